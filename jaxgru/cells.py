@@ -1,0 +1,167 @@
+"""The recurrences: parameters, initialisation, initial carry and ONE step of gru, lstm and rnn.
+
+Vectors are rows and weights are (in, out), so the code reads like the equations. Letters:
+B batch, E length of the input, H length of the hidden state; σ the logistic function, ⊙ elementwise.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.nn import sigmoid
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+@struct.dataclass
+class GRUParams:
+    """W acts on the input, U on the state, b is a bias; z update, r reset, n candidate.
+
+    `cz` and `cr` are the study's second biases: redundant in the equations, but trained beside bz
+    and br, so each takes its own AdamW update. None in a single-bias cell.
+    """
+
+    Wz: Float[Array, "E H"]
+    Uz: Float[Array, "H H"]
+    bz: Float[Array, "H"]
+    Wr: Float[Array, "E H"]
+    Ur: Float[Array, "H H"]
+    br: Float[Array, "H"]
+    Wn: Float[Array, "E H"]
+    Un: Float[Array, "H H"]
+    bn: Float[Array, "H"]
+    cz: Float[Array, "H"] | None = None
+    cr: Float[Array, "H"] | None = None
+
+
+@struct.dataclass
+class LSTMParams:
+    """W acts on the input, U on the state, b is a bias; f forget, i input, o output, g candidate."""
+
+    Wf: Float[Array, "E H"]
+    Uf: Float[Array, "H H"]
+    bf: Float[Array, "H"]
+    Wi: Float[Array, "E H"]
+    Ui: Float[Array, "H H"]
+    bi: Float[Array, "H"]
+    Wo: Float[Array, "E H"]
+    Uo: Float[Array, "H H"]
+    bo: Float[Array, "H"]
+    Wg: Float[Array, "E H"]
+    Ug: Float[Array, "H H"]
+    bg: Float[Array, "H"]
+
+
+@struct.dataclass
+class RNNParams:
+    """W acts on the input, U on the state, b is the bias."""
+
+    W: Float[Array, "E H"]
+    U: Float[Array, "H H"]
+    b: Float[Array, "H"]
+
+
+CellParams: TypeAlias = GRUParams | LSTMParams | RNNParams
+Hidden: TypeAlias = Float[Array, "B H"]
+Carry: TypeAlias = Hidden | tuple[Hidden, Hidden]
+
+
+def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+    """One step of the GRU with the reset BEFORE the product (Cho et al. 2014, arXiv 1406.1078).
+
+        z  = σ(x·Wz + h·Uz + bz)
+        r  = σ(x·Wr + h·Ur + br)
+        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)
+        h' = (1 − z) ⊙ h + z ⊙ n
+
+    z opens to the new value, as in Cho et al.'s follow-up by Chung et al. 2014 (arXiv 1412.3555);
+    PyTorch's and ONNX's z is 1 minus ours.
+    """
+    z = sigmoid(x @ p.Wz + h @ p.Uz + gru_bias(p.bz, p.cz))
+    r = sigmoid(x @ p.Wr + h @ p.Ur + gru_bias(p.br, p.cr))
+    n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+    return (1 - z) * h + z * n
+
+
+def gru_bias(b: Float[Array, "H"], c: Float[Array, "H"] | None) -> Float[Array, "H"]:
+    """A gate's bias: b, or b + c where the gate has the study's second bias."""
+    return b if c is None else b + c
+
+
+def lstm_cell(
+    p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]
+) -> tuple[Hidden, Hidden]:
+    """One step of the LSTM with a forget gate (Hochreiter & Schmidhuber 1997; Gers et al. 2000).
+
+        f, i, o = σ(x·W + h·U + b) each
+        g  = tanh(x·Wg + h·Ug + bg)
+        c' = f ⊙ c + i ⊙ g
+        h' = o ⊙ tanh(c')
+    """
+    h, c = carry
+    f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
+    i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
+    o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
+    g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
+    c = f * c + i * g
+    return o * jnp.tanh(c), c
+
+
+def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+    """One step of the vanilla RNN (Elman 1990): h' = tanh(x·W + h·U + b)."""
+    return jnp.tanh(x @ p.W + h @ p.U + p.b)
+
+
+def cell(p: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
+    """One step of whichever cell the parameters belong to."""
+    step = {GRUParams: gru_cell, LSTMParams: lstm_cell, RNNParams: rnn_cell}[type(p)]
+    return step(p, carry, x)
+
+
+def hidden(carry: Carry) -> Hidden:
+    """The part of a layer's carry that the layer above sees: h of (h, c), else the carry itself."""
+    return carry[0] if isinstance(carry, tuple) else carry
+
+
+def zero_carry(p: CellParams, batch_size: int) -> Carry:
+    """A layer's carry before it has seen anything: zeros, (B, H), in the parameters' dtype."""
+    U = p.Uf if isinstance(p, LSTMParams) else p.U if isinstance(p, RNNParams) else p.Uz
+    h = jnp.zeros((batch_size, U.shape[0]), U.dtype)
+    return (h, h) if isinstance(p, LSTMParams) else h
+
+
+def init_gru(key: PRNGKeyArray, E: int, H: int, second_bias: bool = False) -> GRUParams:
+    """W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros."""
+    keys = jax.random.split(key, 9)
+    return GRUParams(
+        Wz=_uniform(keys[0], (E, H), E), Uz=_uniform(keys[1], (H, H), H), bz=_uniform(keys[2], (H,), E),
+        Wr=_uniform(keys[3], (E, H), E), Ur=_uniform(keys[4], (H, H), H), br=_uniform(keys[5], (H,), E),
+        Wn=_uniform(keys[6], (E, H), E), Un=_uniform(keys[7], (H, H), H), bn=_uniform(keys[8], (H,), E),
+        cz=jnp.zeros(H) if second_bias else None, cr=jnp.zeros(H) if second_bias else None,
+    )  # fmt: skip
+
+
+def init_lstm(key: PRNGKeyArray, E: int, H: int) -> LSTMParams:
+    """W: uniform ±1/√E; U: uniform ±1/√H; biases zero, but 1 for the forget gate (Gers et al.)."""
+    keys = jax.random.split(key, 8)
+    return LSTMParams(
+        Wf=_uniform(keys[0], (E, H), E), Uf=_uniform(keys[1], (H, H), H), bf=jnp.ones(H),
+        Wi=_uniform(keys[2], (E, H), E), Ui=_uniform(keys[3], (H, H), H), bi=jnp.zeros(H),
+        Wo=_uniform(keys[4], (E, H), E), Uo=_uniform(keys[5], (H, H), H), bo=jnp.zeros(H),
+        Wg=_uniform(keys[6], (E, H), E), Ug=_uniform(keys[7], (H, H), H), bg=jnp.zeros(H),
+    )  # fmt: skip
+
+
+def init_rnn(key: PRNGKeyArray, E: int, H: int) -> RNNParams:
+    """W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`)."""
+    keys = jax.random.split(key, 3)
+    return RNNParams(
+        W=_uniform(keys[0], (E, H), E), U=_uniform(keys[1], (H, H), H), b=_uniform(keys[2], (H,), E)
+    )
+
+
+def _uniform(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:
+    bound = fan_in**-0.5
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)

@@ -1,0 +1,76 @@
+"""What the scripts share: one sentence for a user's mistake, an option for each config field."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from jaxgru.config import SECTIONS, Config, dotted_names, nearest
+from jaxgru.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence and exit 2; options are never abbreviated."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the sentence and exits 2."""
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse_args(self, args=None, namespace=None):
+        """As ever, but an unknown option names the nearest known one."""
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            self.error(f"there is no option {name}; the nearest is {self._nearest(name)}.")
+        return known
+
+    def _nearest(self, name: str) -> str:
+        return nearest(name, self._option_string_actions)
+
+    def add_config_fields(self, config: Config) -> None:
+        """Adds `--section.field` for every field, with the config's values as the defaults shown."""
+        for section in SECTIONS:
+            if section == "published":
+                continue
+            group = self.add_argument_group(section)
+            values = getattr(config, section)
+            for field in dataclasses.fields(values):
+                help = f"{field.metadata['help']} (default: {getattr(values, field.name)})"
+                group.add_argument(
+                    f"--{section}.{field.name}", metavar="VALUE", help=help.replace("%", "%%")
+                )
+
+
+def early_value(option: str) -> str | None:
+    """An option's value on the command line, before the parser that knows the others is made."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(option, dest="value")
+    try:
+        return parser.parse_known_args()[0].value
+    except argparse.ArgumentError:
+        return None  # the option lacks its value; the parser that comes after says so
+
+
+def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """The config fields given on the command line, by dotted name."""
+    given = vars(arguments)
+    return {name: given[name] for name in dotted_names() if given.get(name) is not None}
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C."""
+    try:
+        main()
+    except UserError as error:
+        print(f"{sys.argv[0].rsplit('/')[-1]}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    raise SystemExit(0)

@@ -1,0 +1,265 @@
+"""Typed, frozen configuration: one TOML file a model, overridden field by field.
+
+A config has four sections. `model` alone decides the parameters; `data` the tokens; `training` the
+optimisation; `published` holds what the study reports for this model, for comparison only.
+Every value is checked when it is set, so a bad one is refused before anything slow starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from jaxgru.errors import UserError
+
+
+class ConfigError(UserError):
+    """A config, or a value meant for one, that cannot be used; the message says why."""
+
+
+def _field(default: Any, help: str, **bounds: float) -> Any:
+    """A dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
+    return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
+
+
+class _Section:
+    """Checks every field's type and bounds on construction."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        types = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            name = f"{self.section}.{field.name}"
+            value = _as_type(name, getattr(self, field.name), types[field.name])
+            _check_bounds(name, value, field.metadata["bounds"])
+            object.__setattr__(self, field.name, value)
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Section):
+    """What decides the parameters, and how dropout is applied while training."""
+
+    section = "model"
+    cell: Literal["gru", "lstm", "rnn"] = _field("gru", "the recurrence")
+    vocab_size: int = _field(65, "tokens; a character vocabulary is counted anew", at_least=1)
+    embedding_dim: int = _field(64, "length of an embedding", at_least=1)
+    hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
+    num_layers: int = _field(1, "stacked recurrent layers", at_least=1)
+    second_bias: bool = _field(False, "GRU: the study's redundant second bias for z and r")
+    layer_norm: bool = _field(False, "LayerNorm on the last layer's output, before the head")
+    dropout: float = _field(0.0, "probability of dropping a unit", at_least=0, below=1)
+    dropout_site: Literal["state", "between", "output"] = _field(
+        "state", "state: inside the recurrence; between: between layers; output: last layer's"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.second_bias and self.cell != "gru":
+            raise ConfigError(
+                f"model.second_bias is true, but only a gru has one; this cell is {self.cell}."
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig(_Section):
+    """Which tokens a model sees."""
+
+    section = "data"
+    corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
+    tokenizer: Literal["characters", "sentencepiece"] = _field("characters", "kind of token")
+    validation_fraction: float = _field(0.1, "the corpus's end, held out", above=0, below=1)
+    sha256: str = _field("", "what the corpus must hash to; filled in when a run is made")
+
+
+@dataclass(frozen=True)
+class TrainingConfig(_Section):
+    """How a model is trained."""
+
+    section = "training"
+    epochs: int = _field(10, "epochs", at_least=1)
+    steps_per_epoch: int = _field(200, "optimizer steps an epoch", at_least=1)
+    batch_size: int = _field(64, "sequences a step", at_least=1)
+    sequence_length: int = _field(128, "tokens a sequence", at_least=1)
+    learning_rate: float = _field(3e-3, "in the first epoch; cosine to 0, epoch by epoch", above=0)
+    weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
+    beta1: float = _field(0.9, "AdamW's first-moment decay", at_least=0, below=1)
+    beta2: float = _field(0.999, "AdamW's second-moment decay", at_least=0, below=1)
+    epsilon: float = _field(1e-8, "AdamW's denominator offset", above=0)
+    max_grad_norm: float = _field(1.0, "gradients are clipped to this global norm", above=0)
+    patience: int = _field(
+        0, "epochs without a better validation loss before stopping; 0: never stop", at_least=0
+    )
+    seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
+
+
+@dataclass(frozen=True)
+class PublishedResults(_Section):
+    """What the study reports; losses in nats a token by epoch, a tuple a run (NaN: no figure)."""
+
+    section = "published"
+    num_params: int = _field(0, "parameter count; 0: none published", at_least=0)
+    train_loss: tuple = _field((), "mean training loss of each epoch, one list a run")
+    val_loss: tuple = _field((), "loss of one random validation batch an epoch, one list a run")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run needs; `name` is also the name of its run folder."""
+
+    name: str = "custom"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    published: PublishedResults = dataclasses.field(default_factory=PublishedResults)
+
+
+SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig, PublishedResults)}
+
+
+def config_names() -> list[str]:
+    """The names that `load_config` knows, sorted."""
+    return sorted(path.stem for path in _config_dir().glob("*.toml"))
+
+
+def load_config(
+    name_or_path: str | Path, overrides: Mapping[str, str] | None = None
+) -> Config:
+    """Reads a published config by name, or any config from the path of a TOML file.
+
+    Args:
+      name_or_path: one of `config_names()`, or a path that ends in `.toml`.
+      overrides: values as they are typed on a command line, by dotted name
+        (`{"training.epochs": "5"}`).
+
+    Raises:
+      ConfigError: the name is unknown, or a section, field or value cannot be used.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"there is no config file {path}.")
+    else:
+        known = config_names()
+        if str(name_or_path) not in known:
+            raise ConfigError(
+                f"there is no config {str(name_or_path)!r}; the known ones are "
+                f"{', '.join(known)}, or give the path of a .toml file."
+            )
+        path = _config_dir() / f"{name_or_path}.toml"
+    try:
+        table = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from error
+    for dotted, text in (overrides or {}).items():
+        section, _, field = dotted.partition(".")
+        if section not in SECTIONS or field not in _field_names(section):
+            raise ConfigError(_unknown("field", dotted, dotted_names()))
+        table.setdefault(section, {})
+        if isinstance(table[section], dict):
+            table[section][field] = _parse_value(text)
+    return from_dict({"name": path.stem} | table)
+
+
+def from_dict(table: Mapping[str, Any]) -> Config:
+    """A config from nested dictionaries, such as `tomllib` and `to_dict` give.
+
+    Raises:
+      ConfigError: a section, field or value cannot be used; the nearest known name is named.
+    """
+    for key in table:
+        if key not in SECTIONS and key != "name":
+            raise ConfigError(_unknown("section", key, SECTIONS))
+    name = table.get("name", "custom")
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)):
+        raise ConfigError(
+            f"name is {name!r}; it must be letters, digits, '_', '-' and '.', for it names a folder."
+        )
+    sections = {}
+    for section, cls in SECTIONS.items():
+        fields = table.get(section, {})
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"{section} is {fields!r}; it must be a table ([{section}]).")
+        for field in fields:
+            if field not in _field_names(section):
+                raise ConfigError(_unknown("field", f"{section}.{field}", dotted_names()))
+        sections[section] = cls(**fields)
+    return Config(name=name, **sections)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested dictionaries; `from_dict` is its inverse."""
+    return dataclasses.asdict(config)
+
+
+def dotted_names() -> list[str]:
+    """Every field's dotted name, in order: `model.cell`, …"""
+    return [f"{section}.{field}" for section in SECTIONS for field in _field_names(section)]
+
+
+def _config_dir() -> Path:
+    """The folder of the published configs: inside an installed wheel, else beside the package."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def _field_names(section: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(SECTIONS[section])]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is spelled most like this one."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    return f"there is no {kind} {name!r} in a config; the nearest is {nearest(name, known)!r}."
+
+
+def _parse_value(text: str) -> Any:
+    """A command-line value: a number or true/false as TOML reads it, anything else as it stands."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _as_type(name: str, value: Any, type_: Any) -> Any:
+    """`value` as the field's type, or a ConfigError that says what would be right."""
+    if get_origin(type_) is Literal:
+        if value not in get_args(type_):
+            raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(get_args(type_))}.")
+        return value
+    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type_ is tuple and isinstance(value, (list, tuple)):
+        if not all(isinstance(x, (int, float)) for run in value for x in run):
+            raise ConfigError(f"{name} must be a list of lists of numbers.")
+        return tuple(tuple(float(x) for x in run) for run in value)
+    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        raise ConfigError(f"{name} is {value!r}; it must be {words.get(type_, 'a list of lists')}.")
+    if type_ is float and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}; it must be finite.")
+    return value
+
+
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
+    holds = {
+        "at_least": lambda limit: value >= limit,
+        "above": lambda limit: value > limit,
+        "below": lambda limit: value < limit,
+    }
+    if not all(holds[bound](limit) for bound, limit in bounds.items()):
+        wanted = " and ".join(f"{b.replace('_', ' ')} {limit}" for b, limit in bounds.items())
+        raise ConfigError(f"{name} is {value}; it must be {wanted}.")

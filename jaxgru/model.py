@@ -1,0 +1,212 @@
+"""A language model: embedding → stacked cells → (LayerNorm) → head. The state is explicit.
+
+Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxgru.cells import (
+    Carry,
+    CellParams,
+    cell,
+    hidden,
+    init_gru,
+    init_lstm,
+    init_rnn,
+    zero_carry,
+)
+from jaxgru.config import ModelConfig
+from jaxgru.unroll import Mask, apply_mask, unroll
+
+
+@struct.dataclass
+class LayerNormParams:
+    """Scale and shift of a layer normalisation (Ba et al. 2016, arXiv 1607.06450)."""
+
+    scale: Float[Array, "H"]
+    shift: Float[Array, "H"]
+
+
+@struct.dataclass
+class HeadParams:
+    """From the last layer's output to the logits: h·Wo + bo."""
+
+    Wo: Float[Array, "H V"]
+    bo: Float[Array, "V"]
+
+
+@struct.dataclass
+class Params:
+    """A whole model; its shapes and types say all that `apply` needs to know."""
+
+    embedding: Float[Array, "V E"]
+    layers: tuple[CellParams, ...]
+    norm: LayerNormParams | None
+    head: HeadParams
+
+
+@struct.dataclass
+class Dropout:
+    """Dropout for one training step: a fresh mask a layer and time step, drawn from `key`.
+
+    rate is the probability of dropping a unit. site is where: "state", inside the recurrence of
+    every layer (the study's code); "between", each layer's output on its way to the next layer;
+    "output", the last layer's output.
+    """
+
+    key: PRNGKeyArray
+    rate: float = struct.field(pytree_node=False)
+    site: str = struct.field(pytree_node=False, default="state")
+
+
+ModelCarry: TypeAlias = tuple[Carry, ...]
+
+
+def init(key: PRNGKeyArray, config: ModelConfig) -> Params:
+    """Fresh float32 parameters, distributed as PyTorch's defaults, which the study uses.
+
+    Embedding: normal(0, 1). Linear weights and biases: uniform ±1/√fan_in. LayerNorm: ones, zeros.
+    """
+    V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
+    k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
+    inputs = [E] + [H] * (L - 1)
+    init_cell = {
+        "gru": lambda key, E: init_gru(key, E, H, config.second_bias),
+        "lstm": lambda key, E: init_lstm(key, E, H),
+        "rnn": lambda key, E: init_rnn(key, E, H),
+    }[config.cell]
+    bound = H**-0.5
+    return Params(
+        embedding=jax.random.normal(k_embedding, (V, E)),
+        layers=tuple(map(init_cell, jax.random.split(k_layers, L), inputs)),
+        norm=LayerNormParams(jnp.ones(H), jnp.zeros(H)) if config.layer_norm else None,
+        head=HeadParams(
+            Wo=jax.random.uniform(k_weight, (H, V), minval=-bound, maxval=bound),
+            bo=jax.random.uniform(k_bias, (V,), minval=-bound, maxval=bound),
+        ),
+    )
+
+
+def num_params(params: Params) -> int:
+    """How many numbers are trained."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def initial_carry(params: Params, batch_size: int) -> ModelCarry:
+    """The state before the first token: zeros, one entry a layer: h, or (h, c) for an LSTM."""
+    return tuple(zero_carry(layer, batch_size) for layer in params.layers)
+
+
+def apply(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    carry: ModelCarry | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[Float[Array, "B T V"], ModelCarry]:
+    """Logits of the token that follows each token, and the state after the last one.
+
+    Args:
+      tokens: at least one a row; a token outside the vocabulary gives NaN.
+      carry: the state before the first token; None: zeros. Handing back the returned carry with the
+        tokens that follow gives the same logits as one call with all of them.
+      dropout: while training; None otherwise.
+
+    Raises:
+      ValueError: the tokens are not (B, T) with T ≥ 1, or the carry is not of this model and batch.
+    """
+    if tokens.ndim != 2 or tokens.shape[1] < 1:
+        raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
+    B, T = tokens.shape
+    if carry is None:
+        carry = initial_carry(params, B)
+    else:
+        _check_carry(params, carry, B)
+    masks = dropout_masks(params, dropout, B, T)
+
+    x = jnp.take(params.embedding, tokens.T, axis=0)  # out-of-range tokens give NaN, not a guess
+    new_carry = []
+    for layer, c, (state_mask, output_mask) in zip(params.layers, carry, masks, strict=True):
+        h, c = unroll(layer, x, c, state_mask)
+        x = apply_mask(h, output_mask)
+        new_carry.append(c)
+    return _logits(params, x).swapaxes(0, 1), tuple(new_carry)
+
+
+def step(
+    params: Params, token: Int[Array, "B"], carry: ModelCarry
+) -> tuple[Float[Array, "B V"], ModelCarry]:
+    """`apply` for one token a row, without the time axis: what a sampler calls at each token."""
+    x = jnp.take(params.embedding, token, axis=0)
+    new_carry = []
+    for layer, c in zip(params.layers, carry, strict=True):
+        c = cell(layer, c, x)
+        x = hidden(c)
+        new_carry.append(c)
+    return _logits(params, x), tuple(new_carry)
+
+
+def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:
+    if params.norm is not None:
+        x = layer_norm(params.norm, x)
+    return x @ params.head.Wo + params.head.bo
+
+
+def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
+    """(x − mean) / √(variance + 1e-5) · scale + shift, over the last axis (Ba et al. 2016)."""
+    x = x - x.mean(axis=-1, keepdims=True)
+    variance = (x * x).mean(axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift
+
+
+def dropout_masks(
+    params: Params, dropout: Dropout | None, batch_size: int, num_steps: int
+) -> list[tuple[Mask | None, Mask | None]]:
+    """Each layer's pair of masks, (T, B, H): inside the recurrence, and on the layer's output.
+
+    The draws are 16 bits a unit (half the cost of a float's), so the rate is rounded to a multiple
+    of 2⁻¹⁶; the scale 1/(1 − rate) is that of the rounded rate, so expectations are exact.
+
+    Raises:
+      ValueError: the rate is not in [0, 1), or the site is none of state, between, output.
+    """
+    L = len(params.layers)
+    if dropout is None or dropout.rate == 0:
+        return [(None, None)] * L
+    if not 0 < dropout.rate < 1:
+        raise ValueError(f"the dropout rate is {dropout.rate}; it must be at least 0 and below 1.")
+    if dropout.site not in ("state", "between", "output"):
+        raise ValueError(
+            f"the dropout site is {dropout.site!r}; it must be state, between or output."
+        )
+    H, V = params.head.Wo.shape
+    threshold = min(round(dropout.rate * 2**16), 2**16 - 1)
+    scale = jnp.asarray(1 / (1 - threshold / 2**16), params.head.Wo.dtype)
+    masks: list[tuple[Mask | None, Mask | None]] = []
+    for i, key in enumerate(jax.random.split(dropout.key, L)):
+        last = i == L - 1
+        if dropout.site == "between" and last or dropout.site == "output" and not last:
+            masks.append((None, None))
+            continue
+        keep = jax.random.bits(key, (num_steps, batch_size, H), jnp.uint16) >= threshold
+        mask = Mask(keep, scale)
+        masks.append((mask, None) if dropout.site == "state" else (None, mask))
+    return masks
+
+
+def _check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
+    expected = jax.eval_shape(lambda: initial_carry(params, batch_size))
+    seen = jax.tree.map(jnp.shape, carry)
+    wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
+    if seen != wanted:
+        raise ValueError(
+            f"the carry's shapes are {seen}, but this model and batch need {wanted}: "
+            "one entry a layer, made by initial_carry or returned by apply."
+        )

@@ -1,0 +1,183 @@
+"""A training run on disk: begun, gone on with, reported on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+
+from jaxgru import checkpointing
+from jaxgru.config import Config
+from jaxgru.dataset import Dataset, load_dataset
+from jaxgru.files import write_text
+from jaxgru.model import Params
+from jaxgru.plotting import plot_losses
+from jaxgru.sampling import generate
+from jaxgru.tokenizers import Tokenizer, TokenizerError, load_tokenizer
+from jaxgru.training import NonFiniteLoss, Observer, Progress, TrainState, fit, init_state
+
+console = Console(highlight=False)
+
+
+def start_run(config: Config, root: Path) -> Path:
+    """Trains a config from scratch in the next free version of its run folder; returns the folder.
+
+    Raises:
+      UserError: the corpus or the folder cannot be used, or a loss is not finite.
+      KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
+    """
+    config, dataset = load_dataset(config)
+    run = checkpointing.create_run(root, config, dataset.tokenizer)
+    _train(run, config, dataset, init_state(config.model, config.training), None, Progress())
+    return run
+
+
+def resume_run(path: str | Path) -> Path:
+    """Goes on with a run from its newest checkpoint, exactly; returns its folder.
+
+    A run that was stopped before its first checkpoint starts again.
+
+    Raises:
+      UserError: there is no such run, its checkpoint or corpus do not fit, or a loss is not finite.
+      KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
+    """
+    run = checkpointing.find_run(path)
+    config, dataset = load_dataset(checkpointing.load_run_config(run), load_tokenizer(run))
+    with checkpointing.open_checkpoints(run) as manager:
+        if manager.latest_step() is None:
+            state, best, progress = init_state(config.model, config.training), None, Progress()
+        else:
+            state, best, progress = checkpointing.restore(manager, run, config)
+    _train(run, config, dataset, state, best, progress)
+    return run
+
+
+def _train(
+    run: Path,
+    config: Config,
+    dataset: Dataset,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+) -> None:
+    device = jax.devices()[0]
+    console.print(
+        f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
+        f" tokens, {dataset.source}; {device.device_kind}; {run}"
+    )
+    with checkpointing.open_checkpoints(run) as manager, _bar(config) as (bar, task):
+
+        def on_steps(epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
+            bar.update(
+                task,
+                completed=epoch * config.training.steps_per_epoch + done,
+                epoch=f"epoch {epoch + 1}/{config.training.epochs}",
+                loss=f"loss {loss:.4f}",
+                rate=f"{tokens_per_second:,.0f} tokens/s",
+            )
+
+        def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
+            progress.records[-1]["peak_memory_mb"] = _peak_memory_mb()
+            checkpointing.save(manager, state, best, progress)
+            _write_reports(run, config, progress)
+            record = progress.records[-1]
+            console.print(
+                f"epoch {record['epoch']:>3}  train {record['train_loss']:.4f}  "
+                f"validation {record['val_loss']:.4f}  "
+                f"{record['tokens_per_second']:,.0f} tokens/s"
+            )
+
+        def on_interrupt(state: TrainState, best: Params | None, progress: Progress) -> None:
+            checkpointing.save(manager, state, best, progress)
+            console.print(
+                f"Interrupted and saved after step {int(state.step)}. Go on with:\n"
+                f"  python scripts/train.py --resume {run}",
+                soft_wrap=True,
+            )
+
+        observer = Observer(on_steps, on_epoch, on_interrupt)
+        try:
+            _, params = fit(
+                config, state, best, progress, dataset.train, dataset.validation, observer
+            )
+        except NonFiniteLoss as error:
+            step = manager.latest_step()
+            kept = f"the last good checkpoint is of step {step}" if step else "none was saved yet"
+            raise NonFiniteLoss(f"{error} Nothing after it is kept; {kept}.") from error
+    _write_reports(run, config, progress)
+    samples = sample_text(params, dataset.tokenizer, opening(dataset))
+    write_text(run / "samples.txt", samples)
+    console.print(
+        f"Done: validation loss {progress.best_val_loss:.4f} in epoch {progress.best_epoch}, the "
+        f"best. Read what it writes:\n  python scripts/sample.py --run {run}",
+        soft_wrap=True,
+    )
+
+
+def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
+    """The prompt, or the validation split's first tokens where the vocabulary lacks it."""
+    try:
+        dataset.tokenizer.encode(prompt)
+        return prompt
+    except TokenizerError:
+        return dataset.tokenizer.decode(dataset.validation[:8])
+
+
+def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
+    """Text from one prompt with and without the state, greedily and at temperature 0.8."""
+    tokens = jnp.asarray(tokenizer.encode(prompt))[None]
+    parts = []
+    for temperature in (0.0, 0.8):
+        for stateful in (False, True):
+            new, _, _ = generate(
+                params,
+                jax.random.key(0),
+                tokens,
+                num_tokens,
+                temperature=temperature,
+                stateful=stateful,
+            )
+            how = "stateful" if stateful else "stateless"
+            how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
+            text = tokenizer.decode(jnp.concatenate([tokens, new], axis=1)[0])
+            parts.append(f"--- {how}\n{text}\n")
+    return "\n".join(parts)
+
+
+def _write_reports(run: Path, config: Config, progress: Progress) -> None:
+    """metrics.jsonl and the figure, both whole, from the records alone."""
+    lines = [json.dumps(record) + "\n" for record in progress.records]
+    write_text(run / "metrics.jsonl", "".join(lines))
+    title = f"{config.name}, seed {config.training.seed}"
+    plot_losses(run / "loss.png", title, progress.records, config.published)
+
+
+def _peak_memory_mb() -> float:
+    """The most memory used so far, MB of 10⁶ bytes: the device's, on CPU the process's."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        return round(statistics["peak_bytes_in_use"] / 1e6, 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
+
+
+@contextlib.contextmanager
+def _bar(config: Config) -> Iterator[tuple[Bar, int]]:
+    total = config.training.epochs * config.training.steps_per_epoch
+    columns = [
+        TextColumn("{task.fields[epoch]}"),
+        BarColumn(),
+        TextColumn("step {task.completed}/{task.total}"),
+        TextColumn("{task.fields[loss]}  {task.fields[rate]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    ]
+    with Bar(*columns, console=console, speed_estimate_period=120, transient=True) as bar:
+        yield bar, bar.add_task("", total=total, epoch="compiling", loss="", rate="")

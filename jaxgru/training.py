@@ -1,0 +1,272 @@
+"""Train state, one step, many steps on the device, and `fit`: a whole run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxgru.batching import random_crops
+from jaxgru.config import Config, ModelConfig, TrainingConfig
+from jaxgru.errors import UserError
+from jaxgru.evaluation import token_nll, window_loss
+from jaxgru.model import Dropout, Params, apply, init
+
+MAX_CHUNK = 64  # steps between two looks at the clock, at most
+CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
+
+
+class NonFiniteLoss(UserError):
+    """A loss became infinite or NaN; the message says at which step."""
+
+
+@struct.dataclass
+class TrainState:
+    """All that one step needs and changes. The key never changes: steps fold their number into it."""
+
+    params: Params
+    opt_state: Any
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+
+
+def init_state(model: ModelConfig, training: TrainingConfig) -> TrainState:
+    """A fresh state: weights and the key of batches and dropout both come from the seed."""
+    init_key, key = jax.random.split(jax.random.key(training.seed))
+    params = init(init_key, model)
+    return TrainState(params, optimizer(training).init(params), key, jnp.zeros((), jnp.int32))
+
+
+def learning_rate(training: TrainingConfig) -> optax.Schedule:
+    """Cosine annealing stepped once an epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
+
+    Loshchilov & Hutter 2016 (arXiv 1608.03983), eq. 5, without restarts and down to 0.
+    """
+
+    def schedule(step: Int[Array, ""]) -> Float[Array, ""]:
+        epoch = step // training.steps_per_epoch
+        return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
+
+    return schedule
+
+
+def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
+    """Clipping to a global norm, then AdamW with weight decay on EVERY parameter, biases too."""
+    return optax.chain(
+        clip_by_global_norm(training.max_grad_norm),
+        optax.adamw(
+            learning_rate(training),
+            b1=training.beta1,
+            b2=training.beta2,
+            eps=training.epsilon,
+            weight_decay=training.weight_decay,
+        ),
+    )
+
+
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """g · min(1, max_norm / (‖g‖ + 1e-6)), as `torch.nn.utils.clip_grad_norm_` computes it.
+
+    `optax.clip_by_global_norm` lacks the 1e-6, which is enough to tell two trajectories apart.
+    """
+
+    def update(grads, state, params=None):
+        scale = jnp.minimum(1.0, max_norm / (optax.global_norm(grads) + 1e-6))
+        return jax.tree.map(lambda g: g * scale, grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def loss_fn(
+    params: Params,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    dropout: Dropout | None = None,
+) -> Float[Array, ""]:
+    """Mean cross-entropy of a batch from zero state, nats a token."""
+    logits, _ = apply(params, inputs, None, dropout)
+    return token_nll(logits, targets).mean()
+
+
+def train_step(
+    model: ModelConfig, training: TrainingConfig, state: TrainState, tokens: Int[Array, "N"]
+) -> tuple[TrainState, Float[Array, ""]]:
+    """One optimizer step on one batch of random crops; returns the loss before the step."""
+    crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    batch = random_crops(crop_key, tokens, training.batch_size, training.sequence_length)
+    dropout = Dropout(dropout_key, model.dropout, model.dropout_site)
+    loss, grads = jax.value_and_grad(loss_fn)(state.params, *batch, dropout)
+    updates, opt_state = optimizer(training).update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(params, opt_state, state.key, state.step + 1), loss
+
+
+@partial(jax.jit, static_argnames=("model", "training"), donate_argnames="state")
+def train_steps(
+    model: ModelConfig,
+    training: TrainingConfig,
+    state: TrainState,
+    tokens: Int[Array, "N"],
+    num_steps: Int[Array, ""],
+) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
+    """Up to MAX_CHUNK steps without leaving the device; stops after a loss that is not finite.
+
+    `num_steps` is an argument and not a shape, so one compiled program serves every chunk length:
+    where a run is cut into chunks, or interrupted, cannot change its numbers.
+
+    Returns the state, the losses (the first so many count), and how many steps were done.
+    """
+
+    def unfinished(loop: tuple) -> Array:
+        _, losses, i = loop
+        return (i < num_steps) & ((i == 0) | jnp.isfinite(losses[i - 1]))
+
+    def body(loop: tuple) -> tuple:
+        state, losses, i = loop
+        state, loss = train_step(model, training, state, tokens)
+        return state, losses.at[i].set(loss), i + 1
+
+    losses = jnp.zeros(MAX_CHUNK, jax.tree.leaves(state.params)[0].dtype)
+    return jax.lax.while_loop(unfinished, body, (state, losses, jnp.zeros((), jnp.int32)))
+
+
+@dataclass
+class Progress:
+    """What a run has seen so far, beside its state: everything that a checkpoint keeps as JSON."""
+
+    records: list[dict[str, float]] = field(default_factory=list)  # one an epoch: metrics.jsonl
+    epoch_losses: list[float] = field(default_factory=list)  # of the epoch under way, a step each
+    epoch_seconds: float = 0.0  # spent on the steps of the epoch under way
+    best_val_loss: float = math.inf
+    best_epoch: int = 0  # counted from 1; 0: none finished yet
+    finished: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return len(self.records)
+
+
+@dataclass
+class Observer:
+    """What `fit` tells the outside; each does nothing unless it is replaced."""
+
+    on_steps: Callable[[int, int, float, float], None] = lambda *_: None
+    """after a chunk: epoch from 0, steps done in it, last loss, tokens a second"""
+    on_epoch: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
+    """after an epoch, its record in place: save here. Gets the best parameters, too"""
+    on_interrupt: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
+    """a signal came and the step is finished: save here"""
+
+
+def fit(
+    config: Config,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    train_tokens: Int[np.ndarray, "N"],
+    val_tokens: Int[np.ndarray, "M"],
+    observer: Observer,
+) -> tuple[TrainState, Params]:
+    """Trains from wherever `state` and `progress` stand to the end of the config's epochs.
+
+    Early stopping (training.patience): ends after that many epochs in a row without a better
+    validation loss, and the best epoch's parameters are the result. `best` holds them on a run that
+    is resumed; None: no epoch has ended yet. The state handed in is donated: use it no more.
+
+    Returns the last state and the parameters that are the run's result. On Ctrl-C or SIGTERM it
+    finishes the chunk of steps under way, calls `on_interrupt` and raises KeyboardInterrupt.
+
+    Raises:
+      NonFiniteLoss: a training or validation loss is infinite or NaN.
+    """
+    training, schedule = config.training, learning_rate(config.training)
+    tokens_a_step = training.batch_size * training.sequence_length
+    train_tokens = jnp.asarray(train_tokens)
+    run_steps = train_steps.lower(
+        config.model, training, state, train_tokens, np.int32(1)
+    ).compile()  # before the clock starts: tokens a second are of steps, not of the compiler
+
+    with _deferred_signals() as interrupted:
+        while not progress.finished:
+            chunk = 1
+            while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
+                if interrupted():
+                    observer.on_interrupt(state, best, progress)
+                    raise KeyboardInterrupt
+                started = time.perf_counter()
+                chunk = min(chunk, training.steps_per_epoch - done)
+                state, losses, n = run_steps(state, train_tokens, np.int32(chunk))
+                losses = np.asarray(losses[: int(n)]).tolist()
+                seconds = time.perf_counter() - started
+                if not math.isfinite(losses[-1]):
+                    raise NonFiniteLoss(
+                        f"the training loss is {losses[-1]} at step "
+                        f"{progress.epoch * training.steps_per_epoch + done + len(losses)}."
+                    )
+                progress.epoch_losses += losses
+                progress.epoch_seconds += seconds
+                observer.on_steps(
+                    progress.epoch, done + chunk, losses[-1], chunk * tokens_a_step / seconds
+                )
+                chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
+
+            val_loss = window_loss(state.params, val_tokens, training.sequence_length)
+            if not math.isfinite(val_loss):
+                raise NonFiniteLoss(
+                    f"the validation loss is {val_loss} after step {int(state.step)}."
+                )
+            progress.records.append(
+                {
+                    "epoch": progress.epoch + 1,
+                    "step": int(state.step),
+                    "learning_rate": float(f"{schedule(state.step - 1):.6g}"),
+                    "train_loss": float(np.mean(progress.epoch_losses)),
+                    "val_loss": val_loss,
+                    "tokens_per_second": training.steps_per_epoch
+                    * tokens_a_step
+                    / progress.epoch_seconds,
+                    "seconds": progress.epoch_seconds,
+                }
+            )
+            progress.epoch_losses, progress.epoch_seconds = [], 0.0
+            if val_loss < progress.best_val_loss:
+                progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
+                if training.patience:
+                    best = jax.tree.map(jnp.copy, state.params)  # the state's own are donated
+            waited = progress.epoch - progress.best_epoch
+            progress.finished = progress.epoch == training.epochs or (
+                0 < training.patience <= waited
+            )
+            observer.on_epoch(state, best, progress)
+    return state, best if training.patience else state.params
+
+
+@contextlib.contextmanager
+def _deferred_signals() -> Iterator[Callable[[], bool]]:
+    """Inside, the first SIGINT or SIGTERM only sets a flag; a second one interrupts at once."""
+    seen = []
+
+    def handler(number: int, frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

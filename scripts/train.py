@@ -1,0 +1,40 @@
+"""Trains a published model, or any config, or goes on with a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxgru import running
+from jaxgru.command_line import Parser, config_overrides, early_value, run_script
+from jaxgru.config import Config, config_names, load_config
+from jaxgru.summary import print_summary
+
+
+def main() -> None:
+    """Reads the arguments and makes one call."""
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with this run, exactly")
+    parser.add_argument("--runs", metavar="FOLDER", default="runs", help="where runs are kept")
+    parser.add_argument("--summary", action="store_true", help="print the parameters and stop")
+    name = early_value("--config")  # before the rest: --help shows this config's values
+    parser.add_config_fields(load_config(name) if name else Config())
+    arguments = parser.parse_args()
+    overrides = config_overrides(arguments)
+    if (arguments.config is None) == (arguments.resume is None):
+        parser.error("give one of --config NAME (to start a run) and --resume RUN (to go on).")
+    if arguments.resume and (overrides or arguments.summary):
+        parser.error("--resume goes on with the run's own config and takes no other option.")
+
+    if arguments.resume:
+        running.resume_run(arguments.resume)
+    elif arguments.summary:
+        print_summary(load_config(arguments.config, overrides))
+    else:
+        running.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
+
+
+if __name__ == "__main__":
+    run_script(main)
