@@ -6,12 +6,14 @@ B batch, E length of the input, H length of the hidden state; σ the logistic fu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.nn import sigmoid
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
@@ -21,6 +23,9 @@ class GRUParams:
 
     `cz` and `cr` are the study's second biases: redundant in the equations, but trained beside bz
     and br, so each takes its own AdamW update. None in a single-bias cell.
+
+    `reset` says what r multiplies: the state, "before" its product with Un, or "after" it that
+    product, as in PyTorch and cuDNN. Only the latter can have `cn`, a bias inside the reset.
     """
 
     Wz: Float[Array, "E H"]
@@ -34,6 +39,14 @@ class GRUParams:
     bn: Float[Array, "H"]
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
+    cn: Float[Array, "H"] | None = None
+    reset: str = struct.field(pytree_node=False, default="before")
+
+    def __post_init__(self) -> None:
+        if self.reset not in ("before", "after"):
+            raise ValueError(f"reset is {self.reset!r}; it must be before or after.")
+        if self.reset == "before" and self.cn is not None:
+            raise ValueError("cn is a bias inside the reset: it needs reset='after'.")
 
 
 @struct.dataclass
@@ -69,24 +82,29 @@ Carry: TypeAlias = Hidden | tuple[Hidden, Hidden]
 
 
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
-    """One step of the GRU with the reset BEFORE the product (Cho et al. 2014, arXiv 1406.1078).
+    """One step of the GRU, by default with the reset BEFORE the product (Cho et al. 2014, arXiv
+    1406.1078).
 
         z  = σ(x·Wz + h·Uz + bz)
         r  = σ(x·Wr + h·Ur + br)
-        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)
+        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           reset "before"
+        n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset "after": torch.nn.GRU, cuDNN
         h' = (1 − z) ⊙ h + z ⊙ n
 
     z opens to the new value, as in Cho et al.'s follow-up by Chung et al. 2014 (arXiv 1412.3555);
     PyTorch's and ONNX's z is 1 minus ours.
     """
-    z = sigmoid(x @ p.Wz + h @ p.Uz + gru_bias(p.bz, p.cz))
-    r = sigmoid(x @ p.Wr + h @ p.Ur + gru_bias(p.br, p.cr))
-    n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+    z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
+    r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
+    if p.reset == "before":
+        n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+    else:
+        n = jnp.tanh(x @ p.Wn + r * plus(h @ p.Un, p.cn) + p.bn)
     return (1 - z) * h + z * n
 
 
-def gru_bias(b: Float[Array, "H"], c: Float[Array, "H"] | None) -> Float[Array, "H"]:
-    """A gate's bias: b, or b + c where the gate has the study's second bias."""
+def plus(b: Float[Array, "... H"], c: Float[Array, "H"] | None) -> Float[Array, "... H"]:
+    """b + c, or b where there is no second bias c."""
     return b if c is None else b + c
 
 
@@ -132,36 +150,54 @@ def zero_carry(p: CellParams, batch_size: int) -> Carry:
     return (h, h) if isinstance(p, LSTMParams) else h
 
 
-def init_gru(key: PRNGKeyArray, E: int, H: int, second_bias: bool = False) -> GRUParams:
+def init_gru(
+    key: PRNGKeyArray,
+    E: int,
+    H: int,
+    second_bias: bool = False,
+    dtype: DTypeLike = jnp.float32,
+    reset: str = "before",
+) -> GRUParams:
     """W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros."""
-    keys = jax.random.split(key, 9)
+    W, U, b = _initializers(E, H, dtype)
+    k = jax.random.split(key, 9)
     return GRUParams(
-        Wz=_uniform(keys[0], (E, H), E), Uz=_uniform(keys[1], (H, H), H), bz=_uniform(keys[2], (H,), E),
-        Wr=_uniform(keys[3], (E, H), E), Ur=_uniform(keys[4], (H, H), H), br=_uniform(keys[5], (H,), E),
-        Wn=_uniform(keys[6], (E, H), E), Un=_uniform(keys[7], (H, H), H), bn=_uniform(keys[8], (H,), E),
-        cz=jnp.zeros(H) if second_bias else None, cr=jnp.zeros(H) if second_bias else None,
+        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
+        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
+        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
+        cz=jnp.zeros(H, dtype) if second_bias else None,
+        cr=jnp.zeros(H, dtype) if second_bias else None,
+        cn=jnp.zeros(H, dtype) if second_bias and reset == "after" else None,
+        reset=reset,
     )  # fmt: skip
 
 
-def init_lstm(key: PRNGKeyArray, E: int, H: int) -> LSTMParams:
+def init_lstm(
+    key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32
+) -> LSTMParams:
     """W: uniform ±1/√E; U: uniform ±1/√H; biases zero, but 1 for the forget gate (Gers et al.)."""
-    keys = jax.random.split(key, 8)
+    W, U, _ = _initializers(E, H, dtype)
+    k = jax.random.split(key, 8)
     return LSTMParams(
-        Wf=_uniform(keys[0], (E, H), E), Uf=_uniform(keys[1], (H, H), H), bf=jnp.ones(H),
-        Wi=_uniform(keys[2], (E, H), E), Ui=_uniform(keys[3], (H, H), H), bi=jnp.zeros(H),
-        Wo=_uniform(keys[4], (E, H), E), Uo=_uniform(keys[5], (H, H), H), bo=jnp.zeros(H),
-        Wg=_uniform(keys[6], (E, H), E), Ug=_uniform(keys[7], (H, H), H), bg=jnp.zeros(H),
+        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(H, dtype),
+        Wi=W(k[2]), Ui=U(k[3]), bi=jnp.zeros(H, dtype),
+        Wo=W(k[4]), Uo=U(k[5]), bo=jnp.zeros(H, dtype),
+        Wg=W(k[6]), Ug=U(k[7]), bg=jnp.zeros(H, dtype),
     )  # fmt: skip
 
 
-def init_rnn(key: PRNGKeyArray, E: int, H: int) -> RNNParams:
+def init_rnn(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> RNNParams:
     """W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`)."""
-    keys = jax.random.split(key, 3)
-    return RNNParams(
-        W=_uniform(keys[0], (E, H), E), U=_uniform(keys[1], (H, H), H), b=_uniform(keys[2], (H,), E)
-    )
+    W, U, b = _initializers(E, H, dtype)
+    k = jax.random.split(key, 3)
+    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
 
 
-def _uniform(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:
-    bound = fan_in**-0.5
-    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+def _initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array], ...]:
+    """How W, U and b are drawn from a key: uniform within ±1/√fan_in."""
+
+    def uniform(shape: tuple[int, ...], fan_in: int) -> Callable[[PRNGKeyArray], Array]:
+        bound = fan_in**-0.5
+        return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return uniform((E, H), E), uniform((H, H), H), uniform((H,), E)

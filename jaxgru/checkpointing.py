@@ -25,7 +25,8 @@ import tomli_w
 from jaxgru.config import Config, ConfigError, from_dict, load_config, to_dict
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
-from jaxgru.model import Params, init
+from jaxgru.interop.safetensors import load_safetensors
+from jaxgru.model import Params, flatten, init, unflatten
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.training import Progress, TrainState, init_state
 
@@ -94,15 +95,19 @@ def load_run_config(run: Path) -> Config:
 
 
 def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Parameters, config and tokenizer of a run folder or one of its versions.
+    """Parameters, config and tokenizer of a run folder, one of its versions or a .safetensors file.
 
     The parameters are the run's result: the best epoch's where training stops early, else the last.
     A run that is still going on, or was interrupted, gives those of its newest checkpoint.
 
     Raises:
       RunError: there is no run or no finished checkpoint, or the checkpoint does not fit its config.
+      InteropError: the .safetensors file is missing or broken.
       TokenizerError: the tokenizer is missing or broken.
     """
+    path = Path(path)
+    if path.suffix == ".safetensors" and not path.is_dir():
+        return load_safetensors(path)
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
@@ -145,12 +150,12 @@ def save(
     if step in manager.all_steps():
         return
     items = {
-        "params": ocp.args.StandardSave(_flatten(state.params)),
-        "optimizer": ocp.args.StandardSave(_flatten(_optimizer_tree(state))),
+        "params": ocp.args.StandardSave(flatten(state.params)),
+        "optimizer": ocp.args.StandardSave(flatten(_optimizer_tree(state))),
         "progress": ocp.args.JsonSave(dataclasses.asdict(progress)),
     }
     if best is not None:
-        items["best"] = ocp.args.StandardSave(_flatten(best))
+        items["best"] = ocp.args.StandardSave(flatten(best))
     manager.save(step, args=ocp.args.Composite(**items))
 
 
@@ -185,11 +190,6 @@ def _optimizer_tree(state: TrainState) -> dict[str, Any]:
     return {"opt_state": state.opt_state, "key": key, "step": state.step}
 
 
-def _flatten(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
 def _newest(manager: CheckpointManager, run: Path) -> int:
     step = manager.latest_step()
     if step is None:
@@ -206,7 +206,7 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
     import orbax.checkpoint as ocp
 
     where = f"checkpoint {Path(manager.directory) / str(step)}"
-    wanted = _flatten(like)
+    wanted = flatten(like)
     stored = manager.item_metadata(step)[item]
     stored = {} if stored is None else dict(stored.tree)
     for name in sorted(wanted.keys() | stored.keys()):
@@ -224,5 +224,4 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
     restored = manager.restore(
         step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
     )[item]
-    leaves = [restored[name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return unflatten(like, restored)

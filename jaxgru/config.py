@@ -54,6 +54,9 @@ class ModelConfig(_Section):
     hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
     num_layers: int = _field(1, "stacked recurrent layers", at_least=1)
     second_bias: bool = _field(False, "GRU: the study's redundant second bias for z and r")
+    reset: Literal["before", "after"] = _field(
+        "before", "GRU: reset before the candidate's matrix product, or after (torch.nn.GRU)"
+    )
     layer_norm: bool = _field(False, "LayerNorm on the last layer's output, before the head")
     dropout: float = _field(0.0, "probability of dropping a unit", at_least=0, below=1)
     dropout_site: Literal["state", "between", "output"] = _field(
@@ -65,6 +68,10 @@ class ModelConfig(_Section):
         if self.second_bias and self.cell != "gru":
             raise ConfigError(
                 f"model.second_bias is true, but only a gru has one; this cell is {self.cell}."
+            )
+        if self.reset == "after" and self.cell != "gru":
+            raise ConfigError(
+                f"model.reset is after, but only a gru has a reset; this cell is {self.cell}."
             )
 
 

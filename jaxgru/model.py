@@ -6,11 +6,13 @@ Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.cells import (
@@ -70,8 +72,8 @@ class Dropout:
 ModelCarry: TypeAlias = tuple[Carry, ...]
 
 
-def init(key: PRNGKeyArray, config: ModelConfig) -> Params:
-    """Fresh float32 parameters, distributed as PyTorch's defaults, which the study uses.
+def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
+    """Fresh parameters, distributed as PyTorch's defaults, which the study uses.
 
     Embedding: normal(0, 1). Linear weights and biases: uniform ±1/√fan_in. LayerNorm: ones, zeros.
     """
@@ -79,18 +81,18 @@ def init(key: PRNGKeyArray, config: ModelConfig) -> Params:
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     inputs = [E] + [H] * (L - 1)
     init_cell = {
-        "gru": lambda key, E: init_gru(key, E, H, config.second_bias),
-        "lstm": lambda key, E: init_lstm(key, E, H),
-        "rnn": lambda key, E: init_rnn(key, E, H),
+        "gru": lambda key, E: init_gru(key, E, H, config.second_bias, dtype, config.reset),
+        "lstm": lambda key, E: init_lstm(key, E, H, dtype),
+        "rnn": lambda key, E: init_rnn(key, E, H, dtype),
     }[config.cell]
     bound = H**-0.5
     return Params(
-        embedding=jax.random.normal(k_embedding, (V, E)),
+        embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=tuple(map(init_cell, jax.random.split(k_layers, L), inputs)),
-        norm=LayerNormParams(jnp.ones(H), jnp.zeros(H)) if config.layer_norm else None,
+        norm=LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None,
         head=HeadParams(
-            Wo=jax.random.uniform(k_weight, (H, V), minval=-bound, maxval=bound),
-            bo=jax.random.uniform(k_bias, (V,), minval=-bound, maxval=bound),
+            Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
+            bo=jax.random.uniform(k_bias, (V,), dtype, -bound, bound),
         ),
     )
 
@@ -98,6 +100,17 @@ def init(key: PRNGKeyArray, config: ModelConfig) -> Params:
 def num_params(params: Params) -> int:
     """How many numbers are trained."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by their path: "embedding", "layers.0.Wz", …, "head.bo" for parameters."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
+    """A tree in the form of `like` with these leaves, by path; the inverse of `flatten`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flatten(like)])
 
 
 def initial_carry(params: Params, batch_size: int) -> ModelCarry:

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-import os
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxgru.config import PublishedResults
+from jaxgru.files import write_bytes
 
 
 def plot_losses(
-    path: Path, title: str, records: list[dict[str, float]], published: PublishedResults
+    path: Path, title: str, runs: list[list[dict[str, float]]], published: PublishedResults
 ) -> None:
-    """Draws a run's losses by epoch (nats a token) with the study's beside them, as a PNG.
+    """Draws runs' losses by epoch (nats a token) with the study's beside them, as a PNG.
+
+    Args:
+      runs: each run's records, as `metrics.jsonl` holds them.
 
     Raises:
       OSError: the file cannot be written; an older figure stays as it is.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # takes long to import
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    styles = [
-        ("train", "C0", published.train_loss, "published, train"),
-        ("val", "C1", published.val_loss, "published, one random validation batch"),
-    ]
-    for kind, color, runs, label in styles:
-        for i, run in enumerate(runs):
-            epochs = range(1, len(run) + 1)
-            axes.plot(epochs, run, f"{color}:", marker=".", markersize=3, lw=1, alpha=0.8,
-                      label=label if i == 0 else None)  # fmt: skip
-        label = "train" if kind == "train" else "whole validation split"
-        epochs = [record["epoch"] for record in records]
-        axes.plot(epochs, [record[f"{kind}_loss"] for record in records], color, marker="o",
-                  markersize=3, label=label)  # fmt: skip
+    ours, theirs = dict(linestyle="-", marker="o", ms=3), dict(linestyle=":", marker=".", ms=3)
+    for kind, color, name in (
+        ("train", "C0", "training"),
+        ("val", "C1", "whole validation split"),
+    ):
+        losses = [[record[f"{kind}_loss"] for record in records] for records in runs]
+        _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
+    for losses, color, name in (
+        (published.train_loss, "C0", "training"),
+        (published.val_loss, "C1", "one validation batch"),
+    ):
+        _plot_runs(axes, losses, color=color, label=f"{name}, published", **theirs)
     axes.set(title=title, xlabel="epoch", ylabel="loss (nats a token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, format="png", dpi=120)
-    os.replace(beside, path)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_bytes(path, image.getvalue())
+
+
+def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
+    for i, losses in enumerate(runs):
+        epochs = range(1, len(losses) + 1)
+        axes.plot(epochs, losses, lw=1, label=label if i == 0 else None, **style)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +70,8 @@ def _train(
     device = jax.devices()[0]
     console.print(
         f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
-        f" tokens, {dataset.source}; {device.device_kind}; {run}"
+        f" tokens, {dataset.source}; {device.device_kind}; {run}",
+        soft_wrap=True,
     )
     with checkpointing.open_checkpoints(run) as manager, _bar(config) as (bar, task):
 
@@ -85,7 +85,7 @@ def _train(
             )
 
         def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
-            progress.records[-1]["peak_memory_mb"] = _peak_memory_mb()
+            progress.records[-1] |= _peak_memory()
             checkpointing.save(manager, state, best, progress)
             _write_reports(run, config, progress)
             record = progress.records[-1]
@@ -157,16 +157,22 @@ def _write_reports(run: Path, config: Config, progress: Progress) -> None:
     lines = [json.dumps(record) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
-    plot_losses(run / "loss.png", title, progress.records, config.published)
+    plot_losses(run / "loss.png", title, [progress.records], config.published)
 
 
-def _peak_memory_mb() -> float:
-    """The most memory used so far, MB of 10⁶ bytes: the device's, on CPU the process's."""
+def _peak_memory() -> dict[str, float]:
+    """The most memory used so far, in MB of 10⁶ bytes: the device's, or on a CPU the process's."""
     statistics = jax.devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
-        return round(statistics["peak_bytes_in_use"] / 1e6, 1)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
+        peak = statistics["peak_bytes_in_use"]
+    else:
+        try:
+            import resource
+        except ImportError:  # Windows has no such count
+            return {}
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"peak_memory_mb": round(peak / 1e6, 1)}
 
 
 @contextlib.contextmanager

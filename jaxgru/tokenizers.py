@@ -20,6 +20,8 @@ class TokenizerError(UserError):
 class Tokenizer(Protocol):
     """What every tokenizer does. Tokens are int32, (N,)."""
 
+    kind: str  # config.data.tokenizer
+    file_name: str  # in a run folder
     vocab_size: int
 
     def encode(self, text: str) -> np.ndarray:
@@ -31,6 +33,9 @@ class Tokenizer(Protocol):
     def num_characters(self, tokens: np.ndarray) -> int:
         """How many characters of text the tokens stand for."""
 
+    def to_bytes(self) -> bytes:
+        """The tokenizer as a file's content, for `tokenizer_from_bytes`."""
+
     def save(self, folder: Path) -> None:
         """Writes the tokenizer into a run folder, for `load_tokenizer`."""
 
@@ -38,6 +43,7 @@ class Tokenizer(Protocol):
 class CharacterTokenizer:
     """One token a character; the vocabulary is a string of distinct characters, in token order."""
 
+    kind = "characters"
     file_name = "tokenizer.json"
 
     def __init__(self, vocabulary: str) -> None:
@@ -49,6 +55,18 @@ class CharacterTokenizer:
     def learn(cls, text: str) -> CharacterTokenizer:
         """The tokenizer of a text: the sorted set of its characters."""
         return cls("".join(sorted(set(text))))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CharacterTokenizer:
+        """The inverse of `to_bytes`; ValueError, KeyError or TypeError where there is none."""
+        vocabulary = json.loads(data)["characters"]
+        if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
+            raise ValueError("its vocabulary is not a text of distinct characters")
+        return cls(vocabulary)
+
+    def to_bytes(self) -> bytes:
+        """JSON in UTF-8: {"characters": the vocabulary}."""
+        return json.dumps({"characters": self.vocabulary}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> np.ndarray:
         """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
@@ -67,9 +85,8 @@ class CharacterTokenizer:
         return len(tokens)
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer.json: {"characters": the vocabulary}."""
-        text = json.dumps({"characters": self.vocabulary}, ensure_ascii=False)
-        write_bytes(folder / self.file_name, text.encode())
+        """Writes tokenizer.json."""
+        write_bytes(folder / self.file_name, self.to_bytes())
 
 
 class SentencePieceTokenizer:
@@ -78,6 +95,7 @@ class SentencePieceTokenizer:
     Its normalisation turns every run of white space into one space, so newlines are lost.
     """
 
+    kind = "sentencepiece"
     file_name = "tokenizer.model"
 
     def __init__(self, model: bytes) -> None:
@@ -118,6 +136,17 @@ class SentencePieceTokenizer:
             ) from error
         return cls(model.getvalue())
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SentencePieceTokenizer:
+        """The inverse of `to_bytes`; ValueError or RuntimeError where there is none."""
+        if not data:
+            raise ValueError("it is empty")  # SentencePiece would take it, and log an error each use
+        return cls(data)
+
+    def to_bytes(self) -> bytes:
+        """SentencePiece's own format."""
+        return self._model
+
     def encode(self, text: str) -> np.ndarray:
         """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
         tokens = np.array(self._processor.encode(text), np.int32)
@@ -138,8 +167,8 @@ class SentencePieceTokenizer:
         return int(self._lengths[tokens].sum())
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer.model, SentencePiece's own format."""
-        write_bytes(folder / self.file_name, self._model)
+        """Writes tokenizer.model."""
+        write_bytes(folder / self.file_name, self.to_bytes())
 
 
 def learn_tokenizer(kind: str, text: str, vocab_size: int) -> Tokenizer:
@@ -155,16 +184,40 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
       TokenizerError: there is none, or it cannot be read.
     """
-    characters = folder / CharacterTokenizer.file_name
-    pieces = folder / SentencePieceTokenizer.file_name
-    try:
-        if characters.is_file():
-            vocabulary = json.loads(characters.read_bytes())["characters"]
-            if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
-                raise ValueError("its vocabulary is not a text of distinct characters")
-            return CharacterTokenizer(vocabulary)
-        if pieces.is_file():
-            return SentencePieceTokenizer(pieces.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise TokenizerError(f"the tokenizer in {folder} cannot be read: {error}.") from error
+    for cls in TOKENIZERS:
+        if (folder / cls.file_name).is_file():
+            return read_tokenizer(folder / cls.file_name)
     raise TokenizerError(f"{folder} has no tokenizer.json or tokenizer.model.")
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file; its suffix, .json or .model, says which kind it is.
+
+    Raises:
+      TokenizerError: it cannot be read.
+    """
+    kind = CharacterTokenizer.kind if path.suffix == ".json" else SentencePieceTokenizer.kind
+    try:
+        return tokenizer_from_bytes(kind, path.read_bytes())
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
+    except TokenizerError as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
+    """The tokenizer of that kind whose `to_bytes` gave the data.
+
+    Raises:
+      TokenizerError: there is no such kind, or the data is none of it.
+    """
+    cls = {cls.kind: cls for cls in TOKENIZERS}.get(kind)
+    if cls is None:
+        raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
+    try:
+        return cls.from_bytes(data)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise TokenizerError(f"the {kind} tokenizer is broken: {error}.") from error
+
+
+TOKENIZERS = (CharacterTokenizer, SentencePieceTokenizer)

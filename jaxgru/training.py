@@ -194,7 +194,7 @@ def fit(
     """
     training, schedule = config.training, learning_rate(config.training)
     tokens_a_step = training.batch_size * training.sequence_length
-    train_tokens = jnp.asarray(train_tokens)
+    train_tokens, val_tokens = jnp.asarray(train_tokens), jnp.asarray(val_tokens)
     run_steps = train_steps.lower(
         config.model, training, state, train_tokens, np.int32(1)
     ).compile()  # before the clock starts: tokens a second are of steps, not of the compiler

@@ -29,8 +29,8 @@ from jaxgru.cells import (
     LSTMParams,
     RNNParams,
     cell,
-    gru_bias,
     hidden,
+    plus,
 )
 
 
@@ -78,9 +78,14 @@ def unroll(
     p = params
     match p:
         case GRUParams():
-            b = jnp.concatenate([gru_bias(p.bz, p.cz), gru_bias(p.br, p.cr), p.bn])
+            b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
             a = _product(x, jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)) + b
-            h = _gru(jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un, carry, a, mask)
+            if p.reset == "before":
+                h = _gru(jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un, carry, a, mask)
+            else:
+                cn = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+                U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
+                h = _gru_after(U, cn, carry, a, mask)
             return h, h[-1]
         case LSTMParams():
             b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
@@ -161,6 +166,57 @@ def _gru_backward(residuals, dh_out):
 
 
 _gru.defvjp(_gru_forward, _gru_backward)
+
+
+# --- GRU, reset after. a (T, B, 3H): x·W + b of z, r, n. U (H, 3H). m = h·Un + cn.
+
+
+@jax.custom_vjp
+def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
+    return _gru_after_forward(U, cn, h0, a, mask)[0]
+
+
+def _gru_after_forward(U, cn, h0, a, mask):
+    H = h0.shape[-1]
+
+    def step(h, a_keep):
+        a, keep = a_keep
+        hU = h @ U
+        zr = sigmoid(a[:, : 2 * H] + hU[:, : 2 * H])
+        z, r = zr[:, :H], zr[:, H:]
+        m = hU[:, 2 * H :] + cn
+        n = jnp.tanh(a[:, 2 * H :] + r * m)
+        h = apply_mask((1 - z) * h + z * n, _at_step(mask, keep))
+        return h, (h, zr, m, n)
+
+    _, (h, zr, m, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
+    return h, (U, h0, h, zr, m, n, mask)
+
+
+def _gru_after_backward(residuals, dh_out):
+    U, h0, h, zr, m, n, mask = residuals
+    H = h0.shape[-1]
+    h_before = _before(h0, h)
+
+    def step(dh, inputs):
+        dh_out, h, zr, m, n, keep = inputs
+        z, r = zr[:, :H], zr[:, H:]
+        dh = apply_mask(dh + dh_out, _at_step(mask, keep))
+        da_n = dh * z * (1 - n * n)
+        da_zr = jnp.concatenate([dh * (n - h), da_n * m], axis=-1) * zr * (1 - zr)
+        dh = dh * (1 - z) + jnp.concatenate([da_zr, da_n * r], axis=-1) @ U.T
+        return dh, jnp.concatenate([da_zr, da_n], axis=-1)
+
+    keep = mask and mask.keep
+    dh0, da = jax.lax.scan(
+        step, jnp.zeros_like(h0), (dh_out, h_before, zr, m, n, keep), reverse=True
+    )
+    dm = da[..., 2 * H :] * zr[..., H:]
+    dU = _outer(h_before, jnp.concatenate([da[..., : 2 * H], dm], axis=-1))
+    return dU, dm.sum((0, 1)), dh0, da, None
+
+
+_gru_after.defvjp(_gru_after_forward, _gru_after_backward)
 
 
 # --- LSTM. a (T, B, 4H): x·W + b of f, i, o, g. U (H, 4H).

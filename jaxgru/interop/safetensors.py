@@ -1,0 +1,155 @@
+"""One .safetensors file that is a whole model: the format in which runs are shared.
+
+The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.Wz", …,
+"head.bo"), as in this library's checkpoints. The header's metadata holds the rest:
+
+    format          "jaxgru"
+    config          the config, as TOML
+    tokenizer       its kind: characters or sentencepiece
+    tokenizer_data  its file's content: JSON for characters, base64 for SentencePiece
+    sha256          of all of the above, since the format itself has no check sum
+
+See https://huggingface.co/docs/safetensors for the format; nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tomli_w
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from jaxgru.config import Config, from_dict, to_dict
+from jaxgru.files import write_bytes
+from jaxgru.interop import InteropError, check_shapes
+from jaxgru.model import Params, flatten, init, unflatten
+from jaxgru.tokenizers import CharacterTokenizer, Tokenizer, tokenizer_from_bytes
+
+METADATA = ("format", "config", "tokenizer", "tokenizer_data", "sha256")
+
+
+def save_safetensors(
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer
+) -> None:
+    """Writes a whole model into one file, bit for bit; an older file is replaced or left whole.
+
+    Raises:
+      InteropError: the parameters are not float32, or they, the config and the tokenizer are not of
+        one model.
+      OSError: the file cannot be written.
+    """
+    where = f"{path} cannot be written"
+    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in flatten(params).items()}
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.float32:
+            raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
+    _check_model(where, {n: t.shape for n, t in tensors.items()}, config, tokenizer)
+    metadata = {
+        "format": "jaxgru",
+        "config": tomli_w.dumps(to_dict(config)),
+        "tokenizer": tokenizer.kind,
+        "tokenizer_data": _encode(tokenizer.kind, tokenizer.to_bytes()),
+    }
+    metadata["sha256"] = _sha256(tensors, metadata)
+    write_bytes(Path(path), save(tensors, metadata))
+
+
+def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
+    """Reads a file that `save_safetensors` wrote.
+
+    Raises:
+      InteropError: there is no such file, or it is damaged or not a whole model; the message names
+        the tensor or the metadata at fault.
+    """
+    where = f"{path} cannot be used"
+    if not Path(path).is_file():
+        raise InteropError(f"there is no file {path}.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            _check_metadata(where, metadata)
+            config, tokenizer = _config(where, metadata), _tokenizer(where, metadata)
+            stored = {name: file.get_slice(name) for name in file.keys()}
+            for name, tensor in stored.items():
+                if tensor.get_dtype() != "F32":
+                    raise InteropError(
+                        f"{where}: {name} has dtype {tensor.get_dtype()}; it must be F32."
+                    )
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in stored.items()}
+            like = _check_model(where, shapes, config, tokenizer)
+            tensors = {name: file.get_tensor(name) for name in stored}
+    except (SafetensorError, OSError) as error:
+        raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
+    if _sha256(tensors, metadata) != metadata["sha256"]:
+        raise InteropError(f"{where}: it is damaged, for its content does not have its SHA-256.")
+    return unflatten(like, {n: jnp.asarray(t) for n, t in tensors.items()}), config, tokenizer
+
+
+def _check_metadata(where: str, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != "jaxgru":
+        raise InteropError(f"{where}: it is not a model of this library (no format = jaxgru).")
+    for name in METADATA:
+        if name not in metadata:
+            raise InteropError(f"{where}: its metadata lack {name}.")
+
+
+def _config(where: str, metadata: Mapping[str, str]) -> Config:
+    try:
+        return from_dict(tomllib.loads(metadata["config"]))
+    except ValueError as error:  # not TOML, or a ConfigError
+        raise InteropError(f"{where}: its config is broken: {error}") from error
+
+
+def _tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
+    kind, text = metadata["tokenizer"], metadata["tokenizer_data"]
+    try:
+        return tokenizer_from_bytes(kind, _decode(kind, text))
+    except ValueError as error:  # not base64, or a TokenizerError
+        raise InteropError(f"{where}: {error}") from error
+
+
+def _check_model(
+    where: str, shapes: Mapping[str, tuple[int, ...]], config: Config, tokenizer: Tokenizer
+) -> Params:
+    """The shapes of the config's parameters, if the tensors' shapes and the tokenizer fit them."""
+    # A layer has several tensors; more layers than tensors would take long to list.
+    if config.model.num_layers > len(shapes):
+        raise InteropError(
+            f"{where}: its config has {config.model.num_layers} layers, but there are only "
+            f"{len(shapes)} tensors."
+        )
+    like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
+    check_shapes(where, shapes, {name: leaf.shape for name, leaf in flatten(like).items()})
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise InteropError(
+            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, the config "
+            f"{config.model.vocab_size}."
+        )
+    return like
+
+
+def _encode(kind: str, data: bytes) -> str:
+    return data.decode() if kind == CharacterTokenizer.kind else base64.b64encode(data).decode()
+
+
+def _decode(kind: str, text: str) -> bytes:
+    return text.encode() if kind == CharacterTokenizer.kind else base64.b64decode(text, validate=True)
+
+
+def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Of the tensors' bytes in the order of their names, then of the metadata as sorted JSON."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].tobytes())
+    others = {name: text for name, text in metadata.items() if name != "sha256"}
+    digest.update(json.dumps(others, sort_keys=True).encode())
+    return digest.hexdigest()

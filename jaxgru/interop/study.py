@@ -1,0 +1,336 @@
+"""The study's own PyTorch checkpoints, .pth: read safely, and written so that the study loads them.
+
+A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in). It holds
+neither a tokenizer nor where dropout acts; the latter follows from the model's class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import math
+import re
+import reprlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgru.cells import GRUParams
+from jaxgru.config import Config, DataConfig, ModelConfig, config_names, load_config
+from jaxgru.corpus import load_corpus
+from jaxgru.files import write_bytes
+from jaxgru.interop import InteropError, check_shapes, import_torch
+from jaxgru.model import Params, flatten, init, unflatten
+from jaxgru.tokenizers import Tokenizer, learn_tokenizer
+
+CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
+"""The study's two vocabulary sizes, and the tokenizer of Tiny Shakespeare that each stands for."""
+
+
+class _Layout(NamedTuple):
+    """How one class of the study's names what it saves."""
+
+    config: ModelConfig  # what every model of the class has in common
+    integers: dict[str, str]  # metadata key: field of ModelConfig
+    layer: str  # a layer's prefix, with {} for its number
+    cell: dict[str, str]  # our parameter: the key after that prefix
+    others: dict[str, str]  # our parameter: the key, outside the layers
+
+
+_GRU = _Layout(
+    config=ModelConfig(cell="gru", second_bias=True, dropout_site="state"),
+    integers={
+        "n_classes": "vocab_size",
+        "embd_dim": "embedding_dim",
+        "hidden_dim": "hidden_dim",
+        "vocab_size": "vocab_size",
+        "num_layers": "num_layers",
+    },
+    layer="layers.{}.grucell.",
+    cell={
+        "Wz": "Wzx.weight", "bz": "Wzx.bias", "Uz": "Wzh.weight", "cz": "bias_z",
+        "Wr": "Wrx.weight", "br": "Wrx.bias", "Ur": "Wrh.weight", "cr": "bias_r",
+        "Wn": "Wx.weight", "bn": "Wx.bias", "Un": "Wh.weight",
+    },
+    others={
+        "embedding": "embedding.weight",
+        "head.Wo": "fc.linear_projection.weight",
+        "head.bo": "fc.linear_projection.bias",
+    },
+)  # fmt: skip
+
+_LSTM = _Layout(
+    config=ModelConfig(cell="lstm", layer_norm=True, dropout_site="output"),
+    integers={
+        "in_features": "embedding_dim",
+        "hidden_dim": "hidden_dim",
+        "vocab_size": "vocab_size",
+        "n_layers": "num_layers",
+    },
+    layer="lstm_layer.layers.{}.",
+    cell={
+        ours + gate: theirs.format(gate)
+        for gate in "fiog"
+        for ours, theirs in (("W", "W_{}_x.weight"), ("U", "W_{}_h.weight"), ("b", "b_{}"))
+    },
+    others={
+        "embedding": "embeddings.weight",
+        "norm.scale": "layer_norm.weight",
+        "norm.shift": "layer_norm.bias",
+        "head.Wo": "linear_projection.linear_projection.weight",
+        "head.bo": "linear_projection.linear_projection.bias",
+    },
+)
+
+_LAYOUTS = {"MyGRUModel": _GRU, "MyLSTMModel": _LSTM}
+_SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "version")
+
+
+def load_study(path: str | Path) -> tuple[Params, ModelConfig]:
+    """A .pth file's parameters, float32, and the config of its model.
+
+    Raises:
+      InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds
+        anything but tensors and plain values (none of which is run); its metadata are missing,
+        wrong or contradict its tensors; a tensor is missing, extra, misshapen or not float32.
+    """
+    params, config, _ = _load(Path(path))
+    return params, config
+
+
+def load_study_run(
+    path: str | Path, tokenizer: Tokenizer | None = None
+) -> tuple[Params, Config, Tokenizer]:
+    """The same as a whole model, such as `load_run` gives.
+
+    The config takes the model's name in lower case, and the published data and training values
+    where that name is a published config of the same model. Without a tokenizer, 65 tokens mean
+    Tiny Shakespeare's characters and 1,000 its SentencePiece pieces, learnt anew: they are the
+    study's as far as SentencePiece learns the same from the same text.
+
+    Raises:
+      InteropError: as `load_study`; no tokenizer is given or follows, or it has another size.
+      CorpusError: Tiny Shakespeare is needed and not to be found.
+    """
+    params, model, model_name = _load(Path(path))
+    if tokenizer is None:
+        if model.vocab_size not in CORPUS_TOKENIZERS:
+            raise InteropError(
+                f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
+                "give the one that it was trained with."
+            )
+        kind = CORPUS_TOKENIZERS[model.vocab_size]
+        tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
+    if tokenizer.vocab_size != model.vocab_size:
+        raise InteropError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but {path} has {model.vocab_size}."
+        )
+    name = re.sub(r"[^a-z0-9_.-]", "_", model_name.lower()).lstrip(".-") or "custom"
+    if name in config_names() and (published := load_config(name)).model == model:
+        return params, published, tokenizer
+    return params, Config(name, model, DataConfig(tokenizer=tokenizer.kind)), tokenizer
+
+
+def save_study(path: str | Path, params: Params, config: Config) -> None:
+    """Writes a .pth file, version 1, that the study's classes load with `strict=True`.
+
+    `load_study` gives the same parameters back, bit for bit. A GRU with a single bias a gate gets
+    the study's second one as zeros: the same function, but then with the larger parameter count.
+    The file does not say where dropout acts, nor anything of training.
+
+    Raises:
+      InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with
+        LayerNorm or with the reset after the product, an LSTM without LayerNorm); the parameters
+        are not float32 or not the config's.
+      OSError: the file cannot be written.
+    """
+    torch = import_torch()
+    where = f"{path} cannot be written"
+    model_class, layout = _layout_for(where, config.model)
+    if config.model.cell == "gru":
+        params = params.replace(layers=tuple(map(_with_second_bias, params.layers)))
+    want = _shapes(layout, _like(config.model, layout))
+    names = _names(layout, config.model.num_layers)
+    tensors = {}
+    for name, leaf in flatten(params).items():
+        if leaf.dtype != np.float32:
+            raise InteropError(f"{where}: {name} is {leaf.dtype}; it must be float32.")
+        tensors[names.get(name, name)] = np.array(_turned(name, np.asarray(leaf)), order="C")
+    check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, want)
+    checkpoint = {
+        "state_dict": {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
+        "model_class": model_class,
+        "model_name": config.name[:1].upper() + config.name[1:],
+        "dropout": config.model.dropout,
+        "timestamp": datetime.datetime.now().isoformat(),
+        "version": 1,
+    } | {key: getattr(config.model, field) for key, field in layout.integers.items()}
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    write_bytes(Path(path), file.getvalue())
+
+
+def _load(path: Path) -> tuple[Params, ModelConfig, str]:
+    """Parameters, config and model_name."""
+    where = f"{path} cannot be used"
+    checkpoint = _read(path, where)
+    model_class = checkpoint.get("model_class")
+    if not isinstance(model_class, str) or model_class not in _LAYOUTS:
+        raise InteropError(
+            f"{where}: model_class is {reprlib.repr(model_class)}; it must be "
+            f"{' or '.join(_LAYOUTS)}."
+        )
+    layout = _LAYOUTS[model_class]
+    tensors = _tensors(where, checkpoint, path.stat().st_size)
+    config = _config(where, checkpoint, layout, tensors)
+    like = _like(config, layout)
+    check_shapes(where, {n: tuple(t.shape) for n, t in tensors.items()}, _shapes(layout, like))
+    names = _names(layout, config.num_layers)
+    leaves = {
+        name: jnp.asarray(_turned(name, tensors[names[name]].detach().numpy()))
+        for name in flatten(like)
+    }
+    return unflatten(like, leaves), config, checkpoint["model_name"]
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    """The dict in the file; nothing in it is run."""
+    torch = import_torch()
+    if not path.is_file():
+        raise InteropError(f"there is no file {path}.")
+    try:
+        with zipfile.ZipFile(path) as file:
+            # PyTorch writes its members uncompressed; a compressed one might fill the memory.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
+                raise InteropError(f"{where}: it is compressed, as PyTorch never writes a file.")
+            damaged = file.testzip()  # PyTorch itself does not compare the check sums
+        if damaged is not None:
+            raise InteropError(f"{where}: it is damaged, for {damaged} fails its check sum.")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except InteropError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise InteropError(
+            f"{where}: it is damaged, or no file that torch.save wrote (PyTorch 1.6 or newer)."
+        ) from error
+    except OSError as error:
+        raise InteropError(f"{path} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # a hostile or damaged pickle can fail in any way
+        raise InteropError(
+            f"{where}: it is damaged, or holds more than tensors and plain values; nothing in it "
+            "was run."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise InteropError(f"{where}: it holds a {type(checkpoint).__name__}, not a dict.")
+    return checkpoint
+
+
+def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[str, Any]:
+    """The state_dict, if it is one of dense float32 tensors that can be as large as they say."""
+    torch = import_torch()
+    tensors = checkpoint.get("state_dict")
+    if not isinstance(tensors, dict):
+        raise InteropError(f"{where}: it has no state_dict.")
+    for name, tensor in tensors.items():
+        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+        if not isinstance(name, str) or not dense or tensor.device.type != "cpu":
+            raise InteropError(f"{where}: {reprlib.repr(name)} in its state_dict is no dense tensor.")
+        if tensor.dtype != torch.float32:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be float32.")
+    if sum(tensor.nbytes for tensor in tensors.values()) > file_size:
+        raise InteropError(f"{where}: its tensors claim to be larger than the file.")
+    return tensors
+
+
+def _config(
+    where: str, checkpoint: Mapping[str, Any], layout: _Layout, tensors: Mapping[str, Any]
+) -> ModelConfig:
+    """The config that the metadata state, if they are sound and agree with the number of layers."""
+    for key in (*_SHARED, *layout.integers):
+        if key not in checkpoint:
+            raise InteropError(f"{where}: its metadata lack {key}.")
+    fields: dict[str, int] = {}
+    for key, field in layout.integers.items():
+        value = checkpoint[key]
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise InteropError(
+                f"{where}: {key} is {reprlib.repr(value)}; it must be a whole number, at least 1 "
+                "and below 2**31."
+            )
+        if fields.setdefault(field, value) != value:
+            raise InteropError(
+                f"{where}: {key} is {value}, but {field} is {fields[field]}; they must be equal."
+            )
+    dropout = checkpoint["dropout"]
+    if type(dropout) not in (int, float) or not 0 <= dropout < 1:  # NaN is refused here, too
+        raise InteropError(
+            f"{where}: dropout is {reprlib.repr(dropout)}; it must be at least 0 and below 1."
+        )
+    for key in ("model_name", "timestamp", "version"):
+        value = checkpoint[key]
+        number = type(value) is int or type(value) is float and math.isfinite(value)
+        if not (isinstance(value, str) or number and key != "model_name"):
+            raise InteropError(f"{where}: {key} is {reprlib.repr(value)}, which it cannot be.")
+    pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
+    found = {match[1] for name in tensors if (match := re.match(pattern, name))}
+    if len(found) != fields["num_layers"]:
+        raise InteropError(
+            f"{where}: its metadata say {fields['num_layers']} layers, but there are {len(found)}."
+        )
+    return dataclasses.replace(layout.config, **fields, dropout=float(dropout))
+
+
+def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
+    """The study's class that such a model can be saved as."""
+    for model_class, layout in _LAYOUTS.items():
+        ours = (config.cell, config.layer_norm, config.reset)
+        if ours == (layout.config.cell, layout.config.layer_norm, layout.config.reset):
+            return model_class, layout
+    raise InteropError(
+        f"{where}: the study has only GRUs without LayerNorm and with the reset before the "
+        "product, and LSTMs with LayerNorm."
+    )
+
+
+def _with_second_bias(p: GRUParams) -> GRUParams:
+    """The same GRU with zeros for the second biases that it lacks."""
+    cz = np.zeros_like(p.bz) if p.cz is None else p.cz
+    cr = np.zeros_like(p.br) if p.cr is None else p.cr
+    return p.replace(cz=cz, cr=cr)
+
+
+def _like(config: ModelConfig, layout: _Layout) -> Params:
+    """The shapes of the parameters that such a model has in the study."""
+    sizes = {field: getattr(config, field) for field in layout.integers.values()}
+    config = dataclasses.replace(layout.config, **sizes)
+    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+
+
+def _names(layout: _Layout, num_layers: int) -> dict[str, str]:
+    """Our parameters' names: the study's."""
+    return layout.others | {
+        f"layers.{i}.{ours}": layout.layer.format(i) + theirs
+        for i in range(num_layers)
+        for ours, theirs in layout.cell.items()
+    }
+
+
+def _shapes(layout: _Layout, like: Params) -> dict[str, tuple[int, ...]]:
+    """The study's names: the shapes there."""
+    names = _names(layout, len(like.layers))
+    return {
+        names[name]: tuple(reversed(leaf.shape)) if name != "embedding" else leaf.shape
+        for name, leaf in flatten(like).items()
+    }
+
+
+def _turned(name: str, weight: np.ndarray) -> np.ndarray:
+    """Between our (in, out) and PyTorch's (out, in); the embedding is (V, E) in both."""
+    return weight if name == "embedding" else weight.T

@@ -1,0 +1,115 @@
+"""From a prompt to text on the terminal, piece by piece as it is generated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxgru.errors import UserError
+from jaxgru.model import Params
+from jaxgru.sampling import check_sampling, generate
+from jaxgru.tokenizers import Tokenizer
+
+PIECE = 16  # tokens generated between two prints
+
+
+@dataclass(frozen=True)
+class Options:
+    """How text is written; the meanings are those of `jaxgru.generate`.
+
+    last_token_only gives the model no more of the prompt than its last token, as the study's own
+    samplers do.
+    """
+
+    num_tokens: int = 400
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    stateful: bool = True
+    last_token_only: bool = False
+    seed: int = 0
+
+
+def pieces(
+    params: Params, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
+) -> Iterator[str]:
+    """The prompt, then the text that follows it, in pieces of about 16 tokens.
+
+    The state that one piece ends with is where the next begins. `sample` numbers the samples of one
+    seed.
+
+    Raises:
+      UserError: before anything is generated: the prompt is empty or has unknown characters, or an
+        option is out of range.
+    """
+    check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
+    if options.num_tokens < 1:
+        raise UserError(f"num_tokens is {options.num_tokens}; it must be at least 1.")
+    known = tokenizer.encode(prompt)
+    if len(known) == 0:
+        raise UserError("the prompt is empty; give at least one character to begin with.")
+    return _pieces(params, tokenizer, known, options, sample)
+
+
+def write(
+    params: Params, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
+) -> None:
+    """Prints samples, one after another, each as it is generated. Raises as `pieces` does."""
+    if num_samples < 1:
+        raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
+    for sample in range(num_samples):
+        text = pieces(params, tokenizer, prompt, options, sample)
+        if num_samples > 1:
+            print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
+        for piece in text:
+            print(piece, end="", flush=True)
+        print()
+
+
+def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
+    """Prints stateless and stateful text side by side: same weights, prompt, seed and options.
+
+    Raises as `pieces` does.
+    """
+    table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
+    texts = []
+    for name, stateful in (("stateless", False), ("stateful", True)):
+        table.add_column(name, ratio=1)
+        option = dataclasses.replace(options, stateful=stateful)
+        texts.append(Text("".join(pieces(params, tokenizer, prompt, option))))
+    table.add_row(*texts)
+    Console().print(table)
+
+
+def _pieces(
+    params: Params, tokenizer: Tokenizer, prompt: np.ndarray, options: Options, sample: int
+) -> Iterator[str]:
+    key = jax.random.fold_in(jax.random.key(options.seed), sample)
+    tokens = jnp.asarray(prompt[-1:] if options.last_token_only else prompt)[None]
+    carry, known, said = None, prompt, tokenizer.decode(prompt)
+    yield said
+    for start in range(0, options.num_tokens, PIECE):
+        new, carry, key = generate(
+            params,
+            key,
+            tokens,
+            min(PIECE, options.num_tokens - start),
+            carry,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stateful=options.stateful,
+        )
+        tokens = new[:, -1:]
+        known = np.concatenate([known, np.asarray(new[0])])
+        text = tokenizer.decode(known)
+        yield text[len(said) :]
+        said = text

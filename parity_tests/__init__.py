@@ -1,0 +1,1 @@
+"""jaxgru against other implementations, on shared weights."""

@@ -1,0 +1,331 @@
+"""Between jaxgru and the others: weights copied, shapes drawn, numbers compared and recorded.
+
+jaxgru keeps weights (in, out), PyTorch (out, in). Both take the same numbers, drawn by NumPy here:
+no bias is zero, and neither library's initialisation is involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+
+import jaxgru
+import torchref
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.config import ModelConfig
+from jaxgru.model import HeadParams, LayerNormParams, Params
+
+DTYPES = ["float64", "float32"]
+
+TOLERANCE = {"float64": 1e-12, "float32": 5e-5}
+"""Of one forward or backward pass, relative to the largest entry; both are under 5,000 roundings.
+
+Two implementations sum the same products in different orders. A sum of n products then differs by
+about √n roundings (eps: float64 2e-16, float32 1e-7), a gradient is a sum of such sums over batch
+and time, and cancellation can raise what is left relative to the result: the largest seen are
+3e-14 and 1e-5. An error in a formula is larger than 5e-5 by orders of magnitude, and could not hide
+from float64 in any case.
+"""
+
+RECORD_VARIABLE = "JAXGRU_PARITY_RECORD"
+"""Environment variable: a file to which every comparison is appended as a line of JSON."""
+
+# The same examples on every run: a parity suite that fails must fail again when it is repeated.
+same_every_run = settings(derandomize=True, deadline=None, database=None, max_examples=6)
+
+
+@contextlib.contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """JAX's 64-bit types inside, for "float64", and 32-bit ones for "float32"."""
+    enable_x64 = getattr(jax, "enable_x64", None)
+    if enable_x64 is None:  # JAX before 0.8
+        from jax.experimental import enable_x64
+    with enable_x64(dtype == "float64"):
+        yield
+
+
+# --- Shapes
+
+
+@st.composite
+def model_configs(draw: st.DrawFn, **fixed: Any) -> ModelConfig:
+    """Small models of every kind: hidden 1, vocabulary 2 and one layer among them."""
+    cell = fixed.pop("cell", None) or draw(st.sampled_from(["gru", "lstm", "rnn"]))
+    chosen = {
+        "vocab_size": draw(st.integers(2, 9)),
+        "embedding_dim": draw(st.integers(1, 7)),
+        "hidden_dim": draw(st.integers(1, 9)),
+        "num_layers": draw(st.integers(1, 3)),
+        "second_bias": cell == "gru" and draw(st.booleans()),
+        "layer_norm": cell == "lstm",
+    }
+    return ModelConfig(cell=cell, **(chosen | fixed))
+
+
+SMALLEST = {
+    cell: ModelConfig(cell, 2, 1, 1, 1, second_bias=cell == "gru", layer_norm=cell == "lstm")
+    for cell in ("gru", "lstm", "rnn")
+}
+"""Vocabulary 2, embedding 1, hidden 1, one layer."""
+
+
+# --- Numbers
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale=1.0):
+    """Normal numbers of this standard deviation, as a JAX array."""
+    return jnp.asarray(scale * rng.standard_normal(shape), dtype)
+
+
+def random_like(rng: np.random.Generator, shapes: Any, dtype: str) -> Any:
+    """Normal numbers for every leaf: matrices of deviation 1/√fan_in, vectors of 0.5."""
+
+    def draw(leaf: Any) -> jax.Array:
+        scale = leaf.shape[0] ** -0.5 if len(leaf.shape) == 2 else 0.5
+        return random_array(rng, leaf.shape, dtype, scale)
+
+    return jax.tree.map(draw, shapes)
+
+
+def random_params(rng: np.random.Generator, config: ModelConfig, dtype: str) -> Params:
+    """A model of this shape; every bias, second bias, scale and shift random and not zero."""
+    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
+    params = random_like(rng, shapes, dtype)
+    return params.replace(embedding=random_array(rng, params.embedding.shape, dtype))
+
+
+def random_cell(
+    rng: np.random.Generator, cell: str, E: int, H: int, second_bias: bool, dtype: str
+) -> CellParams:
+    """One layer's parameters."""
+    config = ModelConfig(cell, 2, E, H, 1, second_bias=second_bias and cell == "gru")
+    return random_params(rng, config, dtype).layers[0]
+
+
+def random_carry(rng: np.random.Generator, params: Params, B: int, dtype: str) -> Any:
+    """A carry that is zero nowhere."""
+    zeros = jax.eval_shape(lambda: jaxgru.initial_carry(params, B))
+    return jax.tree.map(lambda leaf: random_array(rng, leaf.shape, dtype), zeros)
+
+
+def random_tokens(rng: np.random.Generator, V: int, B: int, T: int) -> jax.Array:
+    """Tokens (B, T) int32."""
+    return jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
+
+
+# --- jaxgru ↔ torchref
+
+GRU_KEYS = {
+    "Wz": "Wzx.weight", "Uz": "Wzh.weight", "bz": "Wzx.bias", "cz": "bias_z",
+    "Wr": "Wrx.weight", "Ur": "Wrh.weight", "br": "Wrx.bias", "cr": "bias_r",
+    "Wn": "Wx.weight", "Un": "Wh.weight", "bn": "Wx.bias",
+}  # fmt: skip
+LSTM_KEYS = {
+    name + gate: key.format(gate)
+    for gate in "fiog"
+    for name, key in {"W": "W_{}_x.weight", "U": "W_{}_h.weight", "b": "b_{}"}.items()
+}
+RNN_KEYS = {"W": "Wx.weight", "U": "Wh.weight", "b": "Wx.bias"}
+
+
+def cell_keys(p: CellParams, prefix: str = "") -> CellParams:
+    """The same struct, each array replaced by the name of its torchref tensor."""
+    names = {GRUParams: GRU_KEYS, LSTMParams: LSTM_KEYS, RNNParams: RNN_KEYS}[type(p)]
+    present = {name for name in names if getattr(p, name) is not None}
+    return type(p)(**{name: prefix + names[name] for name in present})
+
+
+def model_keys(params: Params) -> Params:
+    """The same tree, each array replaced by the name of its torchref tensor."""
+    cell = type(params.layers[0])
+    layer = {
+        GRUParams: "layers.{}.grucell.",
+        LSTMParams: "lstm_layer.layers.{}.",
+        RNNParams: "layers.{}.rnncell.",
+    }[cell]
+    lstm = cell is LSTMParams
+    head = "linear_projection.linear_projection." if lstm else "fc.linear_projection."
+    return Params(
+        embedding="embeddings.weight" if lstm else "embedding.weight",
+        layers=tuple(cell_keys(p, layer.format(i)) for i, p in enumerate(params.layers)),
+        norm=params.norm and LayerNormParams("layer_norm.weight", "layer_norm.bias"),
+        head=HeadParams(head + "weight", head + "bias"),
+    )
+
+
+def _is_linear(key: str, array: Any) -> bool:
+    return array.ndim == 2 and not key.startswith("embedding")
+
+
+def to_state_dict(keys: Any, params: Any) -> dict[str, torch.Tensor]:
+    """Parameters as torchref's tensors, copied."""
+    pairs = zip(jax.tree.leaves(keys), jax.tree.leaves(params), strict=True)
+    return {k: to_torch(leaf.T if _is_linear(k, leaf) else leaf) for k, leaf in pairs}
+
+
+def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """torchref's tensors, or anything kept under their names, in the shape of jaxgru's parameters.
+
+    Raises:
+      KeyError: a name is missing.
+    """
+
+    def array(key: str) -> np.ndarray:
+        value = to_numpy(tensors[key])
+        return value.T if _is_linear(key, value) else value
+
+    return jax.tree.map(array, keys)
+
+
+def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> torch.nn.Module:
+    """torchref's model with these parameters, in training mode."""
+    V, E = params.embedding.shape
+    H, L = params.head.Wo.shape[0], len(params.layers)
+    first = params.layers[0]
+    if isinstance(first, GRUParams):
+        second_bias = first.cz is not None
+        model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias)
+    elif isinstance(first, LSTMParams):
+        model = torchref.MyLSTMModel(V, E, H, L, dropout, site)
+    else:
+        model = torchref.MyRNNModel(V, E, H, L, dropout, site)
+    model.to(torch.float64 if params.embedding.dtype == jnp.float64 else torch.float32)
+    model.load_state_dict(to_state_dict(model_keys(params), params), strict=True)
+    return model
+
+
+def torch_cell(p: CellParams) -> torch.nn.Module:
+    """torchref's cell with these parameters."""
+    U = p.U if isinstance(p, RNNParams) else p.Uf if isinstance(p, LSTMParams) else p.Uz
+    W = p.W if isinstance(p, RNNParams) else p.Wf if isinstance(p, LSTMParams) else p.Wz
+    E, H = W.shape[0], U.shape[0]
+    if isinstance(p, GRUParams):
+        cell = torchref.models.GRUCell(E, H, p.cz is not None)
+    else:
+        cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[
+            type(p)
+        ](E, H)
+    cell.to(torch.float64 if U.dtype == jnp.float64 else torch.float32)
+    cell.load_state_dict(to_state_dict(cell_keys(p), p), strict=True)
+    return cell
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """A copy as a tensor; integers become int64, which PyTorch indexes with."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor if tensor.is_floating_point() else tensor.long()
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A JAX array, tensor or number as a NumPy array."""
+    return value.detach().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def carry_to_torch(carry: Any) -> list[tuple[torch.Tensor, ...]]:
+    """jaxgru's carry (h or (h, c) a layer) as torchref's ((h,) or (h, c) a layer)."""
+    return [
+        tuple(map(to_torch, layer if isinstance(layer, tuple) else (layer,))) for layer in carry
+    ]
+
+
+def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
+    """`jaxgru.model.dropout_masks` as factors (B, T, H), one a layer: the masks of either site."""
+
+    def factor(pair: tuple) -> torch.Tensor | None:
+        mask = pair[0] or pair[1]
+        if mask is None:
+            return None
+        keep = np.asarray(mask.keep)
+        return to_torch(np.where(keep, np.asarray(mask.scale), 0).swapaxes(0, 1))
+
+    return list(map(factor, masks))
+
+
+# --- Comparing
+
+
+def agree(
+    quantity: str,
+    ours: Any,
+    theirs: Any,
+    tolerance: float,
+    implementation: str = "torchref",
+) -> None:
+    """Asserts that two trees hold the same numbers, and records the largest difference.
+
+    Leaf by leaf, with shapes and dtypes equal: |ours − theirs| ≤ tolerance · scale, where the scale
+    is the leaf's largest entry, but at least a hundredth of the largest of the whole tree. (An
+    entry got by cancellation carries the rounding of the larger numbers it was made from, so
+    entrywise relative errors would say nothing.) tolerance 0 means identical.
+    """
+    paths, ours = zip(*jax.tree_util.tree_leaves_with_path(ours), strict=True)
+    ours = [to_numpy(leaf) for leaf in ours]
+    theirs = [
+        to_numpy(leaf)
+        for leaf in jax.tree.leaves(theirs, is_leaf=lambda leaf: isinstance(leaf, torch.Tensor))
+    ]
+    assert len(ours) == len(theirs)
+    floor = max(np.abs(leaf).max() for leaf in theirs) / 100
+    largest_absolute = largest_relative = 0.0
+    for path, a, b in zip(paths, ours, theirs, strict=True):
+        where = f"{quantity}{jax.tree_util.keystr(path)}"
+        assert a.shape == b.shape, f"{where}: shape {a.shape}, theirs {b.shape}"
+        if a.dtype.kind == "f":
+            assert a.dtype == b.dtype, f"{where}: {a.dtype}, theirs {b.dtype}"
+        assert np.isfinite(a).all() and np.isfinite(b).all(), f"{where}: not finite"
+        absolute = float(np.abs(a - b).max())
+        scale = float(max(np.abs(b).max(), floor))
+        relative = absolute / scale if scale else float(absolute > 0)
+        largest_absolute = max(largest_absolute, absolute)
+        largest_relative = max(largest_relative, relative)
+        assert relative <= tolerance, (
+            f"{where}: off by {absolute:.3g}, {relative:.3g} of the scale {scale:.3g}; "
+            f"allowed is {tolerance:.3g} of it"
+        )
+    record(
+        kind="values",
+        quantity=quantity,
+        implementation=implementation,
+        dtype=str(ours[0].dtype),
+        size=sum(leaf.size for leaf in ours),
+        absolute=largest_absolute,
+        relative=largest_relative,
+        tolerance=tolerance,
+    )
+
+
+def agree_in_distribution(
+    quantity: str, p_value: float, size: int, implementation: str = "torchref", level: float = 1e-3
+) -> None:
+    """Asserts that a test of equal distributions does not reject, and records its p-value.
+
+    The samples' seeds are fixed, so the p-value is the same number on every run of one version of
+    the libraries. For right code it is uniform on [0, 1]: a new version fails one test in 1/level.
+    """
+    record(
+        kind="distribution",
+        quantity=quantity,
+        implementation=implementation,
+        size=size,
+        p_value=float(p_value),
+        level=level,
+    )
+    assert p_value >= level, f"{quantity}: p = {p_value:.3g}"
+
+
+def record(**fields: Any) -> None:
+    """Appends a line of JSON to the file that JAXGRU_PARITY_RECORD names, where it names one."""
+    if path := os.environ.get(RECORD_VARIABLE):
+        fields["test"] = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
+        with open(path, "a") as file:
+            file.write(json.dumps(fields) + "\n")

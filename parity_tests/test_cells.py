@@ -1,0 +1,116 @@
+"""One step of each cell, and one layer over 128 steps, against torchref."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import torchref
+from jaxgru import cells
+from jaxgru.unroll import unroll, unroll_plain
+from parity_tests.bridge import (
+    DTYPES,
+    TOLERANCE,
+    agree,
+    carry_to_torch,
+    cell_keys,
+    from_state_dict,
+    random_array,
+    random_cell,
+    same_every_run,
+    to_torch,
+    torch_cell,
+)
+
+CELLS = ["gru", "lstm", "rnn"]
+STEP = {"gru": cells.gru_cell, "lstm": cells.lstm_cell, "rnn": cells.rnn_cell}
+
+
+def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
+    """A carry of one layer that is zero nowhere."""
+    h = random_array(rng, (B, H), dtype)
+    return (h, random_array(rng, (B, H), dtype)) if cell == "lstm" else h
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cell", CELLS)
+@same_every_run
+@example(B=1, E=1, H=1, second_bias=True, seed=0)
+@example(B=64, E=256, H=512, second_bias=True, seed=0)
+@given(
+    B=st.integers(1, 5),
+    E=st.integers(1, 40),
+    H=st.integers(1, 40),
+    second_bias=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_one_step(cell, dtype, B, E, H, second_bias, seed):
+    """The cell's new carry, from a random one."""
+    rng = np.random.default_rng(seed)
+    params = random_cell(rng, cell, E, H, second_bias, dtype)
+    x, state = random_array(rng, (B, E), dtype), random_state(rng, cell, B, H, dtype)
+    (theirs_in,) = carry_to_torch((state,))
+    theirs = torch_cell(params)(to_torch(x), theirs_in)
+    agree(f"{cell}: one step", (jax.jit(STEP[cell])(params, state, x),), [theirs], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run, B, T, E, H", [
+    (unroll, 4, 128, 24, 32), (unroll, 1, 128, 3, 1), (unroll_plain, 4, 128, 24, 32),
+])  # fmt: skip
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_layer(cell, run, dtype, B, T, E, H):
+    """Outputs, final carry, and the gradients of every weight, of the input and of the carry.
+
+    The gradient is that of a random linear function of all outputs and the final carry, so that
+    each of them takes part. `unroll` has a hand-written backward pass; `unroll_plain` has JAX's.
+    """
+    rng = np.random.default_rng(0)
+    params = random_cell(rng, cell, E, H, True, dtype)
+    x = random_array(rng, (B, T, E), dtype)
+    weights = [random_array(rng, (B, T, H), dtype)] + jax.tree.leaves(
+        random_state(rng, cell, B, H, dtype)
+    )
+
+    @jax.jit
+    def results_and_gradients(params, x, state):
+        def value(params, x, state):
+            h, state = run(params, x.swapaxes(0, 1), state)
+            results = [h.swapaxes(0, 1), *jax.tree.leaves(state)]
+            return sum(jnp.vdot(w, r) for w, r in zip(weights, results, strict=True)), results
+
+        return jax.grad(value, (0, 1, 2), has_aux=True)(params, x, state)
+
+    states = {
+        "zero": cells.zero_carry(params, B),
+        "a random": random_state(rng, cell, B, H, dtype),
+    }
+    for start, state in states.items():
+        gradient, ours = results_and_gradients(params, x, state)
+
+        module = torch_cell(params)
+        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), carry_to_torch((state,))
+        for tensor in theirs_in:
+            tensor.requires_grad_()
+        h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)
+        results = [h, *theirs_out]
+        sum((to_torch(w) * r).sum() for w, r in zip(weights, results, strict=True)).backward()
+
+        name = f"{cell}: a layer over {T} steps from {start} carry"
+        agree(f"{name}, outputs", ours[0], h, TOLERANCE[dtype])
+        agree(f"{name}, final carry", ours[1:], theirs_out, TOLERANCE[dtype])
+        gradients = {key: p.grad for key, p in module.named_parameters()}
+        agree(
+            f"{name}, gradient of every parameter",
+            gradient[0],
+            from_state_dict(cell_keys(params), gradients),
+            TOLERANCE[dtype],
+        )
+        agree(f"{name}, gradient of the input", gradient[1], theirs_x.grad, TOLERANCE[dtype])
+        carry_gradients = [tensor.grad for tensor in theirs_in]
+        agree(f"{name}, gradient of the carry", gradient[2], carry_gradients, TOLERANCE[dtype])

@@ -1,0 +1,96 @@
+"""Fresh parameters of both frameworks: the same bounds, moments, distributions, zeros and ones."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import jaxgru
+from jaxgru.config import ModelConfig
+from parity_tests.bridge import (
+    agree_in_distribution,
+    from_state_dict,
+    model_keys,
+    torch_model,
+)
+
+CONFIGS = {
+    "gru": ModelConfig("gru", 65, 48, 96, 2, second_bias=True),
+    "lstm": ModelConfig("lstm", 65, 48, 96, 2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 65, 48, 96, 2),
+}
+
+
+def named_leaves(params) -> dict[str, np.ndarray]:
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+@functools.lru_cache
+def both(cell: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Every parameter of a fresh model by name, ours and torchref's."""
+    params = jaxgru.init(jax.random.key(1), CONFIGS[cell])
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        fresh = type(torch_model(params))(65, 48, 96, 2)
+    theirs = from_state_dict(model_keys(params), fresh.state_dict())
+    return named_leaves(params), named_leaves(theirs)
+
+
+@pytest.mark.parametrize("cell", CONFIGS)
+def test_same_distributions(cell):
+    """Leaf by leaf: constants are equal; others pass a two-sample Kolmogorov-Smirnov test."""
+    ours, theirs = both(cell)
+    assert list(ours) == list(theirs)
+    for name, a in ours.items():
+        b = theirs[name]
+        assert a.shape == b.shape and a.dtype == b.dtype == np.float32
+        if np.ptp(b) == 0:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+        else:
+            p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
+            agree_in_distribution(f"{cell}: initialisation of {name}", p_value, a.size + b.size)
+
+
+@pytest.mark.parametrize("cell", CONFIGS)
+def test_stated_distributions(cell):
+    """Bounds, moments, and exact zeros and ones, as the reference states them, on both sides."""
+    E, H = 48, 96
+    for leaves in both(cell):
+        for name, leaf in leaves.items():
+            field = name.rsplit(".", 1)[1]
+            first = name.startswith(".layers[0]")
+            if field in ("cz", "cr", "bi", "bo", "bg", "shift") and name != ".head.bo":
+                assert (leaf == 0).all(), name
+            elif field in ("bf", "scale"):
+                assert (leaf == 1).all(), name
+            elif field == "embedding":
+                assert abs(leaf.mean()) < 4 / leaf.size**0.5
+                assert abs(leaf.std() - 1) < 4 / (2 * leaf.size) ** 0.5
+                assert scipy.stats.kstest(leaf.ravel(), "norm").pvalue > 1e-3
+            else:  # uniform ±1/√fan_in; a GRU's and RNN's biases take their input's fan_in
+                fan_in = E if first and not field.startswith("U") else H
+                bound = fan_in**-0.5
+                assert np.abs(leaf).max() <= bound, name
+                assert np.abs(leaf).max() > bound * (1 - 8 / leaf.size), name
+                assert abs(leaf.mean()) < 4 * bound / (3 * leaf.size) ** 0.5, name
+                # The variance of a uniform's square is 4/45 of the bound's fourth power.
+                spread = 4 * bound**2 * (4 / 45 / leaf.size) ** 0.5
+                assert abs((leaf**2).mean() - bound**2 / 3) < spread, name
+
+
+@pytest.mark.parametrize("cell", CONFIGS)
+def test_no_two_parameters_are_drawn_alike(cell):
+    """A key used twice would give two parameters the same numbers, perhaps to scale."""
+    leaves = [leaf.ravel() for leaf in both(cell)[0].values() if np.ptp(leaf) > 0]
+    for i, a in enumerate(leaves):
+        for b in leaves[:i]:
+            n = min(a.size, b.size)
+            assert abs(np.corrcoef(a[:n], b[:n])[0, 1]) < 5 / n**0.5

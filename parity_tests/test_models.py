@@ -1,0 +1,190 @@
+"""Whole models against torchref: logits, carry, loss, every gradient, dropout at each site."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import jaxgru
+import torchref
+from jaxgru.config import ModelConfig
+from jaxgru.evaluation import token_nll
+from jaxgru.model import Dropout, Params, dropout_masks
+from parity_tests.bridge import (
+    DTYPES,
+    SMALLEST,
+    TOLERANCE,
+    agree,
+    carry_to_torch,
+    from_state_dict,
+    masks_to_torch,
+    model_configs,
+    model_keys,
+    random_carry,
+    random_params,
+    random_tokens,
+    same_every_run,
+    to_torch,
+    torch_model,
+)
+
+PUBLISHED = jaxgru.config_names()
+
+
+def compare(
+    name: str,
+    params: Params,
+    tokens: jax.Array,
+    targets: jax.Array,
+    carry: tuple,
+    dropout: Dropout | None = None,
+) -> None:
+    """Logits, final carry, loss, and the gradient of every parameter and of the initial carry.
+
+    The gradient is that of the loss plus a linear function of the final carry: training through
+    time from one window into the next needs both.
+    """
+    dtype = str(params.embedding.dtype)
+    rng = np.random.default_rng(1)
+    weights = random_carry(rng, params, tokens.shape[0], dtype)
+
+    def value(params, carry):
+        logits, carry = jaxgru.apply(params, tokens, carry, dropout)
+        loss = token_nll(logits, targets).mean()
+        of_carry = sum(map(jnp.vdot, jax.tree.leaves(weights), jax.tree.leaves(carry)))
+        return loss + of_carry, (loss, logits, carry)
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))(params, carry)
+
+    masks = None
+    if dropout is not None:
+        masks = masks_to_torch(dropout_masks(params, dropout, *tokens.shape))
+    model = torch_model(params, site=dropout.site if dropout else "state")
+    theirs_in = carry_to_torch(carry)
+    for tensor in jax.tree.leaves(theirs_in):
+        tensor.requires_grad_()
+    logits, theirs_out = model(to_torch(tokens), theirs_in, masks)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), to_torch(targets).flatten())
+    of_carry = [
+        (to_torch(w) * c).sum()
+        for w, c in zip(jax.tree.leaves(weights), jax.tree.leaves(theirs_out), strict=True)
+    ]
+    (loss + torch.stack(of_carry).sum()).backward()
+
+    tolerance = TOLERANCE[dtype]
+    agree(f"{name}: loss", ours[0], loss, tolerance)
+    agree(f"{name}: logits", ours[1], logits, tolerance)
+    agree(f"{name}: final carry", ours[2], theirs_out, tolerance)
+    named = {key: p.grad for key, p in model.named_parameters()}
+    agree(
+        f"{name}: gradient of every parameter",
+        gradients[0],
+        from_state_dict(model_keys(params), named),
+        tolerance,
+    )
+    agree(
+        f"{name}: gradient of the initial carry",
+        gradients[1],
+        [tensor.grad for tensor in jax.tree.leaves(theirs_in)],
+        tolerance,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name, dtype):
+    """All seven configs at full size, from a random carry."""
+    config = jaxgru.load_config(name).model
+    rng = np.random.default_rng(0)
+    params = random_params(rng, config, dtype)
+    tokens, targets = (random_tokens(rng, config.vocab_size, 2, 5) for _ in range(2))
+    compare(name, params, tokens, targets, random_carry(rng, params, 2, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@same_every_run
+@example(config=SMALLEST["gru"], site="state", B=1, T=1, seed=0)
+@example(config=SMALLEST["lstm"], site="output", B=1, T=1, seed=0)
+@example(config=SMALLEST["rnn"], site=None, B=1, T=1, seed=0)
+@given(
+    config=model_configs(),
+    site=st.sampled_from([None, "state", "between", "output"]),
+    B=st.integers(1, 4),
+    T=st.integers(1, 9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
+    """Sizes that hypothesis chooses, down to one of everything."""
+    rng = np.random.default_rng(seed)
+    params = random_params(rng, config, dtype)
+    tokens, targets = (random_tokens(rng, config.vocab_size, B, T) for _ in range(2))
+    carry = random_carry(rng, params, B, dtype)
+    dropout = site and Dropout(jax.random.key(seed), 0.3, site)
+    compare(f"{config.cell}, odd sizes", params, tokens, targets, carry, dropout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("site", ["state", "between", "output"])
+@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+def test_dropout(cell, site, dtype):
+    """Each site, with the same masks on both sides."""
+    config = ModelConfig(
+        cell, 11, 6, 13, 2, second_bias=cell == "gru", layer_norm=cell == "lstm"
+    )
+    rng = np.random.default_rng(0)
+    params = random_params(rng, config, dtype)
+    tokens, targets = (random_tokens(rng, 11, 3, 9) for _ in range(2))
+    dropout = Dropout(jax.random.key(5), 0.3, site)
+    carry = random_carry(rng, params, 3, dtype)
+    compare(f"{cell}, dropout {site}", params, tokens, targets, carry, dropout)
+
+
+@pytest.mark.parametrize("site", ["state", "between", "output"])
+def test_masks_are_fresh_and_sized(site):
+    """Masks differ between steps, rows, layers and keys, and keep the right share of units.
+
+    The comparison above takes jaxgru's own masks, so it cannot see a mask that is used twice; this
+    can: two masks of n units with rate p share about n(1 − 2p(1 − p)), and a copy shares n.
+    """
+    rate, H, B, T = 0.25, 400, 3, 5
+    config = ModelConfig("gru", 3, 2, H, 3)
+    params = jaxgru.init(jax.random.key(0), config)
+    drawn = [
+        mask
+        for key in (1, 2)
+        for pair in dropout_masks(params, Dropout(jax.random.key(key), rate, site), B, T)
+        for mask in pair
+        if mask is not None
+    ]
+    assert len(drawn) == 2 * {"state": 3, "between": 2, "output": 1}[site]
+    assert all(mask.scale == 1 / (1 - rate) for mask in drawn)
+    rows = np.stack([np.asarray(mask.keep) for mask in drawn]).reshape(-1, H)
+    assert len(rows) == len(drawn) * T * B
+
+    deviation = np.sqrt(rate * (1 - rate) / rows.size)
+    assert abs(rows.mean() - (1 - rate)) < 4 * deviation
+    shared = (rows[:, None] == rows[None]).mean(-1)[np.triu_indices(len(rows), 1)]
+    expected = 1 - 2 * rate * (1 - rate)
+    assert np.abs(shared - expected).max() < 5 * np.sqrt(expected * (1 - expected) / H)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts(name):
+    """torchref, jaxgru and the study's table say the same number."""
+    table = {
+        "astra_alpha": 86_913, "astra_beta": 715_713, "astra_gamma": 4_383_041,
+        "scribe_alpha": 1_075_688, "scribe_beta": 5_102_056, "scribe_gamma": 14_439_400,
+        "leviathan": 24_248_129,
+    }  # fmt: skip
+    model = jaxgru.load_config(name).model
+    cls = torchref.MyLSTMModel if model.cell == "lstm" else torchref.MyGRUModel
+    with torch.device("meta"):
+        module = cls(model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers)
+    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), model))
+    assert sum(p.numel() for p in module.parameters()) == table[name]
+    assert jaxgru.num_params(shapes) == table[name]

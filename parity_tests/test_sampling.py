@@ -1,0 +1,189 @@
+"""Generation against torchref: greedy tokens, the distributions, and what is really drawn."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxgru
+import torchref
+from jaxgru.config import ModelConfig
+from jaxgru.model import Params
+from jaxgru.sampling import filter_logits
+from parity_tests.bridge import (
+    DTYPES,
+    TOLERANCE,
+    agree,
+    agree_in_distribution,
+    carry_to_torch,
+    random_carry,
+    random_params,
+    random_tokens,
+    same_every_run,
+    to_torch,
+    torch_model,
+)
+
+MODELS = {
+    "gru": ModelConfig("gru", 40, 12, 48, 2, second_bias=True),
+    "lstm": ModelConfig("lstm", 40, 12, 48, 2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 40, 12, 48, 2),
+}
+
+
+GAIN = {"gru": 4, "lstm": 4, "rnn": 2}
+
+# Five hundred steps from one token to the next: rounding does not add up as long as the tokens
+# agree, and these states forget; largest seen 2e-15 and 2e-6.
+GREEDY_CARRY = {"float64": 1e-12, "float32": 1e-3}
+MARGIN = {"float64": 1e-9, "float32": 2e-5}  # of the largest logit; differences are far below
+
+
+def lively_params(cell: str, dtype: str) -> Params:
+    """Random weights large enough that greedy text wanders instead of repeating one token."""
+    params = random_params(np.random.default_rng(0), MODELS[cell], dtype)
+    return jax.tree.map(lambda leaf: GAIN[cell] * leaf, params)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+def test_greedy(cell, stateful, dtype):
+    """500 tokens, identical, after a prompt of 7 read from a random carry; and the carry then.
+
+    The likeliest token is ahead of the next by far more than rounding at every step (checked), so
+    that identical text is no luck.
+    """
+    params = lively_params(cell, dtype)
+    rng = np.random.default_rng(1)
+    prompt, carry = random_tokens(rng, 40, 3, 7), random_carry(rng, params, 3, dtype)
+    ours, ours_carry, _ = jaxgru.generate(
+        params, jax.random.key(0), prompt, 500, carry, temperature=0, stateful=stateful
+    )
+    model = torch_model(params).eval()
+    theirs, theirs_carry = torchref.generate(
+        model, to_torch(prompt), 500, carry_to_torch(carry), temperature=0, stateful=stateful
+    )
+    name = f"{cell}: 500 greedy tokens, {'stateful' if stateful else 'stateless'}"
+    agree(name, np.asarray(ours, np.int64), theirs, 0)
+    agree(f"{name}, final carry", ours_carry, theirs_carry, GREEDY_CARRY[dtype])
+
+    if stateful:
+        text = torch.cat([to_torch(prompt), theirs], dim=1)
+        with torch.no_grad():
+            logits = model(text[:, :-1], carry_to_torch(carry))[0][:, -500:]
+        margin = logits.topk(2).values.diff().abs().min() / logits.abs().max()
+        assert margin > MARGIN[dtype]
+        assert len(np.unique(theirs)) > 7, "a text of few tokens would show little"
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_only_the_last_token_of_the_prompt(cell):
+    """The study's way is ours with the prompt cut to its last token, and not ours otherwise."""
+    params = lively_params(cell, "float32")
+    prompt = random_tokens(np.random.default_rng(1), 40, 2, 9)
+    model = torch_model(params).eval()
+    study, _ = torchref.generate(
+        model, to_torch(prompt), 50, temperature=0, whole_prompt=False
+    )
+    key = jax.random.key(0)
+    last, _, _ = jaxgru.generate(params, key, prompt[:, -1:], 50, temperature=0)
+    whole, _, _ = jaxgru.generate(params, key, prompt, 50, temperature=0)
+    agree(f"{cell}: 50 greedy tokens, the prompt's last only", np.asarray(last, int), study, 0)
+    assert (np.asarray(whole) != study.numpy()).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@same_every_run
+@given(
+    V=st.integers(2, 50),
+    temperature=st.sampled_from([0.1, 0.8, 1.0, 2.0]),
+    k=st.none() | st.integers(1, 50),
+    top_p=st.none() | st.floats(0.05, 0.99),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_distributions(dtype, V, temperature, k, top_p, seed):
+    """The probabilities after temperature, top-k and top-p, alone and together."""
+    logits = jnp.asarray(3 * np.random.default_rng(seed).standard_normal((4, V)), dtype)
+    k = k and min(k, V)
+    filtered = jax.jit(filter_logits, static_argnums=2)(logits, temperature, k, top_p)
+    ours = jax.nn.softmax(filtered, axis=-1)
+    theirs = torchref.distribution(to_torch(logits), temperature, k, top_p)
+    used = [w for w, on in [("top-k", k is not None), ("top-p", top_p is not None)] if on]
+    name = "distribution with " + ", ".join(["temperature", *used])
+    agree(name, ours, theirs, TOLERANCE[dtype])
+
+
+def test_what_is_left_out_by_hand():
+    """Worked out on paper, ties included: no library's opinion is asked."""
+    p = jnp.array([[0.4, 0.3, 0.2, 0.1]])
+    softmax = lambda *options: np.asarray(jax.nn.softmax(filter_logits(jnp.log(p), *options)))
+    np.testing.assert_allclose(softmax(1.0, 2), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(softmax(1.0, None, 0.65), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(softmax(1.0, None, 0.75), [[4 / 9, 3 / 9, 2 / 9, 0]], rtol=1e-6)
+    np.testing.assert_allclose(softmax(1.0, None, 0.01), [[1, 0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(softmax(1.0, 3, 0.7), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)  # of 0.9
+    np.testing.assert_allclose(
+        softmax(0.5), np.array([[16, 9, 4, 1]]) / 30, rtol=1e-5
+    )  # p² to scale
+    tied = jnp.array([[1.0, 1.0, 0.0, 1.0]])
+    np.testing.assert_allclose(
+        jax.nn.softmax(filter_logits(tied, 1.0, 2)), [[1 / 3, 1 / 3, 0, 1 / 3]], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("options", [
+    {"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}, {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 1.0, "stateful": False},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_frequencies(cell, options):
+    """How often each text of three tokens is drawn, against its probability by torchref.
+
+    Three tokens and not one: that each is drawn anew, independent of the last draw given the text
+    so far, and that the state goes along, both show only in the joint distribution.
+    """
+    V, B = 4, 100_000
+    config = ModelConfig(cell, V, 3, 5, 2, layer_norm=cell == "lstm")
+    params = random_params(np.random.default_rng(3), config, "float32")
+    params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
+    prompt = jnp.tile(jnp.array([[1, 3, 0]], jnp.int32), (B, 1))
+    tokens, _, _ = jaxgru.generate(params, jax.random.key(11), prompt, 3, **options)
+    seen = np.bincount(np.asarray(tokens) @ [V * V, V, 1], minlength=V**3)
+
+    texts = torch.cartesian_prod(*[torch.arange(V)] * 3)
+    model = torch_model(params).eval()
+    inputs = torch.cat([to_torch(prompt[:1]).expand(V**3, -1), texts], dim=1)[:, :-1]
+    sampling = {name: value for name, value in options.items() if name != "stateful"}
+    with torch.no_grad():
+        if options.get("stateful", True):
+            logits = model(inputs)[0]
+        else:  # each token alone
+            logits = torch.stack([model(inputs[:, t : t + 1])[0][:, 0] for t in range(5)], dim=1)
+    probability = torch.ones(V**3, dtype=torch.float64)
+    for t in range(3):
+        p = torchref.distribution(logits[:, 2 + t].double(), **sampling)
+        probability *= p.gather(1, texts[:, t : t + 1])[:, 0]
+    expected = B * probability.numpy()
+    assert abs(expected.sum() - B) < 1e-6 * B
+    assert seen[expected == 0].sum() == 0, "a token was drawn that top-k or top-p leaves out"
+    seen, expected = pool(seen, expected)
+    assert len(seen) > 5
+    p_value = scipy.stats.chisquare(seen, expected * (seen.sum() / expected.sum())).pvalue
+    described = ", ".join(f"{name} {value}" for name, value in options.items())
+    agree_in_distribution(f"{cell}: sampled texts, {described}", p_value, B)
+
+
+def pool(seen: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cells that expect fewer than ten put together: the chi-squared law needs that."""
+    rare = expected < 10
+    if expected[rare].sum() < 10:
+        return seen[~rare], expected[~rare]
+    seen = np.append(seen[~rare], seen[rare].sum())
+    return seen, np.append(expected[~rare], expected[rare].sum())

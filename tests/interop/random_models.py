@@ -1,0 +1,65 @@
+"""What the tests of interop/ share: models with random weights, and equality bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from jaxgru.config import ModelConfig
+from jaxgru.model import Params, init
+
+
+def random_params(config: ModelConfig, seed: int = 0) -> Params:
+    """Float32 weights, normal; no bias is zero."""
+    rng = np.random.default_rng(seed)
+    return _fill(config, lambda shape: rng.standard_normal(shape).astype(np.float32))
+
+
+def random_bits(config: ModelConfig, seed: int = 0) -> Params:
+    """Float32 weights of any bits at all: −0, subnormal numbers, infinities and NaNs among them."""
+    rng = np.random.default_rng(seed)
+    return _fill(config, lambda shape: rng.integers(0, 2**32, shape, np.uint32).view(np.float32))
+
+
+def _fill(config, draw):
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0), config))
+    return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf.shape)), shapes)
+
+
+def same_bits(a, b) -> bool:
+    """Whether two trees have the same structure, and leaves of the same dtype, shape and bytes."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(
+        (x.dtype, x.shape, np.asarray(x).tobytes()) == (y.dtype, y.shape, np.asarray(y).tobytes())
+        for x, y in pairs
+    )
+
+
+@st.composite
+def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
+    """Small models of every kind: one layer, hidden 1, vocabulary 2 and E ≠ H among them."""
+    cell = draw(st.sampled_from(cells))
+    gru = cell == "gru"
+    return ModelConfig(
+        cell=cell,
+        vocab_size=draw(st.integers(2, 6)),
+        embedding_dim=draw(st.integers(1, 5)),
+        hidden_dim=draw(st.integers(1, 5)),
+        num_layers=draw(st.integers(1, 3)),
+        second_bias=draw(st.booleans()) if gru else False,
+        reset=draw(st.sampled_from(["before", "after"])) if gru else "before",
+        layer_norm=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dropout_site=draw(st.sampled_from(["state", "between", "output"])),
+    )
+
+
+def only_model(config: ModelConfig, **changes) -> ModelConfig:
+    """The config with some fields changed."""
+    return dataclasses.replace(config, **changes)

@@ -1,0 +1,121 @@
+"""One step of each cell against numbers worked out by hand, and the initial distributions."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgru import cells
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def scalar(x):
+    """A (1, 1) weight or a (1,) bias is the same number in these hand-worked examples."""
+    return jnp.full((1, 1), x)
+
+
+def bias(x):
+    return jnp.full((1,), x)
+
+
+def test_gru_step_by_hand():
+    """The equations in Python floats, one unit, every parameter different."""
+    p = cells.GRUParams(
+        Wz=scalar(0.3), Uz=scalar(-0.2), bz=bias(0.1),
+        Wr=scalar(-0.5), Ur=scalar(0.7), br=bias(-0.4),
+        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2),
+    )  # fmt: skip
+    x, h = 0.6, -0.8
+    z = sigmoid(0.3 * x - 0.2 * h + 0.1)
+    r = sigmoid(-0.5 * x + 0.7 * h - 0.4)
+    n = math.tanh(0.9 * x + 1.1 * (r * h) + 0.2)
+    expected = (1 - z) * h + z * n
+    assert float(cells.gru_cell(p, scalar(h), scalar(x))[0, 0]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gru_second_biases_add_to_the_first():
+    p = cells.init_gru(jax.random.key(0), 3, 4, second_bias=True)
+    shifted = p.replace(cz=jnp.full(4, 0.3), cr=jnp.full(4, -0.7))
+    single = p.replace(bz=p.bz + 0.3, br=p.br - 0.7, cz=None, cr=None)
+    x, h = jax.random.normal(jax.random.key(1), (2, 3)), jax.random.normal(jax.random.key(2), (2, 4))
+    np.testing.assert_allclose(
+        cells.gru_cell(shifted, h, x), cells.gru_cell(single, h, x), rtol=1e-6
+    )
+    assert not np.allclose(cells.gru_cell(shifted, h, x), cells.gru_cell(p, h, x))
+
+
+def test_gru_update_gate_opens_to_the_new_value():
+    p = cells.init_gru(jax.random.key(0), 3, 4)
+    x, h = jax.random.normal(jax.random.key(1), (2, 3)), jax.random.normal(jax.random.key(2), (2, 4))
+    shut = cells.gru_cell(p.replace(bz=jnp.full(4, -100.0)), h, x)
+    open_ = cells.gru_cell(p.replace(bz=jnp.full(4, 100.0), br=jnp.full(4, -100.0)), h, x)
+    np.testing.assert_array_equal(shut, h)
+    np.testing.assert_allclose(open_, np.tanh(x @ p.Wn + p.bn), rtol=1e-6)
+
+
+def test_lstm_step_by_hand():
+    p = cells.LSTMParams(
+        Wf=scalar(0.3), Uf=scalar(-0.2), bf=bias(1.0),
+        Wi=scalar(-0.5), Ui=scalar(0.7), bi=bias(-0.4),
+        Wo=scalar(0.8), Uo=scalar(0.6), bo=bias(0.5),
+        Wg=scalar(0.9), Ug=scalar(1.1), bg=bias(0.2),
+    )  # fmt: skip
+    x, h, c = 0.6, -0.8, 0.5
+    f = sigmoid(0.3 * x - 0.2 * h + 1.0)
+    i = sigmoid(-0.5 * x + 0.7 * h - 0.4)
+    o = sigmoid(0.8 * x + 0.6 * h + 0.5)
+    g = math.tanh(0.9 * x + 1.1 * h + 0.2)
+    c_expected = f * c + i * g
+    h_new, c_new = cells.lstm_cell(p, (scalar(h), scalar(c)), scalar(x))
+    assert float(c_new[0, 0]) == pytest.approx(c_expected, rel=1e-6)
+    assert float(h_new[0, 0]) == pytest.approx(o * math.tanh(c_expected), rel=1e-6)
+
+
+def test_rnn_step_by_hand():
+    p = cells.RNNParams(W=scalar(0.3), U=scalar(-0.2), b=bias(0.1))
+    expected = math.tanh(0.3 * 0.6 - 0.2 * -0.8 + 0.1)
+    assert float(cells.rnn_cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+@pytest.mark.parametrize("E, H", [(64, 128), (100, 25)])
+def test_initial_weights_fill_their_interval(init, E, H):
+    """Uniform within ±1/√fan_in: inside the bounds, close to both of them, variance bound²/3."""
+    p = init(jax.random.key(0), E, H)
+    for name, value in vars(p).items():
+        if name[0] not in "WU":
+            continue
+        bound = (E if name[0] == "W" else H) ** -0.5
+        assert np.abs(value).max() <= bound
+        assert value.max() > 0.98 * bound and value.min() < -0.98 * bound
+        assert np.var(value) == pytest.approx(bound**2 / 3, rel=0.12), name
+
+
+def test_initial_biases():
+    """GRU and RNN biases are those of PyTorch's input-side Linear; the LSTM's forget gate opens."""
+    gru = cells.init_gru(jax.random.key(0), 4, 2000, second_bias=True)
+    for b in (gru.bz, gru.br, gru.bn, cells.init_rnn(jax.random.key(1), 4, 2000).b):
+        assert np.abs(b).max() <= 0.5 and b.max() > 0.49 and b.min() < -0.49
+    assert not gru.cz.any() and not gru.cr.any()
+    assert cells.init_gru(jax.random.key(0), 4, 3).cz is None
+    lstm = cells.init_lstm(jax.random.key(0), 4, 3)
+    assert (lstm.bf == 1).all() and not (lstm.bi.any() or lstm.bo.any() or lstm.bg.any())
+
+
+def test_no_two_weights_are_drawn_alike():
+    p = cells.init_gru(jax.random.key(0), 8, 8)
+    values = [np.asarray(v).ravel()[:8].tolist() for v in vars(p).values() if v is not None]
+    assert len({tuple(v) for v in values}) == len(values)
+
+
+@pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+def test_zero_carry(init):
+    carry = cells.zero_carry(init(jax.random.key(0), 3, 5), 2)
+    assert isinstance(carry, tuple) == (init is cells.init_lstm)
+    for h in jax.tree.leaves(carry):
+        assert h.shape == (2, 5) and h.dtype == jnp.float32 and not h.any()

@@ -1,0 +1,141 @@
+"""Run folders, and checkpoints that give back every bit."""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tomli_w
+
+import jaxgru
+from jaxgru.checkpointing import RunError, create_run, find_run, open_checkpoints, restore, save
+from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
+from jaxgru.tokenizers import CharacterTokenizer, TokenizerError
+from jaxgru.training import Progress, init_state, train_steps
+
+TOKENIZER = CharacterTokenizer("abc")
+TOKENS = np.tile(np.arange(3, dtype=np.int32), 20)
+RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_length=4)
+MODELS = {
+    "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True, dropout=0.1),
+    "single bias": ModelConfig("gru", 3, 1, 1, 1),
+    "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 3, 2, 4, 1),
+}
+
+
+def make_run(root, model=MODELS["gru"], best=False):
+    """A run with one checkpoint, of two steps."""
+    config = Config("tiny", model, training=RECIPE)
+    run = create_run(root, config, TOKENIZER)
+    state = init_state(model, RECIPE)
+    state, _, _ = train_steps(model, RECIPE, state, TOKENS, 2)
+    kept = jax.tree.map(lambda x: x + 1, state.params) if best else None
+    progress = Progress(records=[{"epoch": 1, "val_loss": 0.1 + 0.2}], best_val_loss=0.1 + 0.2)
+    with open_checkpoints(run) as manager:
+        save(manager, state, kept, progress)
+    return run, config, state, kept, progress
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_what_is_saved_comes_back_bit_for_bit(tmp_path, model, best):
+    run, config, state, kept, progress = make_run(tmp_path, model, best)
+    with open_checkpoints(run) as manager:
+        restored, restored_best, restored_progress = restore(manager, run, config)
+    assert_same(restored, state)
+    assert_same(restored_best, kept)
+    assert restored_progress == progress
+    params, loaded_config, tokenizer = jaxgru.load_run(run)
+    assert_same(params, kept if best else state.params)
+    assert loaded_config == config and tokenizer.vocabulary == "abc"
+
+
+def test_versions_count_up_and_latest_follows(tmp_path):
+    runs = [create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER) for _ in range(3)]
+    assert [run.name for run in runs] == ["v1", "v2", "v3"]
+    assert find_run(tmp_path / "tiny") == runs[2].resolve()
+    assert find_run(runs[0]) == runs[0].resolve()
+    assert os.readlink(tmp_path / "tiny" / "latest") == "v3"
+    runs[0].rename(tmp_path / "tiny" / "v10")
+    assert create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER).name == "v11"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot be written: Not a directory"):
+        create_run(tmp_path / "file", Config("tiny", MODELS["gru"]), TOKENIZER)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_no_run_and_no_checkpoint(tmp_path):
+    with pytest.raises(RunError, match="there is no run in"):
+        jaxgru.load_run(tmp_path / "nothing")
+    run = create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER)
+    with pytest.raises(RunError, match="has no finished checkpoint"):
+        jaxgru.load_run(run)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden_dim": 5}, r"\(4,\) in the checkpoint and \(5,\) in the config"),
+        ({"num_layers": 3}, "layers.2.* is missing in the checkpoint"),
+        ({"num_layers": 1}, "layers.1.* is missing in the config"),
+        ({"second_bias": False}, "layers.0.cr is .* missing in the config"),
+        ({"cell": "rnn", "second_bias": False}, "does not fit its config"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_config(tmp_path, change, message):
+    run, config, *_ = make_run(tmp_path)
+    model = dataclasses.replace(config.model, **change)
+    text = tomli_w.dumps(to_dict(dataclasses.replace(config, model=model)))
+    (run / "config.toml").write_text(text)
+    with pytest.raises(RunError, match=message):
+        jaxgru.load_run(run)
+
+
+def test_a_run_whose_files_are_broken(tmp_path):
+    run, *_ = make_run(tmp_path)
+    (run / "tokenizer.json").write_text('{"characters": "abcd"}')
+    with pytest.raises(RunError, match="its tokenizer has 4 tokens, its config 3"):
+        jaxgru.load_run(run)
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        jaxgru.load_run(run)
+    (run / "config.toml").write_text("[model")
+    with pytest.raises(RunError, match="is not a TOML file"):
+        jaxgru.load_run(run)
+
+
+def test_two_checkpoints_are_kept_and_the_newest_is_used(tmp_path):
+    run, config, state, *_ = make_run(tmp_path)
+    with open_checkpoints(run) as manager:
+        for step in (3, 4, 5):
+            params = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.params)
+            new = state.replace(params=params, step=jnp.array(step))
+            save(manager, new, None, Progress())
+            save(manager, state.replace(step=jnp.array(step)), None, Progress())  # no second write
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["4", "5"]
+    params, _, _ = jaxgru.load_run(run)
+    assert (params.embedding == 5).all()
+
+
+def test_reading_a_run_writes_nothing(tmp_path):
+    run, *_ = make_run(tmp_path)
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    jaxgru.load_run(run)
+    assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+
+

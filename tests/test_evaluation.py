@@ -1,0 +1,159 @@
+"""Losses against NumPy in float64, a counted bigram table, and a model that knows nothing."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import numpy_gru_losses
+
+import jaxgru
+from jaxgru import evaluation
+from jaxgru.config import ModelConfig
+from jaxgru.errors import UserError
+from jaxgru.evaluation import Losses, evaluate, stream_loss, token_nll, window_loss
+
+V = 7
+MODEL = ModelConfig(
+    vocab_size=V, embedding_dim=3, hidden_dim=5, num_layers=2, second_bias=True, dropout=0.5
+)
+N = 59  # 58 predictions
+
+
+@pytest.fixture(scope="module")
+def params() -> jaxgru.Params:
+    """Large weights: a model whose state matters, so that a state that is lost would be seen."""
+    return jax.tree.map(lambda leaf: 2 * leaf, jaxgru.init(jax.random.key(0), MODEL))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, V, N).astype(np.int32)
+
+
+class TestAgainstNumPy:
+    @pytest.mark.parametrize("window", [1, 13, 58, 200])
+    def test_window_loss(self, params, tokens, window):
+        expected = numpy_gru_losses(params, tokens, window).mean()
+        assert window_loss(params, tokens, window) == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("window, at_once", [(1, 8), (7, 1), (7, 20)])
+    def test_window_loss_in_many_batches(self, params, tokens, window, at_once, monkeypatch):
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        expected = numpy_gru_losses(params, tokens, window).mean()
+        assert window_loss(params, tokens, window) == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("at_once", [1, 29, 57, 8192])
+    def test_stream_loss_whatever_the_pieces(self, params, tokens, at_once, monkeypatch):
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        expected = numpy_gru_losses(params, tokens, N).mean()
+        assert stream_loss(params, tokens) == pytest.approx(expected, rel=1e-5)
+
+    def test_the_treatments_of_the_state_differ(self, params, tokens):
+        """Without this, the agreement above might hold for a model that has no state."""
+        losses = [numpy_gru_losses(params, tokens, w).mean() for w in (1, 2, 13, N)]
+        assert np.abs(np.subtract.outer(losses, losses))[np.triu_indices(4, 1)].min() > 1e-3
+
+    def test_two_tokens_are_one_prediction(self, params):
+        (expected,) = numpy_gru_losses(params, np.array([3, 5]), 1)
+        for loss in (
+            stream_loss(params, np.array([3, 5])),
+            window_loss(params, np.array([3, 5]), 1),
+            window_loss(params, np.array([3, 5]), 128),
+        ):
+            assert loss == pytest.approx(expected, rel=1e-5)
+
+    def test_token_nll(self):
+        logits = np.random.default_rng(2).normal(0, 3, (4, 6, V))
+        targets = np.random.default_rng(3).integers(0, V, (4, 6))
+        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        expected = -np.log(np.take_along_axis(p, targets[..., None], -1)[..., 0])
+        seen = token_nll(jnp.asarray(logits, jnp.float32), jnp.asarray(targets))
+        np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
+
+    def test_token_nll_of_huge_logits_is_finite(self):
+        logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
+        np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1e4, 0.0])
+
+
+class TestStateless:
+    def test_is_a_table_weighted_by_bigram_counts(self, params, tokens):
+        """No state: one distribution a token, V×V numbers, whatever came before."""
+        table = np.zeros((V, V))
+        for a in range(V):
+            for b in range(V):
+                table[a, b] = numpy_gru_losses(params, np.array([a, b]), 1)[0]
+        counts = np.zeros((V, V))
+        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        expected = (counts * table).sum() / counts.sum()
+        assert window_loss(params, tokens, 1) == pytest.approx(expected, rel=1e-5)
+
+    def test_of_the_stateful_losses_only_windows_of_1_ignore_the_order(self, params):
+        """Two texts with the same bigrams: one stateless loss, two stateful ones."""
+        one, two = np.array([0, 1, 2, 0, 3, 2, 0]), np.array([0, 3, 2, 0, 1, 2, 0])
+        assert window_loss(params, one, 1) == pytest.approx(window_loss(params, two, 1), rel=1e-6)
+        assert abs(stream_loss(params, one) - stream_loss(params, two)) > 1e-3
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+def test_a_model_that_knows_nothing_loses_ln_v(cell, tokens):
+    """A head of zeros: every token equally likely, ln V nats a token, whatever the state."""
+    params = jaxgru.init(jax.random.key(0), ModelConfig(cell, V, 3, 5, 2))
+    params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
+    for loss in (stream_loss(params, tokens), window_loss(params, tokens, 13)):
+        assert loss == pytest.approx(math.log(V), rel=3e-7)
+
+
+def test_long_texts_lose_no_precision():
+    """300,000 equal terms: a float32 sum of them would be off in the 5th digit."""
+    params = jaxgru.init(jax.random.key(0), ModelConfig("rnn", V, 1, 1, 1))
+    params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
+    assert window_loss(params, np.zeros(300_001, np.int32), 128) == pytest.approx(
+        math.log(V), rel=1e-6
+    )
+
+
+class ThreeCharactersAToken:
+    """Stands in for a subword tokenizer: token i stands for i + 1 characters."""
+
+    def num_characters(self, tokens: np.ndarray) -> int:
+        return int((np.asarray(tokens) + 1).sum())
+
+
+class TestEvaluate:
+    def test_all_three_treatments_and_the_counts(self, params, tokens):
+        losses = evaluate(params, tokens, ThreeCharactersAToken(), window=13)
+        expected = [numpy_gru_losses(params, tokens, w).mean() for w in (13, N, 1)]
+        seen = [losses.windows, losses.stream, losses.stateless]
+        assert seen == pytest.approx(expected, rel=1e-5)
+        assert losses.num_tokens == N - 1
+        assert losses.num_characters == sum(int(t) + 1 for t in tokens[1:])
+
+    def test_units(self):
+        """1 bit a token, and 3 tokens for every 8 characters."""
+        losses = Losses(0.0, 0.0, 0.0, num_tokens=300, num_characters=800)
+        assert losses.in_units(math.log(2)) == pytest.approx(
+            {
+                "nats_per_token": 0.693147180559945,
+                "bits_per_token": 1.0,
+                "nats_per_character": 0.259930192709979,
+                "bits_per_character": 0.375,
+            },
+            rel=1e-12,
+        )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("n", [0, 1])
+    def test_too_few_tokens(self, params, n):
+        for loss in (lambda t: window_loss(params, t, 4), lambda t: stream_loss(params, t)):
+            with pytest.raises(UserError, match=f"at least 2 tokens; these are {n}"):
+                loss(np.zeros(n, np.int32))
+
+    @pytest.mark.parametrize("window", [0, -5])
+    def test_a_window_below_1(self, params, tokens, window):
+        with pytest.raises(UserError, match=f"window is {window}; it must be at least 1"):
+            window_loss(params, tokens, window)

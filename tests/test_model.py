@@ -1,0 +1,176 @@
+"""The whole model: state in and out, dropout sites, transformations, refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgru
+from jaxgru import Dropout, ModelConfig
+from jaxgru.model import dropout_masks, layer_norm
+
+KINDS = {
+    "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
+    "lstm": ModelConfig("lstm", 5, 3, 4, num_layers=2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 5, 3, 4, num_layers=2),
+    "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
+}
+TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
+
+
+def perturbed(config, seed=0):
+    """Parameters with nothing at a special value: no zero bias, no LayerNorm scale of one."""
+    params = jaxgru.init(jax.random.key(seed), config)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    noise = [0.3 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, [a + b for a, b in zip(leaves, noise, strict=True)])
+
+
+@pytest.fixture(params=KINDS)
+def params(request):
+    return perturbed(KINDS[request.param])
+
+
+def test_apply_is_step_after_step(params):
+    """`apply`'s fast unroll and `step`'s plain cells are two ways to the same numbers."""
+    logits, carry = jaxgru.apply(params, TOKENS)
+    state = jaxgru.initial_carry(params, 2)
+    for t in range(TOKENS.shape[1]):
+        expected, state = jaxgru.step(params, TOKENS[:, t], state)
+        np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), carry, state)
+
+
+def test_no_carry_is_a_carry_of_zeros(params):
+    zeros = jaxgru.initial_carry(params, 2)
+    a, b = jaxgru.apply(params, TOKENS), jaxgru.apply(params, TOKENS, zeros)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_the_state_matters_and_every_layer_has_its_own(params):
+    """Putting any one layer's entry back to zero changes the logits: none is a passenger."""
+    _, carry = jaxgru.apply(params, TOKENS)
+    logits, _ = jaxgru.apply(params, TOKENS[:, :1], carry)
+    for i, entry in enumerate(carry):
+        lost = list(carry)
+        lost[i] = jax.tree.map(jnp.zeros_like, entry)
+        changed, _ = jaxgru.apply(params, TOKENS[:, :1], tuple(lost))
+        assert np.abs(changed - logits).max() > 1e-4
+
+
+def test_the_public_functions_under_jit_vmap_grad_and_scan():
+    params = perturbed(KINDS["gru"])
+    expected, last = jaxgru.apply(params, TOKENS)
+    jitted, _ = jax.jit(jaxgru.apply)(params, TOKENS)
+    np.testing.assert_allclose(jitted, expected, rtol=1e-5, atol=1e-6)
+    mapped, _ = jax.vmap(lambda row: jaxgru.apply(params, row[None]))(TOKENS)
+    np.testing.assert_allclose(mapped[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+    def scanned(carry, tokens):
+        logits, carry = jaxgru.apply(params, tokens[:, None], carry)
+        return carry, logits[:, 0]
+
+    carry, logits = jax.lax.scan(scanned, jaxgru.initial_carry(params, 2), TOKENS.T)
+    np.testing.assert_allclose(logits.swapaxes(0, 1), expected, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, last)
+    grads = jax.grad(lambda p: jaxgru.apply(p, TOKENS)[0].sum())(params)
+    assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
+
+
+def test_layer_norm_against_numpy_in_float64():
+    x = np.random.default_rng(0).normal(3, 5, (4, 7))
+    scale, shift = np.arange(7.0), -np.arange(7.0)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    with jax.enable_x64(True):
+        p = jaxgru.model.LayerNormParams(jnp.array(scale), jnp.array(shift))
+        np.testing.assert_allclose(layer_norm(p, jnp.array(x)), expected * scale + shift, 1e-12)
+
+
+def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess():
+    params = perturbed(KINDS["gru"])
+    logits, _ = jaxgru.apply(params, jnp.array([[0, 5, 1]]))
+    assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
+
+
+@pytest.mark.parametrize(
+    "tokens, carry, message",
+    [
+        (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
+        (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
+        (TOKENS, (jnp.zeros((2, 4)),), "one entry a layer"),
+        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry a layer"),
+        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry a layer"),
+    ],
+)
+def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
+    with pytest.raises(ValueError, match=message):
+        jaxgru.apply(perturbed(KINDS["gru"]), tokens, carry)
+
+
+# --- Dropout
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("site", ["state", "between", "output"])
+def test_dropout_sites(site, num_layers):
+    """Which layers have which mask: (inside the recurrence, on the layer's output)."""
+    config = dataclasses.replace(KINDS["gru"], num_layers=num_layers)
+    params = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
+    masks = dropout_masks(params, Dropout(jax.random.key(0), 0.5, site), 2, 6)
+    present = [(state is not None, output is not None) for state, output in masks]
+    last = num_layers - 1
+    assert present == [
+        (site == "state", site == "output" and i == last or site == "between" and i < last)
+        for i in range(num_layers)
+    ]
+
+
+def test_dropout_masks_are_fresh_and_of_the_right_rate():
+    """Rate within 4 standard deviations; expectations exact; nothing shared by steps or layers."""
+    config = ModelConfig(hidden_dim=128, num_layers=2)
+    params = jaxgru.init(jax.random.key(0), config)
+    (first, _), (second, _) = dropout_masks(params, Dropout(jax.random.key(1), 0.1), 64, 50)
+    n = first.keep.size
+    assert abs(float(first.keep.mean()) - 0.9) < 4 * np.sqrt(0.1 * 0.9 / n)
+    assert float(first.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
+    different = [(first.keep[0] != first.keep[t]).mean() for t in range(1, 50)]
+    different += [(first.keep != second.keep).mean()]
+    np.testing.assert_allclose(different, 2 * 0.1 * 0.9, atol=0.03)
+
+
+def test_dropout_changes_the_output_and_the_key_decides_how():
+    params = perturbed(KINDS["gru"])
+    plain, _ = jaxgru.apply(params, TOKENS)
+    for site in ("state", "between", "output"):
+        outputs = [
+            jaxgru.apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0]
+            for k in (0, 0, 1)
+        ]
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+        assert not np.allclose(outputs[0], outputs[2]) and not np.allclose(outputs[0], plain)
+    none, _ = jaxgru.apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0))
+    np.testing.assert_array_equal(none, plain)
+
+
+def test_output_dropout_precedes_the_layer_norm():
+    """Leviathan: mask the last layer's output, then normalise it, then the head."""
+    params = perturbed(KINDS["lstm"])
+    dropout = Dropout(jax.random.key(0), 0.5, "output")
+    masks = dropout_masks(params, dropout, 2, 6)
+    h = jaxgru.initial_carry(params, 2)
+    x = params.embedding[TOKENS.T]
+    for layer, carry in zip(params.layers, h, strict=True):
+        x, _ = jaxgru.unroll.unroll_plain(layer, x, carry)
+    x = jnp.where(masks[-1][1].keep, x * 2, 0)
+    expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
+    logits, _ = jaxgru.apply(params, TOKENS, None, dropout)
+    np.testing.assert_allclose(logits, expected.swapaxes(0, 1), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rate, site", [(1.0, "state"), (-0.1, "state"), (0.1, "input")])
+def test_refuses_impossible_dropout(rate, site):
+    with pytest.raises(ValueError, match="must be"):
+        jaxgru.apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))

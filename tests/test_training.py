@@ -1,0 +1,229 @@
+"""The recipe against formulas worked out by hand, and runs that stop, stall or blow up."""
+
+import dataclasses
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgru import training
+from jaxgru.config import Config, ModelConfig, TrainingConfig
+from jaxgru.training import (
+    NonFiniteLoss,
+    Observer,
+    Progress,
+    TrainState,
+    clip_by_global_norm,
+    fit,
+    init_state,
+    learning_rate,
+    optimizer,
+    train_steps,
+)
+
+CONFIG = Config(
+    model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, dropout=0.2),
+    training=TrainingConfig(
+        epochs=3, steps_per_epoch=5, batch_size=2, sequence_length=4, learning_rate=0.05
+    ),
+)
+TOKENS = np.random.default_rng(0).integers(0, 3, 200).astype(np.int32)
+
+
+def run(config=CONFIG, tokens=TOKENS, observer=None):
+    """A whole run in memory; returns the state, the result and the progress."""
+    progress, state = Progress(), init_state(config.model, config.training)
+    state, best = fit(config, state, None, progress, tokens, tokens[:50], observer or Observer())
+    return state, best, progress
+
+
+def arrays(tree):
+    """A copy on the host, which donation cannot take away; a key as its numbers."""
+    return [
+        np.array(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in jax.tree.leaves(tree)
+    ]
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, arrays(a), arrays(b))
+
+
+def test_learning_rate_is_stepped_once_an_epoch():
+    """lr·(1 + cos(πe/E))/2: 4, 3, 1 in the epochs of E = 3 and lr = 4."""
+    schedule = learning_rate(TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=4.0))
+    np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 4, 3, 3, 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("max_norm, factor", [(1.0, 1 / (5 + 1e-6)), (5.0, 5 / (5 + 1e-6)), (9, 1)])
+def test_clipping_by_hand(max_norm, factor):
+    """The 3-4-5 triangle spread over two parameters: one norm over all of them."""
+    grads = {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])}
+    clipped, _ = clip_by_global_norm(max_norm).update(grads, None)
+    np.testing.assert_allclose(clipped["a"], [3 * factor], rtol=1e-7)
+    np.testing.assert_allclose(clipped["b"], [[0, -4 * factor]], rtol=1e-7)
+
+
+def test_adamw_by_hand_over_three_steps():
+    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter too."""
+    recipe = TrainingConfig(
+        epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
+    )
+    params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
+    state = optimizer(recipe).init(params)
+    expected = {"W": 1.5, "b": -0.5}
+    moments = {name: (0.0, 0.0) for name in expected}
+    for t in (1, 2, 3):
+        grads = {"W": jnp.array([[0.3 * t]]), "b": jnp.array([0.7 / t])}
+        updates, state = optimizer(recipe).update(grads, state, params)
+        params = jax.tree.map(lambda p, u: p + u, params, updates)
+        rate = 0.1 * (1 + math.cos(math.pi * (t - 1) / 3)) / 2
+        for name in expected:
+            g = float(grads[name].ravel()[0])
+            m, v = moments[name]
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            moments[name] = m, v
+            step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            expected[name] = expected[name] * (1 - rate * 0.2) - rate * step
+    for name in expected:
+        assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-6)
+
+
+def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
+    a, b = run(), run()
+    assert_same(a[0], b[0])
+    assert [r["train_loss"] for r in a[2].records] == [r["train_loss"] for r in b[2].records]
+    other = dataclasses.replace(CONFIG.training, seed=1)
+    c = run(dataclasses.replace(CONFIG, training=other))
+    assert a[2].records[0]["train_loss"] != c[2].records[0]["train_loss"]
+
+
+def test_chunks_do_not_change_the_numbers():
+    """7 steps at once, and as 1 + 4 + 2: the same bits, and the losses of the same steps."""
+    model, recipe = CONFIG.model, CONFIG.training
+    whole, losses, n = train_steps(model, recipe, init_state(model, recipe), TOKENS, 7)
+    assert int(n) == 7
+    state, pieces = init_state(model, recipe), []
+    for count in (1, 4, 2):
+        state, some, n = train_steps(model, recipe, state, TOKENS, count)
+        pieces += np.asarray(some[: int(n)]).tolist()
+    assert_same(whole, state)
+    assert pieces == np.asarray(losses[:7]).tolist()
+
+
+def test_records_say_what_happened():
+    _, _, progress = run()
+    assert [r["epoch"] for r in progress.records] == [1, 2, 3]
+    assert [r["step"] for r in progress.records] == [5, 10, 15]
+    np.testing.assert_allclose([r["learning_rate"] for r in progress.records], [0.05, 0.0375, 0.0125])
+    assert progress.finished
+    for r in progress.records:
+        assert r["tokens_per_second"] == pytest.approx(5 * 2 * 4 / r["seconds"])
+
+
+def test_it_learns_a_text_that_can_be_learnt():
+    """0, 1, 2, 0, 1, 2, …: from about ln 3 to almost nothing."""
+    recipe = dataclasses.replace(CONFIG.training, epochs=4, steps_per_epoch=60, batch_size=8)
+    model = dataclasses.replace(CONFIG.model, hidden_dim=8, dropout=0.0)
+    tokens = np.tile(np.arange(3, dtype=np.int32), 60)
+    _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
+    assert progress.records[0]["train_loss"] > 0.2 and progress.records[-1]["val_loss"] < 0.05
+
+
+def with_val_losses(monkeypatch, losses):
+    """Replaces the validation loss by a script, to drive early stopping."""
+    script = iter(losses)
+    monkeypatch.setattr(training, "window_loss", lambda *_: next(script))
+
+
+@pytest.mark.parametrize(
+    "losses, epochs, best",
+    [
+        ([3, 2, 2.5, 2.6, 1], 4, 2),  # patience 2: stops after two epochs that are not better
+        ([3, 2, 2, 2, 1], 4, 2),  # equal is not better
+        ([3, 4, 2, 4, 1], 5, 5),  # a better one starts the count again
+        ([1, 2, 3, 4, 5], 3, 1),
+    ],
+)
+def test_early_stopping_ends_with_the_best_epochs_weights(monkeypatch, losses, epochs, best):
+    with_val_losses(monkeypatch, losses)
+    recipe = dataclasses.replace(CONFIG.training, epochs=5, patience=2)
+    after = []
+    observer = Observer(on_epoch=lambda state, best, progress: after.append(arrays(state.params)))
+    _, result, progress = run(dataclasses.replace(CONFIG, training=recipe), observer=observer)
+    assert progress.epoch == epochs and progress.best_epoch == best
+    assert_same(result, after[best - 1])
+
+
+def test_without_patience_the_last_weights_are_the_result(monkeypatch):
+    with_val_losses(monkeypatch, [1, 2, 3])
+    state, result, progress = run()
+    assert progress.epoch == 3
+    assert_same(result, state.params)
+
+
+@pytest.mark.parametrize("bad_step", [0, 1, 7])
+def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step):
+    """An embedding is spoilt before a step; that step is named, counted from 1."""
+    progress, state = Progress(), init_state(CONFIG.model, CONFIG.training)
+    original = training.train_step
+
+    def spoilt(model, recipe, state, tokens):
+        infinite = jnp.where(state.step == bad_step, jnp.inf, 0.0)
+        params = state.params.replace(embedding=state.params.embedding + infinite)
+        return original(model, recipe, state.replace(params=params), tokens)
+
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "train_step", spoilt)
+        with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
+            fit(CONFIG, state, None, progress, TOKENS, TOKENS, Observer())
+    jax.clear_caches()
+    assert progress.epoch == bad_step // 5
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
+    with_val_losses(monkeypatch, [1.0, math.nan])
+    saved = []
+    observer = Observer(on_epoch=lambda *_: saved.append(1))
+    with pytest.raises(NonFiniteLoss, match="validation loss is nan after step 10"):
+        run(observer=observer)
+    assert len(saved) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [1, 2, 5, 8])
+def test_an_interrupted_run_goes_on_to_the_same_bits(number, after):
+    """A signal after some chunk of steps; what was saved then goes on to the undisturbed result."""
+    expected, _, undisturbed = run()
+    saved, chunks = [], []
+
+    def on_steps(*_):
+        chunks.append(1)
+        if len(chunks) == after:
+            signal.raise_signal(number)
+
+    def on_interrupt(state, best, progress):
+        saved.append((jax.tree.map(jnp.copy, state), best, progress))
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        run(observer=Observer(on_steps=on_steps, on_interrupt=on_interrupt))
+    assert signal.getsignal(number) is before
+    (state, best, progress) = saved[0]
+    assert 0 < int(state.step) < 15
+    final, _ = fit(CONFIG, state, best, progress, TOKENS, TOKENS[:50], Observer())
+    assert_same(final, expected)
+    losses = [(r["train_loss"], r["val_loss"]) for r in progress.records]
+    assert losses == [(r["train_loss"], r["val_loss"]) for r in undisturbed.records]
+
+
+def test_the_state_has_a_buffer_for_each_array():
+    """Donation takes each buffer once: none may stand for two parameters."""
+    state = init_state(CONFIG.model, CONFIG.training)
+    assert isinstance(state, TrainState)
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.opt_state))]
+    assert len(set(pointers)) == len(pointers)

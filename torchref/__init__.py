@@ -1,0 +1,17 @@
+"""The models of the study in plain PyTorch: read models, training, sampling, in that order."""
+
+from torchref.models import MyGRUModel, MyLSTMModel, MyRNNModel, load
+from torchref.sampling import distribution, generate
+from torchref.training import make_optimizer, train_epoch, train_step
+
+__all__ = [
+    "MyGRUModel",
+    "MyLSTMModel",
+    "MyRNNModel",
+    "distribution",
+    "generate",
+    "load",
+    "make_optimizer",
+    "train_epoch",
+    "train_step",
+]

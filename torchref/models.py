@@ -1,0 +1,182 @@
+"""GRU, LSTM and vanilla RNN language models, with the study's parameter names.
+
+The state is an argument and a result: a list with one tuple a layer, (h,) or, for the LSTM, (h, c).
+Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers; ⊙ elementwise.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+
+
+class GRUCell(nn.Module):
+    """Resets BEFORE the product: h' = (1 − z) ⊙ h + z ⊙ tanh(Wx·x + Wh·(r ⊙ h)).
+
+    bias_z and bias_r come on top of the biases of Wzx and Wrx: the study has both.
+    """
+
+    num_states = 1
+
+    def __init__(self, E, H, second_bias=True):
+        super().__init__()
+        self.Wx = nn.Linear(E, H)
+        self.Wh = nn.Linear(H, H, bias=False)
+        self.Wzx = nn.Linear(E, H)
+        self.Wzh = nn.Linear(H, H, bias=False)
+        self.Wrx = nn.Linear(E, H)
+        self.Wrh = nn.Linear(H, H, bias=False)
+        self.bias_z = nn.Parameter(torch.zeros(H)) if second_bias else 0.0
+        self.bias_r = nn.Parameter(torch.zeros(H)) if second_bias else 0.0
+
+    def forward(self, x, state):
+        (h,) = state
+        z = torch.sigmoid(self.Wzx(x) + self.Wzh(h) + self.bias_z)
+        r = torch.sigmoid(self.Wrx(x) + self.Wrh(h) + self.bias_r)
+        n = torch.tanh(self.Wx(x) + self.Wh(r * h))
+        return ((1 - z) * h + z * n,)
+
+
+class LSTMCell(nn.Module):
+    """Forget, input and output gate, candidate g: c' = f ⊙ c + i ⊙ g; h' = o ⊙ tanh(c')."""
+
+    num_states = 2
+
+    def __init__(self, E, H):
+        super().__init__()
+        for gate in "fiog":
+            setattr(self, f"W_{gate}_x", nn.Linear(E, H, bias=False))
+            setattr(self, f"W_{gate}_h", nn.Linear(H, H, bias=False))
+            setattr(self, f"b_{gate}", nn.Parameter(torch.full((H,), float(gate == "f"))))
+
+    def forward(self, x, state):
+        h, c = state
+        f = torch.sigmoid(self.W_f_x(x) + self.W_f_h(h) + self.b_f)
+        i = torch.sigmoid(self.W_i_x(x) + self.W_i_h(h) + self.b_i)
+        o = torch.sigmoid(self.W_o_x(x) + self.W_o_h(h) + self.b_o)
+        g = torch.tanh(self.W_g_x(x) + self.W_g_h(h) + self.b_g)
+        c = f * c + i * g
+        return o * torch.tanh(c), c
+
+
+class RNNCell(nn.Module):
+    """h' = tanh(Wx·x + Wh·h), the bias in Wx."""
+
+    num_states = 1
+
+    def __init__(self, E, H):
+        super().__init__()
+        self.Wx = nn.Linear(E, H)
+        self.Wh = nn.Linear(H, H, bias=False)
+
+    def forward(self, x, state):
+        return (torch.tanh(self.Wx(x) + self.Wh(state[0])),)
+
+
+def unroll(cell, x, state, mask=None):
+    """The cell over x (B, T, E). A mask (B, T, H) multiplies h', inside the recurrence."""
+    outputs = []
+    for t in range(x.shape[1]):
+        h, *rest = cell(x[:, t], state)
+        state = (h if mask is None else h * mask[:, t], *rest)
+        outputs.append(state[0])
+    return torch.stack(outputs, dim=1), state
+
+
+class LanguageModel(nn.Module):
+    """Embedding → stacked cells → (LayerNorm) → head; each subclass names its parts as the study.
+
+    Dropout sites: "state", on h' inside the recurrence of every layer; "between", on the way from
+    one layer to the next; "output", on the last layer's output.
+    """
+
+    def __init__(self, H, p, site):
+        super().__init__()
+        self.hidden_dim, self.dropout, self.site = H, p, site
+
+    def forward(self, tokens, carry=None, masks=None):
+        """Logits (B, T, V) and the new carry. masks: (B, T, H) a layer, 0 or 1/(1 − p)."""
+        embedding, cells, norm, head = self.parts()
+        last = len(cells) - 1
+        carry = carry or self.initial_carry(len(tokens))
+        if masks is None and self.training and self.dropout > 0:
+            ones = embedding.weight.new_ones(*tokens.shape, self.hidden_dim)
+            masks = [dropout(ones, self.dropout) for _ in cells]
+        x, new_carry = embedding(tokens), []
+        for i, (cell, state) in enumerate(zip(cells, carry, strict=True)):
+            x, state = unroll(cell, x, state, masks[i] if masks and self.site == "state" else None)
+            if masks and (self.site, i == last) in [("between", False), ("output", True)]:
+                x = x * masks[i]
+            new_carry.append(state)
+        return head(norm(x)), new_carry
+
+    def initial_carry(self, B):
+        embedding, cells, _, _ = self.parts()
+        zeros = embedding.weight.new_zeros(B, self.hidden_dim)
+        return [(zeros,) * cell.num_states for cell in cells]
+
+
+class MyGRUModel(LanguageModel):
+    """The study's Astra and Scribe."""
+
+    def __init__(self, vocab_size, embd_dim, hidden_dim, num_layers=1, dropout=0.0, site="state",
+                 second_bias=True):  # fmt: skip
+        super().__init__(hidden_dim, dropout, site)
+        inputs = [embd_dim] + [hidden_dim] * (num_layers - 1)
+        self.embedding = nn.Embedding(vocab_size, embd_dim)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"grucell": GRUCell(E, hidden_dim, second_bias)}) for E in inputs
+        )
+        self.fc = nn.ModuleDict({"linear_projection": nn.Linear(hidden_dim, vocab_size)})
+
+    def parts(self):
+        cells = [layer["grucell"] for layer in self.layers]
+        return self.embedding, cells, nn.Identity(), self.fc["linear_projection"]
+
+
+class MyRNNModel(LanguageModel):
+    """The step before the GRU, in the same style."""
+
+    def __init__(self, vocab_size, embd_dim, hidden_dim, num_layers=1, dropout=0.0, site="state"):
+        super().__init__(hidden_dim, dropout, site)
+        inputs = [embd_dim] + [hidden_dim] * (num_layers - 1)
+        self.embedding = nn.Embedding(vocab_size, embd_dim)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"rnncell": RNNCell(E, hidden_dim)}) for E in inputs
+        )
+        self.fc = nn.ModuleDict({"linear_projection": nn.Linear(hidden_dim, vocab_size)})
+
+    def parts(self):
+        cells = [layer["rnncell"] for layer in self.layers]
+        return self.embedding, cells, nn.Identity(), self.fc["linear_projection"]
+
+
+class MyLSTMModel(LanguageModel):
+    """The study's Leviathan: LayerNorm after dropout, before the head."""
+
+    def __init__(self, vocab_size, in_features, hidden_dim, n_layers=1, dropout=0.0,
+                 site="output"):  # fmt: skip
+        super().__init__(hidden_dim, dropout, site)
+        inputs = [in_features] + [hidden_dim] * (n_layers - 1)
+        self.embeddings = nn.Embedding(vocab_size, in_features)
+        cells = nn.ModuleList(LSTMCell(E, hidden_dim) for E in inputs)
+        self.lstm_layer = nn.ModuleDict({"layers": cells})
+        self.layer_norm = nn.LayerNorm(hidden_dim)
+        self.linear_projection = nn.ModuleDict(
+            {"linear_projection": nn.Linear(hidden_dim, vocab_size)}
+        )
+
+    def parts(self):
+        cells, head = self.lstm_layer["layers"], self.linear_projection["linear_projection"]
+        return self.embeddings, cells, self.layer_norm, head
+
+
+def load(path):
+    """The model of one of the study's .pth files, in evaluation mode."""
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    if saved["model_class"] == "MyGRUModel":
+        cls, names = MyGRUModel, ["vocab_size", "embd_dim", "hidden_dim", "num_layers", "dropout"]
+    else:
+        cls, names = MyLSTMModel, ["vocab_size", "in_features", "hidden_dim", "n_layers", "dropout"]
+    model = cls(*(saved[name] for name in names))
+    model.load_state_dict(saved["state_dict"], strict=True)
+    return model.eval()

@@ -1,0 +1,37 @@
+"""Choosing the next token, and generating: statefully, or statelessly as the study warns of."""
+
+import torch
+
+
+def distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    """The probabilities (B, V) that are sampled: temperature, then top_k, then top_p of the rest."""
+    p, order = torch.softmax(logits / temperature, dim=-1).sort(dim=-1, descending=True)
+    if top_k is not None:
+        p[:, top_k:] = 0
+        p = p / p.sum(dim=-1, keepdim=True)
+    if top_p is not None:
+        p[p.cumsum(dim=-1) - p >= top_p] = 0  # the likelier ones reach top_p without this one
+        p = p / p.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(p).scatter(-1, order, p)
+
+
+@torch.no_grad()
+def generate(model, prompt, num_tokens, carry=None, *, temperature=1.0, top_k=None, top_p=None,
+             stateful=True, whole_prompt=True, generator=None):  # fmt: skip
+    """Tokens (B, num_tokens) that follow the prompt (B, P), and the carry; temperature 0 is greedy.
+
+    Stateless: the state is thrown away before every token. The study's samplers feed only the
+    prompt's last token even when stateful: whole_prompt=False.
+    """
+    if stateful and whole_prompt and prompt.shape[1] > 1:
+        _, carry = model(prompt[:, :-1], carry)
+    token, tokens = prompt[:, -1:], []
+    for _ in range(num_tokens):
+        logits, carry = model(token, carry if stateful else None)
+        if temperature == 0:
+            token = logits[:, -1].argmax(dim=-1, keepdim=True)
+        else:
+            p = distribution(logits[:, -1], temperature, top_k, top_p)
+            token = torch.multinomial(p, 1, generator=generator)
+        tokens.append(token)
+    return torch.cat(tokens, dim=1), carry
