@@ -12,9 +12,11 @@ read without this library. Orbax writes a checkpoint beside and renames it: it i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +49,15 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
     family = root / config.name
     try:
         family.mkdir(parents=True, exist_ok=True)
+        latest = family / "latest"
+        if latest.exists() and not latest.is_symlink():
+            raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
         run = _next_version(family)
         tokenizer.save(run)
         write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
         link = family / f".latest.{run.name}"
         link.symlink_to(run.name)
-        os.replace(link, family / "latest")
+        os.replace(link, latest)
     except OSError as error:
         raise RunError(f"the run folder {family} cannot be written: {error.strerror}.") from error
     return run
@@ -112,6 +117,8 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
+    if not (run / "checkpoints").is_dir():  # to open it would make it
+        raise RunError(f"the run {run} has no finished checkpoint.")
     with open_checkpoints(run) as manager:
         step = _newest(manager, run)
         item = "best" if "best" in _items(manager, step) else "params"
@@ -176,13 +183,11 @@ def restore(
     best = None
     if "best" in _items(manager, step):
         best = _restore_tree(manager, step, "best", like.params)
-    saved = manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
+    with _reading(_where(manager, step)):
+        item = ocp.args.Composite(progress=ocp.args.JsonRestore())
+        progress = Progress(**manager.restore(step, args=item)["progress"])
     key = jax.random.wrap_key_data(rest["key"])
-    return (
-        TrainState(params, rest["opt_state"], key, rest["step"]),
-        best,
-        Progress(**saved["progress"]),
-    )
+    return TrainState(params, rest["opt_state"], key, rest["step"]), best, progress
 
 
 def _optimizer_tree(state: TrainState) -> dict[str, Any]:
@@ -201,13 +206,27 @@ def _items(manager: CheckpointManager, step: int) -> set[str]:
     return {path.name for path in (Path(manager.directory) / str(step)).iterdir()}
 
 
+def _where(manager: CheckpointManager, step: int) -> str:
+    return f"checkpoint {Path(manager.directory) / str(step)}"
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Whatever Orbax raises over files that are missing or cut short, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{where} is broken and cannot be read ({type(error).__name__}).") from error
+
+
 def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -> Any:
     """An item in the form of `like`, onto the default device, whichever it was written from."""
     import orbax.checkpoint as ocp
 
-    where = f"checkpoint {Path(manager.directory) / str(step)}"
+    where = _where(manager, step)
     wanted = flatten(like)
-    stored = manager.item_metadata(step)[item]
+    with _reading(where):
+        stored = manager.item_metadata(step)[item]
     stored = {} if stored is None else dict(stored.tree)
     for name in sorted(wanted.keys() | stored.keys()):
         have, want = (getattr(tree.get(name), "shape", None) for tree in (stored, wanted))
@@ -221,7 +240,8 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
         for name, leaf in wanted.items()
     }
-    restored = manager.restore(
-        step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
-    )[item]
+    with _reading(where):
+        restored = manager.restore(
+            step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
+        )[item]
     return unflatten(like, restored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -68,6 +69,10 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C."""
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        raise SystemExit(1) from None
     except UserError as error:
         print(f"{sys.argv[0].rsplit('/')[-1]}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

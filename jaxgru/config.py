@@ -127,6 +127,14 @@ class Config:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     published: PublishedResults = dataclasses.field(default_factory=PublishedResults)
 
+    def __post_init__(self) -> None:
+        name = self.name
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)):
+            raise ConfigError(
+                f"name is {name!r}; it must be letters, digits, '_', '-' and '.', with no '-' or '.' "
+                "first, for it names a folder."
+            )
+
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig, PublishedResults)}
 
@@ -173,7 +181,8 @@ def load_config(
             raise ConfigError(_unknown("field", dotted, dotted_names()))
         table.setdefault(section, {})
         if isinstance(table[section], dict):
-            table[section][field] = _parse_value(text)
+            type_ = get_type_hints(SECTIONS[section])[field]
+            table[section][field] = _parse_value(text, type_)
     return from_dict({"name": path.stem} | table)
 
 
@@ -186,11 +195,6 @@ def from_dict(table: Mapping[str, Any]) -> Config:
     for key in table:
         if key not in SECTIONS and key != "name":
             raise ConfigError(_unknown("section", key, SECTIONS))
-    name = table.get("name", "custom")
-    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)):
-        raise ConfigError(
-            f"name is {name!r}; it must be letters, digits, '_', '-' and '.', for it names a folder."
-        )
     sections = {}
     for section, cls in SECTIONS.items():
         fields = table.get(section, {})
@@ -200,7 +204,7 @@ def from_dict(table: Mapping[str, Any]) -> Config:
             if field not in _field_names(section):
                 raise ConfigError(_unknown("field", f"{section}.{field}", dotted_names()))
         sections[section] = cls(**fields)
-    return Config(name=name, **sections)
+    return Config(name=table.get("name", "custom"), **sections)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -233,11 +237,13 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"there is no {kind} {name!r} in a config; the nearest is {nearest(name, known)!r}."
 
 
-def _parse_value(text: str) -> Any:
-    """A command-line value: a number or true/false as TOML reads it, anything else as it stands."""
+def _parse_value(text: str, type_: Any) -> Any:
+    """A command-line value as its field's type; where it is none, the text, for a message."""
+    if type_ is bool:
+        return {"true": True, "false": False}.get(text, text)
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return type_(text) if type_ in (int, float) else text
+    except ValueError:
         return text
 
 
@@ -248,10 +254,11 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
             raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(get_args(type_))}.")
         return value
     if type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 2**1023 else math.inf  # float() itself would raise
     if type_ is tuple and isinstance(value, (list, tuple)):
-        if not all(isinstance(x, (int, float)) for run in value for x in run):
-            raise ConfigError(f"{name} must be a list of lists of numbers.")
+        runs = all(isinstance(run, (list, tuple)) for run in value)
+        if not (runs and all(type(x) in (int, float) for run in value for x in run)):
+            raise ConfigError(f"{name} is {value!r}; it must be a list of lists of numbers.")
         return tuple(tuple(float(x) for x in run) for run in value)
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

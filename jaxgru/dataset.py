@@ -46,7 +46,10 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Co
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
     train, validation = split(tokenizer.encode(corpus.text), data.validation_fraction)
     check_length(len(train), config.training.sequence_length, "the training split")
-    check_length(len(validation), 0, "the validation split")
+    if len(validation) < 2:
+        raise UserError(
+            f"the validation split has {len(validation)} tokens, but a loss needs at least 2."
+        )
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),

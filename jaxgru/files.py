@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -22,7 +23,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.chmod(beside, 0o644)
         os.replace(beside, path)
     except BaseException:
-        os.unlink(beside)
+        with contextlib.suppress(FileNotFoundError):  # an interrupt may come after the renaming
+            os.unlink(beside)
         raise
 
 

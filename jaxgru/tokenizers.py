@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -58,8 +59,9 @@ class CharacterTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
-        """The inverse of `to_bytes`; ValueError, KeyError or TypeError where there is none."""
-        vocabulary = json.loads(data)["characters"]
+        """The inverse of `to_bytes`; ValueError where there is none."""
+        content = json.loads(data)
+        vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a text of distinct characters")
         return cls(vocabulary)
@@ -116,10 +118,12 @@ class SentencePieceTokenizer:
         """
         from sentencepiece import SentencePieceTrainer
 
+        # SentencePiece skips lines of over 4,192 bytes, and so would miss their characters.
+        lines = (line[i : i + 1000] for line in text.splitlines() for i in range(0, len(line), 1000))
         model = io.BytesIO()
         try:
             SentencePieceTrainer.train(
-                sentence_iterator=iter(text.splitlines()),
+                sentence_iterator=lines,
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
@@ -130,7 +134,9 @@ class SentencePieceTokenizer:
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())
+            # its message begins with a place in its own source; where it ends there, no text was found
+            reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+            reason = reason or "there are no words in it."
             raise TokenizerError(
                 f"SentencePiece cannot make {vocab_size} pieces of this text: {reason}"
             ) from error
@@ -216,7 +222,7 @@ def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
         raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
     try:
         return cls.from_bytes(data)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise TokenizerError(f"the {kind} tokenizer is broken: {error}.") from error
 
 

@@ -83,7 +83,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """
 
     def update(grads, state, params=None):
-        scale = jnp.minimum(1.0, max_norm / (optax.global_norm(grads) + 1e-6))
+        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
         return jax.tree.map(lambda g: g * scale, grads), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

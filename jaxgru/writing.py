@@ -51,6 +51,8 @@ def pieces(
         option is out of range.
     """
     check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
     if options.num_tokens < 1:
         raise UserError(f"num_tokens is {options.num_tokens}; it must be at least 1.")
     known = tokenizer.encode(prompt)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -321,6 +322,27 @@ def agree_in_distribution(
         level=level,
     )
     assert p_value >= level, f"{quantity}: p = {p_value:.3g}"
+
+
+def chi_squared(seen: np.ndarray, expected: np.ndarray) -> float:
+    """The p-value of counts (R, N) against what is expected, whose rows have the same sums.
+
+    Pearson's test, each row a multinomial of its own; cells of a row that expect fewer than ten are
+    put together, for the chi-squared law needs that, and left out if they still do.
+    """
+    statistic = freedom = 0
+    for s, e in zip(seen, expected, strict=True):
+        rare = e < 10
+        s = np.append(s[~rare], s[rare].sum())
+        e = np.append(e[~rare], e[rare].sum())
+        if e[-1] < 10:
+            s, e = s[:-1], e[:-1]
+        if len(e) > 1:
+            e = e * (s.sum() / e.sum())
+            statistic += ((s - e) ** 2 / e).sum()
+            freedom += len(e) - 1
+    assert freedom > 2, "too few tokens to test"
+    return float(scipy.stats.chi2.sf(statistic, freedom))
 
 
 def record(**fields: Any) -> None:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from parity_tests.bridge import (
     agree,
     agree_in_distribution,
     carry_to_torch,
+    chi_squared,
     masks_to_torch,
     model_configs,
     random_carry,
@@ -99,9 +99,6 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     tokens, start = random_tokens(rng, 12, 2, 3), random_carry(rng, params, 2, dtype)
 
     jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.apply(params, tokens, carry)))(start)
-    by_carry = lambda tree: [  # rows of (h,) or (h, c), a layer each
-        jax.tree.leaves(tree[i]) for i in range(3)
-    ]
     model, parts = torch_model(params), len(jax.tree.leaves(start)) // 3
 
     def theirs_of(*flat):
@@ -115,22 +112,12 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     agree(f"{cell}: derivative of logits and carry by the carry", jacobian, theirs, 1e-12)
 
     logits_by, carry_by = jacobian
-    for layer in by_carry(logits_by):
-        assert all(np.abs(part).max() > 1e-4 for part in layer)
-    for above in range(3):
-        for below in range(3):
-            block = jax.tree.leaves([jax.tree.leaves(new) for new in _block(carry_by, above, below)])
-            if below <= above:
-                assert all(np.abs(part).max() > 1e-4 for part in block)
-            else:
-                assert all((part == 0).all() for part in block)
-
-
-def _block(carry_by, new_layer: int, old_layer: int) -> list:
-    """Derivatives of one layer's new h (and c) by one layer's old h (and c)."""
-    new = carry_by[new_layer]
-    parts = [new] if not isinstance(new[0], tuple) or len(new) == 3 else list(new)
-    return [part[old_layer] for part in parts]
+    for old in range(3):
+        assert all(np.abs(part).max() > 1e-4 for part in jax.tree.leaves(logits_by[old]))
+        for new in range(3):
+            parts = carry_by[new] if cell == "lstm" else [carry_by[new]]  # by h and by c
+            for part in jax.tree.leaves([part[old] for part in parts]):
+                assert (np.abs(part).max() > 1e-4) if old <= new else (part == 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["float64"])
@@ -208,8 +195,10 @@ def test_fifty_and_fifty_are_a_hundred(cell, stateful):
 
 def chain(cell: str, dtype: str):
     """A model of five tokens and its transition matrix by torchref: softmax of one token alone."""
-    params = random_params(np.random.default_rng(2), deep(cell, V=5), dtype)
-    params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
+    config = ModelConfig(cell, 5, 5, 7, 2, second_bias=cell == "gru", layer_norm=cell == "lstm")
+    params = random_params(np.random.default_rng(3), config, dtype)
+    strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # a memory that shows
+    params = params.replace(embedding=strong(params.embedding), layers=strong(params.layers))
     with torch.no_grad():
         logits, _ = torch_model(params)(torch.arange(5)[:, None])
     return params, torch.softmax(logits[:, 0], dim=-1).numpy()
@@ -232,32 +221,28 @@ def test_windows_of_one_are_the_chain(cell, dtype):
 def test_stateless_text_is_a_first_order_chain(cell):
     """Chi-squared on 60,000 sampled tokens: the matrix gives the counts, and nothing else matters.
 
-    Given the token, the next is independent of the one before: true of stateless text and, as the
-    same test finds, not of stateful text, so the test can tell the two apart.
+    The next token's counts given the token, and given the token and the one before, are both those
+    of the matrix. Stateful text, by the same test, has neither the matrix nor so short a memory.
     """
     params, matrix = chain(cell, "float32")
     prompt = jnp.zeros((200, 1), jnp.int32)
-    for stateful in (False, True):
-        tokens, _, _ = jaxgru.generate(
-            params, jax.random.key(4), prompt, 300, stateful=stateful
-        )
-        triples = np.zeros((5, 5, 5))  # before, token, next
-        text = np.asarray(tokens)
-        np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
-        pairs = triples.sum(axis=0)
-        expected = pairs.sum(axis=1, keepdims=True) * matrix
-        statistic = ((pairs - expected) ** 2 / expected).sum()
-        chain_p = scipy.stats.chi2.sf(statistic, 5 * 4)
 
-        independence = [
-            scipy.stats.chi2_contingency(triples[:, token]) for token in range(5)
-        ]
-        memory_p = scipy.stats.chi2.sf(
-            sum(test.statistic for test in independence), sum(test.dof for test in independence)
-        )
-        if stateful:
-            assert chain_p < 1e-9 and memory_p < 1e-9
-        else:
-            size = text.size
-            agree_in_distribution(f"{cell}: stateless text by the matrix", chain_p, size)
-            agree_in_distribution(f"{cell}: stateless text has no memory", memory_p, size)
+    def counts(stateful: bool) -> tuple[np.ndarray, np.ndarray]:
+        text, _, _ = jaxgru.generate(params, jax.random.key(4), prompt, 300, stateful=stateful)
+        text = np.asarray(text)
+        triples = np.zeros((5, 5, 5))  # before, token, next
+        np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
+        return triples.sum(axis=0), triples
+
+    def p_value(seen: np.ndarray, matrix: np.ndarray) -> float:
+        expected = seen.sum(axis=-1, keepdims=True) * matrix
+        return chi_squared(seen.reshape(-1, 5), expected.reshape(-1, 5))
+
+    pairs, triples = counts(stateful=False)
+    name = f"{cell}: stateless text"
+    agree_in_distribution(f"{name} follows the matrix", p_value(pairs, matrix), 60_000)
+    agree_in_distribution(f"{name} has no further memory", p_value(triples, matrix), 60_000)
+
+    pairs, triples = counts(stateful=True)
+    assert p_value(pairs, matrix) < 1e-9
+    assert p_value(triples, pairs / pairs.sum(axis=1, keepdims=True)) < 1e-9

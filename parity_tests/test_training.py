@@ -95,18 +95,20 @@ class Both:
         return from_state_dict(self.keys, tensors)
 
 
-# In float64 a trajectory stays together to about 1e-12. In float32 it does not: AdamW divides a
-# gradient by its own size, so an entry whose gradient is little more than rounding takes a step of
-# up to the learning rate in a direction that rounding decides. The losses and moments are averages
-# over many entries and stay close; single parameters part by a few steps of such entries.
-CLIP = {"gru": 0.4, "lstm": 0.4, "rnn": 1.0}  # within the range of the gradients' norms
+# A trajectory carries each step's rounding on, and AdamW can enlarge it: it divides a gradient by
+# its own size, so an entry whose gradient is little more than rounding takes a step that rounding
+# decides. In float32 there is one more difference: Optax computes Adam's bias corrections 1 − βᵗ in
+# float32, PyTorch in double, and at t = 1 that is 1 − 0.999 to three digits fewer. The largest seen
+# after fifty steps are 6e-15 and 2e-5 of the largest entry; in a whole epoch's losses 4e-16 and
+# 1.4e-6.
+FIFTY_STEPS = {"float64": 1e-11, "float32": 3e-4}
+EPOCH = {"float64": 1e-11, "float32": 5e-5}
+CLIP = {"gru": 0.4, "lstm": 0.4, "rnn": 0.6}  # within the range of the gradients' norms
 MODELS = {
     "gru": ModelConfig("gru", 17, 6, 12, 2, second_bias=True, dropout=0.2, dropout_site="state"),
     "lstm": ModelConfig("lstm", 17, 6, 12, 2, layer_norm=True, dropout=0.2, dropout_site="output"),
     "rnn": ModelConfig("rnn", 17, 6, 12, 2, dropout=0.2, dropout_site="between"),
 }
-FIFTY_STEPS = {"float64": 1e-10, "float32": 1e-3}
-EPOCH = {"float64": 1e-9, "float32": 1e-3}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

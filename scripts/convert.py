@@ -16,7 +16,7 @@ from jaxgru.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 def main() -> None:
     """Reads the arguments, checks that they make sense, and makes two calls: load and save."""
     parser = Parser(__doc__)
-    parser.add_argument("source", metavar="IN", type=Path, help="a run folder, .safetensors or .pth")
+    parser.add_argument("source", metavar="IN", type=Path, help="run folder, .safetensors or .pth")
     parser.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .pth")
     parser.add_argument(
         "--tokenizer",

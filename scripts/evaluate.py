@@ -25,13 +25,13 @@ def main() -> None:
     table = Table(
         title=f"{config.name}: {losses.num_tokens:,} tokens, {losses.num_characters:,} characters"
     )
-    table.add_column("the state is …")
-    for unit in ("nats/token", "bits/token", "nats/character", "bits/character"):
+    table.add_column("state")
+    for unit in ("nats/token", "bits/token", "nats/char", "bits/char"):
         table.add_column(unit, justify="right")
     for name, loss in (
-        (f"kept within windows of {window}", losses.windows),
-        ("never put back: one stream", losses.stream),
-        ("thrown away: stateless", losses.stateless),
+        (f"windows of {window}", losses.windows),
+        ("one stream", losses.stream),
+        ("stateless", losses.stateless),
     ):
         table.add_row(name, *(f"{value:.4f}" for value in losses.in_units(loss).values()))
     Console().print(table)

@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true",
                         help="stateless and stateful side by side")  # fmt: skip
     arguments = parser.parse_args()
+    if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
+        parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
     options = writing.Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,

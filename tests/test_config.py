@@ -98,7 +98,7 @@ class TestPublishedConfigs:
 
     @models
     def test_variants_of_the_study(self, name):
-        """GRU: a second bias, dropout inside the recurrence. LSTM: LayerNorm, dropout at the end."""
+        """GRU: a second bias, dropout inside the recurrence. LSTM: LayerNorm, dropout after it."""
         model = load_config(name).model
         assert model.reset == "before"
         variant = (model.second_bias, model.dropout_site, model.layer_norm)
@@ -240,6 +240,7 @@ class TestOverrides:
             ("training.epochs", "1_000", 1000),
             ("training.learning_rate", "1e-4", 1e-4),
             ("training.learning_rate", "1", 1.0),
+            ("training.learning_rate", ".001", 1e-3),
             ("model.dropout", "0", 0.0),
             ("model.layer_norm", "true", True),
             ("model.second_bias", "false", False),
@@ -282,7 +283,7 @@ BAD_VALUES = {
     "model.dropout_site": ["input", "0"],
     "data.tokenizer": ["bpe", "1"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
-    "training.epochs": ["0", "-3", "2.5", "many", "true"],
+    "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000],
     "training.steps_per_epoch": ["0"],
     "training.batch_size": ["0", "-64", "64.0"],
     "training.sequence_length": ["0"],
@@ -371,7 +372,7 @@ class TestRefusals:
             from_dict({"model": section})
 
     @pytest.mark.parametrize(
-        "data", [b"[model", b"hidden_dim 3", b"[model]\nhidden_dim = ", b"\xff\xfe", b"a = 1\na = 2"]
+        "data", [b"[model", b"hidden_dim 3", b"[model]\ncell = ", b"\xff\xfe", b"a = 1\na = 2"]
     )
     def test_a_file_that_is_not_toml(self, tmp_path, data):
         (tmp_path / "bad.toml").write_bytes(data)

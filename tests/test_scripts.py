@@ -165,8 +165,8 @@ class TestEvaluate:
         validation = np.array([place[character] for character in text[2700:]])
         params, _, _ = jaxgru.load_run(tiny_run)
         rows = table_rows(done.out)
-        assert set(rows) == {"kept", "never", "thrown"}
-        for row, window in (("kept", 16), ("never", 300), ("thrown", 1)):
+        assert set(rows) == {"windows", "one", "stateless"}
+        for row, window in (("windows", 16), ("one", 300), ("stateless", 1)):
             nats = numpy_gru_losses(params, validation, window).mean()
             bits = nats / np.log(2)
             assert rows[row] == pytest.approx([nats, bits, nats, bits], abs=1e-4)
@@ -304,8 +304,7 @@ class TestTrainRefuses:
     )
     def test_a_value_out_of_range_or_mistyped(self, train, option, value):
         message = train(f"--{option}", value)
-        assert f"{option} is" in message and value.rstrip("0").rstrip(".") in message
-        assert "must be" in message
+        assert f"{option} is" in message and value in message and "must be" in message
 
     def test_an_option_without_its_value(self, train, refused):
         assert "--model.dropout" in train("--model.dropout")
@@ -435,9 +434,12 @@ class TestBadRuns:
         assert ("letters" if "letters" in new else "does not fit its config") in message
 
     def test_one_whose_checkpoint_is_broken(self, refused, name, run_copy):
-        newest = max((run_copy / "checkpoints").iterdir(), key=lambda step: int(step.name))
-        (newest / "params" / "manifest.ocdbt").write_bytes(b"cut short")
-        assert str(newest) in refused(name, "--run", run_copy)
+        """6 is the step of the newest; first its parameters' index is cut short, then they go."""
+        params = run_copy / "checkpoints" / "6" / "params"
+        (params / "_METADATA").write_text('{"tree_metadata": {')
+        assert str(params.parent) in refused(name, "--run", run_copy)
+        shutil.rmtree(params)
+        assert str(params.parent) in refused(name, "--run", run_copy)
 
     def test_one_whose_tokenizer_is_missing_broken_or_anothers(self, refused, name, run_copy):
         (run_copy / "tokenizer.json").write_text('{"characters": "abc"}')

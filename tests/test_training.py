@@ -68,28 +68,32 @@ def test_clipping_by_hand(max_norm, factor):
 
 
 def test_adamw_by_hand_over_three_steps():
-    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter too."""
-    recipe = TrainingConfig(
-        epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
-    )
-    params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
-    state = optimizer(recipe).init(params)
-    expected = {"W": 1.5, "b": -0.5}
-    moments = {name: (0.0, 0.0) for name in expected}
-    for t in (1, 2, 3):
-        grads = {"W": jnp.array([[0.3 * t]]), "b": jnp.array([0.7 / t])}
-        updates, state = optimizer(recipe).update(grads, state, params)
-        params = jax.tree.map(lambda p, u: p + u, params, updates)
-        rate = 0.1 * (1 + math.cos(math.pi * (t - 1) / 3)) / 2
+    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter too.
+
+    In float64: in float32 the bias corrections 1 − βᵗ alone cost a relative 1e-6.
+    """
+    with jax.enable_x64(True):
+        recipe = TrainingConfig(
+            epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
+        )
+        params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
+        state = optimizer(recipe).init(params)
+        expected = {"W": 1.5, "b": -0.5}
+        moments = {name: (0.0, 0.0) for name in expected}
+        for t in (1, 2, 3):
+            grads = {"W": jnp.array([[0.3 * t]]), "b": jnp.array([0.7 / t])}
+            updates, state = optimizer(recipe).update(grads, state, params)
+            params = jax.tree.map(lambda p, u: p + u, params, updates)
+            rate = 0.1 * (1 + math.cos(math.pi * (t - 1) / 3)) / 2
+            for name in expected:
+                g = float(grads[name].ravel()[0])
+                m, v = moments[name]
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                moments[name] = m, v
+                step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+                expected[name] = expected[name] * (1 - rate * 0.2) - rate * step
         for name in expected:
-            g = float(grads[name].ravel()[0])
-            m, v = moments[name]
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            moments[name] = m, v
-            step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
-            expected[name] = expected[name] * (1 - rate * 0.2) - rate * step
-    for name in expected:
-        assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-6)
+            assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-12)
 
 
 def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
@@ -130,7 +134,7 @@ def test_it_learns_a_text_that_can_be_learnt():
     model = dataclasses.replace(CONFIG.model, hidden_dim=8, dropout=0.0)
     tokens = np.tile(np.arange(3, dtype=np.int32), 60)
     _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
-    assert progress.records[0]["train_loss"] > 0.2 and progress.records[-1]["val_loss"] < 0.05
+    assert progress.records[0]["train_loss"] > 0.1 and progress.records[-1]["val_loss"] < 0.01
 
 
 def with_val_losses(monkeypatch, losses):
@@ -195,7 +199,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [1, 2, 5, 8])
+@pytest.mark.parametrize("after", [1, 2, 5])
 def test_an_interrupted_run_goes_on_to_the_same_bits(number, after):
     """A signal after some chunk of steps; what was saved then goes on to the undisturbed result."""
     expected, _, undisturbed = run()

@@ -17,7 +17,7 @@ def import_torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise InteropError("this needs PyTorch, which is not installed: pip install torch.") from error
+        raise InteropError("PyTorch is needed but not installed: pip install torch.") from error
     return torch
 
 

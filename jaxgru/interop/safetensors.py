@@ -32,7 +32,12 @@ from jaxgru.config import Config, from_dict, to_dict
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes
 from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.tokenizers import CharacterTokenizer, Tokenizer, tokenizer_from_bytes
+from jaxgru.tokenizers import (
+    SentencePieceTokenizer,
+    Tokenizer,
+    TokenizerError,
+    tokenizer_from_bytes,
+)
 
 METADATA = ("format", "config", "tokenizer", "tokenizer_data", "sha256")
 
@@ -113,8 +118,10 @@ def _tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
     kind, text = metadata["tokenizer"], metadata["tokenizer_data"]
     try:
         return tokenizer_from_bytes(kind, _decode(kind, text))
-    except ValueError as error:  # not base64, or a TokenizerError
+    except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise InteropError(f"{where}: its tokenizer_data is not base64: {error}.") from error
 
 
 def _check_model(
@@ -138,11 +145,15 @@ def _check_model(
 
 
 def _encode(kind: str, data: bytes) -> str:
-    return data.decode() if kind == CharacterTokenizer.kind else base64.b64encode(data).decode()
+    if kind == SentencePieceTokenizer.kind:
+        data = base64.b64encode(data)
+    return data.decode()
 
 
 def _decode(kind: str, text: str) -> bytes:
-    return text.encode() if kind == CharacterTokenizer.kind else base64.b64decode(text, validate=True)
+    if kind == SentencePieceTokenizer.kind:
+        return base64.b64decode(text, validate=True)
+    return text.encode()
 
 
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:

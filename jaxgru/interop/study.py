@@ -46,10 +46,10 @@ class _Layout(NamedTuple):
 _GRU = _Layout(
     config=ModelConfig(cell="gru", second_bias=True, dropout_site="state"),
     integers={
-        "n_classes": "vocab_size",
         "embd_dim": "embedding_dim",
         "hidden_dim": "hidden_dim",
         "vocab_size": "vocab_size",
+        "n_classes": "vocab_size",
         "num_layers": "num_layers",
     },
     layer="layers.{}.grucell.",
@@ -240,7 +240,8 @@ def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[
     for name, tensor in tensors.items():
         dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
         if not isinstance(name, str) or not dense or tensor.device.type != "cpu":
-            raise InteropError(f"{where}: {reprlib.repr(name)} in its state_dict is no dense tensor.")
+            shown = reprlib.repr(name)
+            raise InteropError(f"{where}: {shown} in its state_dict is no dense tensor.")
         if tensor.dtype != torch.float32:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be float32.")
@@ -266,7 +267,7 @@ def _config(
             )
         if fields.setdefault(field, value) != value:
             raise InteropError(
-                f"{where}: {key} is {value}, but {field} is {fields[field]}; they must be equal."
+                f"{where}: {key} is {value}, but it must be the {field}, {fields[field]}."
             )
     dropout = checkpoint["dropout"]
     if type(dropout) not in (int, float) or not 0 <= dropout < 1:  # NaN is refused here, too

@@ -10,7 +10,7 @@ A state is the same on both sides: PyTorch's (L, B, H) is our carries of the L l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -39,12 +39,9 @@ def from_torch(module: Any) -> tuple[CellParams, ...]:
     """
     torch = import_torch()
     _check_module(torch, module)
-    if isinstance(module, torch.nn.GRU):
-        layer: Callable[..., CellParams] = _gru_layer
-    else:
-        layer = _lstm_layer if isinstance(module, torch.nn.LSTM) else _rnn_layer
-    weights = [[_array(parameter) for parameter in parameters] for parameters in module.all_weights]
-    return tuple(layer(*parameters) for parameters in weights)
+    makers = {torch.nn.GRU: _gru_layer, torch.nn.LSTM: _lstm_layer, torch.nn.RNN: _rnn_layer}
+    make = next(make for cls, make in makers.items() if isinstance(module, cls))
+    return tuple(make(*map(_array, weights)) for weights in module.all_weights)
 
 
 def to_torch(layers: Sequence[CellParams]) -> Any:
@@ -55,8 +52,8 @@ def to_torch(layers: Sequence[CellParams]) -> Any:
     (a GRU's absent second biases as zeros).
 
     Raises:
-      InteropError: PyTorch is not installed; there is no layer, the layers are not of one kind and
-        size, as a module's must be, or a GRU resets before the product, which `torch.nn.GRU` cannot.
+      InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
+        size, as a module's must be; or a GRU resets before the product, as `torch.nn.GRU` cannot.
     """
     torch = import_torch()
     if not layers:
@@ -75,10 +72,11 @@ def to_torch(layers: Sequence[CellParams]) -> Any:
                 f"layer {i} is {W.shape[1]} → {U.shape[1]}, but in a PyTorch module whose first is "
                 f"{E} → {H} it must be {H} → {H}."
             )
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     state = {
         f"{name}_l{i}": torch.from_numpy(tensor)
         for i, layer in enumerate(tensors)
-        for name, tensor in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), layer, strict=True)
+        for name, tensor in zip(names, layer, strict=True)
     }
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = kinds[type(layers[0])](E, H, num_layers=len(layers))

@@ -1,0 +1,111 @@
+"""What the comparisons with implementations that nobody here wrote have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgru.cells import CellParams
+from jaxgru.unroll import unroll
+from parity_tests.bridge import TOLERANCE, agree, random_array, random_cell
+
+SIZES = [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)]
+"""(B, T, E, H) of each comparison."""
+
+
+class Case:
+    """One layer, or a stack of them: parameters, input (B, T, E), carry, and what ours gives.
+
+    The gradient is that of a random linear function of all outputs and the final carries.
+    """
+
+    def __init__(self, cell: str, B: int, T: int, E: int, H: int, dtype: str, layers: int = 1):
+        rng = np.random.default_rng(0)
+        self.layers: tuple[CellParams, ...] = tuple(
+            random_cell(rng, cell, H if i else E, H, False, dtype) for i in range(layers)
+        )
+        self.x = random_array(rng, (B, T, E), dtype)
+        draw = lambda: random_array(rng, (B, H), dtype)
+        self.carry = tuple((draw(), draw()) if cell == "lstm" else draw() for _ in range(layers))
+        self.of_output = random_array(rng, (B, T, H), dtype)
+        self.of_carry = jax.tree.map(lambda _: draw(), self.carry)
+        self.dtype, self.name = dtype, f"{cell}, {layers} layer{'s'[: layers > 1]}"
+
+    def objective(self, output: jax.Array, carry: Any) -> jax.Array:
+        """The linear function whose gradient is compared, for implementations in JAX."""
+        terms = jax.tree.map(jnp.vdot, (self.of_output, self.of_carry), (output, carry))
+        return sum(jax.tree.leaves(terms))
+
+    @functools.cached_property
+    def ours(self) -> tuple[Any, Any]:
+        """(output (B, T, H), final carries) and the gradients by layers, input and carries."""
+
+        @jax.jit
+        def run(layers, x, carry):
+            def value(layers, x, carry):
+                h, new = x.swapaxes(0, 1), []
+                for layer, state in zip(layers, carry, strict=True):
+                    h, state = unroll(layer, h, state)
+                    new.append(state)
+                results = h.swapaxes(0, 1), tuple(new)
+                return self.objective(*results), results
+
+            gradients, results = jax.grad(value, (0, 1, 2), has_aux=True)(layers, x, carry)
+            return results, gradients
+
+        return run(self.layers, self.x, self.carry)
+
+    def check(self, implementation: str, results: Any, gradients: Any = None) -> None:
+        """Compares with their (output, carries) and, if given, (layers, x, carry) gradients.
+
+        Arrays in the same order as ours; the layers' gradients as jaxgru's structs.
+        """
+        ours, our_gradients = self.ours
+        tolerance = TOLERANCE[self.dtype]
+        for part, a, b in zip(["outputs", "final carry"], ours, results, strict=True):
+            agree(f"{self.name}: {part}", a, b, tolerance, implementation)
+        if gradients is None:
+            return
+        parts = ["gradient of every parameter", "gradient of the input", "gradient of the carry"]
+        for part, a, b in zip(parts, our_gradients, gradients, strict=True):
+            agree(f"{self.name}: {part}", a, b, tolerance, implementation)
+
+
+@functools.lru_cache
+def case_of(cell: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1) -> Case:
+    """A case, made once: several implementations are compared with what ours gives there."""
+    return Case(cell, *size, dtype, layers)
+
+
+def struct_from_blocks(
+    cls: type, gates: str, W: Any, U: Any, b: Any, sign: Callable[[str], int] = lambda gate: 1
+) -> CellParams:
+    """A cell's struct from arrays whose last axis holds the gates side by side, in this order.
+
+    sign: −1 for a gate that they keep the other way round (their z is 1 − ours: σ(−a) = 1 − σ(a)).
+    """
+    fields = {}
+    for name, blocks in [("W", W), ("U", U), ("b", b)]:
+        for gate, block in zip(gates, np.split(np.asarray(blocks), len(gates), -1), strict=True):
+            fields[name + gate] = sign(gate) * block
+    return cls(**fields)
+
+
+def blocks_from_struct(
+    p: CellParams, gates: str, sign: Callable[[str], int] = lambda gate: 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`struct_from_blocks`, backwards: W (E, gates · H), U (H, gates · H), b (gates · H)."""
+    join = lambda name: np.concatenate(
+        [sign(gate) * np.asarray(getattr(p, name + gate)) for gate in gates], axis=-1
+    )
+    return join("W"), join("U"), join("b")
+
+
+def z_reversed(gate: str) -> int:
+    """For those whose z opens to the OLD state."""
+    return -1 if gate == "z" else 1

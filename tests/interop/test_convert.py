@@ -1,0 +1,158 @@
+"""scripts/convert.py: from any of the three to the others, and one sentence where it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from random_models import random_params, same_bits
+
+import jaxgru
+from jaxgru import Config, ModelConfig
+from jaxgru.checkpointing import create_run, open_checkpoints, save
+from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.study import load_study
+from jaxgru.tokenizers import CharacterTokenizer
+from jaxgru.training import Progress, init_state
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "convert.py"
+MODEL = ModelConfig(
+    vocab_size=9, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True, dropout=0.1
+)
+TOKENIZER = CharacterTokenizer("ROME: abc")
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """A small model, m.safetensors, in the folder that the script runs in."""
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, random_params(MODEL), Config("my_model", MODEL), TOKENIZER)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run folder with one checkpoint, of a model that was never trained."""
+    config = Config("my_run", MODEL)
+    folder = create_run(tmp_path / "runs", config, TOKENIZER)
+    state = init_state(config.model, config.training).replace(params=random_params(MODEL))
+    with open_checkpoints(folder) as manager:
+        save(manager, state, None, Progress())
+    return folder
+
+
+def test_there_and_back(script, saved, tmp_path):
+    assert script("convert", "m.safetensors", "m.pth").out == "my_model written to m.pth\n"
+    assert same_bits(load_study(tmp_path / "m.pth")[0], random_params(MODEL))
+    assert torch.load(tmp_path / "m.pth", weights_only=True)["model_name"] == "My_model"
+    outcome = script("convert", "m.pth", "n.safetensors", "--tokenizer", "m.safetensors")
+    assert (outcome.code, outcome.err) == (0, "")
+    params, config, tokenizer = jaxgru.load_run(tmp_path / "n.safetensors")
+    assert same_bits(params, random_params(MODEL))
+    assert config == Config("my_model", MODEL)
+    assert tokenizer.vocabulary == TOKENIZER.vocabulary
+
+
+def test_a_run(script, run, tmp_path):
+    """To both formats; from .pth back with the run's tokenizer, or its file. Then it is sampled."""
+    params = random_params(MODEL)
+    assert script("convert", run, "run.safetensors").code == 0
+    again, config, tokenizer = jaxgru.load_run(tmp_path / "run.safetensors")
+    assert same_bits(again, params) and config == Config("my_run", MODEL)
+    assert tokenizer.vocabulary == TOKENIZER.vocabulary
+
+    assert script("convert", run.parent, "run.pth").code == 0
+    assert same_bits(load_study(tmp_path / "run.pth")[0], params)
+    for i, where in enumerate((run, run / "tokenizer.json")):
+        assert script("convert", "run.pth", f"{i}.safetensors", "--tokenizer", where).code == 0
+        again, _, tokenizer = load_safetensors(tmp_path / f"{i}.safetensors")
+        assert same_bits(again, params) and tokenizer.vocabulary == TOKENIZER.vocabulary
+
+    outcome = script("sample", "--run", "run.safetensors", "--num-tokens", "5")
+    assert outcome.code == 0 and "ROMEO: " in outcome.out
+
+
+def test_the_corpus_s_characters_are_the_default(script, shakespeare, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text(shakespeare)
+    model = ModelConfig(vocab_size=65, embedding_dim=2, hidden_dim=3, second_bias=True)
+    tokenizer = CharacterTokenizer.learn(shakespeare)
+    path = tmp_path / "a.safetensors"
+    save_safetensors(path, random_params(model), Config("a", model), tokenizer)
+    assert script("convert", "a.safetensors", "a.pth").code == 0
+    monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
+    assert script("convert", "a.pth", "b.safetensors").code == 0
+    assert load_safetensors(tmp_path / "b.safetensors")[2].vocabulary == tokenizer.vocabulary
+
+
+def test_as_a_process(saved, tmp_path):
+    """Exit codes and streams as a shell sees them; never a traceback."""
+
+    def run(*arguments):
+        command = [sys.executable, str(SCRIPT), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = run("m.safetensors", "m.pth")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "my_model written to m.pth\n", "")
+    Path(tmp_path / "m.pth").write_bytes(b"PK")
+    refused = run("m.pth", "n.safetensors")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("convert.py: m.pth cannot be used: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_an_existing_file(script, saved, tmp_path):
+    old = tmp_path / "m.pth"
+    old.write_bytes(b"old")
+    outcome = script("convert", "m.safetensors", "m.pth")
+    assert outcome.code == 2 and "m.pth exists; to replace it, add --force." in outcome.err
+    assert old.read_bytes() == b"old"
+    assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
+    assert same_bits(load_study(old)[0], random_params(MODEL))
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["m.safetensors"], "OUT"),
+        (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
+        (["nowhere", "x.safetensors"], "there is no nowhere"),
+        (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
+        (["m.safetensors", "x.onnx"], "x.onnx must end in .safetensors or .pth"),
+        (["m.safetensors", "x"], "x must end in .safetensors or .pth"),
+        (["m.safetensors", "x.safetensors"], "m.safetensors is a .safetensors file already"),
+        (["m.pth", "x.pth"], "m.pth is a .pth file already"),
+        (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
+        (["m.safetensors", "none/x.pth"], "none/x.pth cannot be written: No such file"),
+        (["folder.pth", "x.safetensors"], "there is no run in folder.pth"),
+        (["m.safetensors", "x.pth", "--tokenizer", "m.safetensors"], "--tokenizer is for a .pth"),
+        (["m.pth", "x.safetensors"], "m.pth cannot be used: it is damaged"),
+        (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
+        (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
+        (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
+        (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
+    ],
+)
+def test_refused(arguments, says, script, saved, tmp_path):
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "notes.model").write_text("notes")
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "m.pth").write_bytes(b"none")
+    before = sorted(os.listdir(tmp_path))
+    outcome = script("convert", *arguments)
+    assert outcome.code == 2 and outcome.out == ""
+    assert says in outcome.err and outcome.err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_model_that_the_study_does_not_have(script, tmp_path):
+    model = ModelConfig("rnn", 9, 3, 4)
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, random_params(model), Config("x", model), TOKENIZER)
+    outcome = script("convert", "m.safetensors", "m.pth")
+    assert outcome.code == 2 and "the study has only GRUs" in outcome.err
+    assert not (tmp_path / "m.pth").exists()
