@@ -263,6 +263,8 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         raise ConfigError(f"{name} is {value!r}; it must be {words.get(type_, 'a list of lists')}.")
+    if type_ is int and abs(value) >= 2**40:
+        raise ConfigError(f"{name} is too large; it must be below 2^40.")
     if type_ is float and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; it must be finite.")
     return value

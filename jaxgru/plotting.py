@@ -27,7 +27,7 @@ def plot_losses(
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    ours, theirs = dict(linestyle="-", marker="o", ms=3), dict(linestyle=":", marker=".", ms=3)
+    ours, theirs = dict(linestyle="-", marker="o", ms=3), dict(linestyle=":", marker="x", ms=5, zorder=3)
     for kind, color, name in (
         ("train", "C0", "training"),
         ("val", "C1", "whole validation split"),
@@ -35,8 +35,8 @@ def plot_losses(
         losses = [[record[f"{kind}_loss"] for record in records] for records in runs]
         _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
     for losses, color, name in (
-        (published.train_loss, "C0", "training"),
-        (published.val_loss, "C1", "one validation batch"),
+        (published.train_loss, "black", "training"),
+        (published.val_loss, "C3", "one validation batch"),
     ):
         _plot_runs(axes, losses, color=color, label=f"{name}, published", **theirs)
     axes.set(title=title, xlabel="epoch", ylabel="loss (nats a token)")

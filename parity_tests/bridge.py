@@ -195,7 +195,7 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
     first = params.layers[0]
     if isinstance(first, GRUParams):
         second_bias = first.cz is not None
-        model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias)
+        model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias=second_bias)
     elif isinstance(first, LSTMParams):
         model = torchref.MyLSTMModel(V, E, H, L, dropout, site)
     else:

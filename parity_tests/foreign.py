@@ -24,17 +24,25 @@ class Case:
     The gradient is that of a random linear function of all outputs and the final carries.
     """
 
-    def __init__(self, cell: str, B: int, T: int, E: int, H: int, dtype: str, layers: int = 1):
+    def __init__(
+        self, cell: str, B: int, T: int, E: int, H: int, dtype: str, layers: int, reset: str
+    ):
         rng = np.random.default_rng(0)
         self.layers: tuple[CellParams, ...] = tuple(
             random_cell(rng, cell, H if i else E, H, False, dtype) for i in range(layers)
         )
+        if reset == "after":  # only this variant has a bias inside the reset
+            self.layers = tuple(
+                layer.replace(reset=reset, cn=random_array(rng, (H,), dtype, 0.5))
+                for layer in self.layers
+            )
         self.x = random_array(rng, (B, T, E), dtype)
         draw = lambda: random_array(rng, (B, H), dtype)
         self.carry = tuple((draw(), draw()) if cell == "lstm" else draw() for _ in range(layers))
         self.of_output = random_array(rng, (B, T, H), dtype)
         self.of_carry = jax.tree.map(lambda _: draw(), self.carry)
-        self.dtype, self.name = dtype, f"{cell}, {layers} layer{'s'[: layers > 1]}"
+        variant = ", reset after" if reset == "after" else ""
+        self.dtype, self.name = dtype, f"{cell}{variant}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, output: jax.Array, carry: Any) -> jax.Array:
         """The linear function whose gradient is compared, for implementations in JAX."""
@@ -77,9 +85,11 @@ class Case:
 
 
 @functools.lru_cache
-def case_of(cell: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1) -> Case:
+def case_of(
+    cell: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1, reset: str = "before"
+) -> Case:
     """A case, made once: several implementations are compared with what ours gives there."""
-    return Case(cell, *size, dtype, layers)
+    return Case(cell, *size, dtype, layers, reset)
 
 
 def struct_from_blocks(

@@ -73,7 +73,7 @@ def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_resetting_changes_the_output(cell):
-    """One layer's state lost between two pieces shows, whichever layer it is, in all that follows."""
+    """One layer's state lost between two pieces shows in all that follows, whichever it is."""
     rng = np.random.default_rng(0)
     params = random_params(rng, deep(cell), "float32")
     tokens = random_tokens(rng, 12, 2, 6)
@@ -207,7 +207,7 @@ def chain(cell: str, dtype: str):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", CELLS)
 def test_windows_of_one_are_the_chain(cell, dtype):
-    """A text in windows of one token from zeros gives the rows of the matrix, whatever came before."""
+    """A text in windows of one token gives rows of the matrix, whatever came before."""
     params, matrix = chain(cell, dtype)
     text = random_tokens(np.random.default_rng(0), 5, 1, 40)[0]
     logits, _ = apply(params, text[:, None])

@@ -1,4 +1,8 @@
-"""jaxgru's LSTM and RNN against torch.nn.LSTM and torch.nn.RNN with one of two biases silenced."""
+"""jaxgru against torch.nn.LSTM, torch.nn.RNN and, with the reset after the product, torch.nn.GRU.
+
+PyTorch has two biases where jaxgru has one: one of them is silenced, set to zero. Only the GRU's
+candidate needs both.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from jaxgru.cells import LSTMParams, RNNParams
+from jaxgru.cells import GRUParams, LSTMParams, RNNParams
 from parity_tests.bridge import DTYPES, to_torch
-from parity_tests.foreign import SIZES, blocks_from_struct, case_of, struct_from_blocks
+from parity_tests.foreign import (
+    SIZES,
+    blocks_from_struct,
+    case_of,
+    struct_from_blocks,
+    z_reversed,
+)
 
 GATES = {"lstm": "ifgo", "rnn": ("",)}  # PyTorch's order
 STRUCT = {"lstm": LSTMParams, "rnn": RNNParams}
@@ -63,3 +73,39 @@ def test_forward_and_gradients(cell, size, silent, dtype):
         (output, unstack(final)),
         (gradients, x.grad, unstack([kind.grad for kind in start])),
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_gru_that_resets_after(size, dtype):
+    """Two layers of torch.nn.GRU: gates r, z, n; its z opens to the OLD state."""
+    E, H = size[2:]
+    case = case_of("gru", size, dtype, layers=2, reset="after")
+    module = torch.nn.GRU(E, H, num_layers=2, batch_first=True, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        for i, layer in enumerate(case.layers):
+            W, U, b = blocks_from_struct(layer, "rzn", z_reversed)
+            getattr(module, f"weight_ih_l{i}").copy_(to_torch(W.T))
+            getattr(module, f"weight_hh_l{i}").copy_(to_torch(U.T))
+            getattr(module, f"bias_ih_l{i}").copy_(to_torch(b))
+            getattr(module, f"bias_hh_l{i}").zero_()[2 * H :] = to_torch(layer.cn)
+
+    x = to_torch(case.x).requires_grad_()
+    stack = lambda carry: to_torch(np.stack([np.asarray(h) for h in carry]))
+    start = stack(case.carry).requires_grad_()
+    output, final = module(x, start)
+    objective = (to_torch(case.of_output) * output).sum() + (stack(case.of_carry) * final).sum()
+    objective.backward()
+
+    gradients = [
+        struct_from_blocks(
+            GRUParams,
+            "rzn",
+            getattr(module, f"weight_ih_l{i}").grad.T,
+            getattr(module, f"weight_hh_l{i}").grad.T,
+            getattr(module, f"bias_ih_l{i}").grad,
+            z_reversed,
+        ).replace(reset="after", cn=getattr(module, f"bias_hh_l{i}").grad[2 * H :].numpy())
+        for i in range(2)
+    ]
+    case.check("torch.nn.GRU", (output, list(final)), (gradients, x.grad, list(start.grad)))

@@ -14,7 +14,7 @@ from jaxgru.evaluation import evaluate
 def main() -> None:
     """Reads the arguments, makes one call and prints a table."""
     parser = Parser(__doc__)
-    parser.add_argument("--run", required=True, help="a run folder, or one of its versions")
+    parser.add_argument("--run", required=True, help="a run folder, or a .safetensors file")
     arguments = parser.parse_args()
 
     params, config, tokenizer = load_run(arguments.run)

@@ -9,7 +9,7 @@ from jaxgru.command_line import Parser, run_script
 def main() -> None:
     """Reads the arguments and makes one call."""
     parser = Parser(__doc__)
-    parser.add_argument("--run", required=True, help="a run folder, or one of its versions")
+    parser.add_argument("--run", required=True, help="a run folder, or a .safetensors file")
     parser.add_argument("--prompt", default="ROMEO: ", help="the whole of it is read (%(default)r)")
     parser.add_argument("--num-tokens", type=int, default=400, help="to write (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")

@@ -118,36 +118,26 @@ class LanguageModel(nn.Module):
 class MyGRUModel(LanguageModel):
     """The study's Astra and Scribe."""
 
+    cell, cell_name = GRUCell, "grucell"
+
     def __init__(self, vocab_size, embd_dim, hidden_dim, num_layers=1, dropout=0.0, site="state",
-                 second_bias=True):  # fmt: skip
+                 **cell_options):  # fmt: skip
         super().__init__(hidden_dim, dropout, site)
         inputs = [embd_dim] + [hidden_dim] * (num_layers - 1)
+        cells = [self.cell(E, hidden_dim, **cell_options) for E in inputs]
         self.embedding = nn.Embedding(vocab_size, embd_dim)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({"grucell": GRUCell(E, hidden_dim, second_bias)}) for E in inputs
-        )
+        self.layers = nn.ModuleList(nn.ModuleDict({self.cell_name: cell}) for cell in cells)
         self.fc = nn.ModuleDict({"linear_projection": nn.Linear(hidden_dim, vocab_size)})
 
     def parts(self):
-        cells = [layer["grucell"] for layer in self.layers]
+        cells = [layer[self.cell_name] for layer in self.layers]
         return self.embedding, cells, nn.Identity(), self.fc["linear_projection"]
 
 
-class MyRNNModel(LanguageModel):
+class MyRNNModel(MyGRUModel):
     """The step before the GRU, in the same style."""
 
-    def __init__(self, vocab_size, embd_dim, hidden_dim, num_layers=1, dropout=0.0, site="state"):
-        super().__init__(hidden_dim, dropout, site)
-        inputs = [embd_dim] + [hidden_dim] * (num_layers - 1)
-        self.embedding = nn.Embedding(vocab_size, embd_dim)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({"rnncell": RNNCell(E, hidden_dim)}) for E in inputs
-        )
-        self.fc = nn.ModuleDict({"linear_projection": nn.Linear(hidden_dim, vocab_size)})
-
-    def parts(self):
-        cells = [layer["rnncell"] for layer in self.layers]
-        return self.embedding, cells, nn.Identity(), self.fc["linear_projection"]
+    cell, cell_name = RNNCell, "rnncell"
 
 
 class MyLSTMModel(LanguageModel):

@@ -4,7 +4,7 @@ import torch
 
 
 def distribution(logits, temperature=1.0, top_k=None, top_p=None):
-    """The probabilities (B, V) that are sampled: temperature, then top_k, then top_p of the rest."""
+    """Probabilities (B, V) that are sampled: temperature, then top_k, then top_p of the rest."""
     p, order = torch.softmax(logits / temperature, dim=-1).sort(dim=-1, descending=True)
     if top_k is not None:
         p[:, top_k:] = 0
