@@ -1,7 +1,7 @@
 """The recurrences: parameters, initialisation, initial carry and ONE step of gru, lstm and rnn.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters:
-B batch, E length of the input, H length of the hidden state; σ the logistic function, ⊙ elementwise.
+B batch, E length of the input, H length of the hidden state; σ is logistic, ⊙ elementwise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GRUParams:
 
 @struct.dataclass
 class LSTMParams:
-    """W acts on the input, U on the state, b is a bias; f forget, i input, o output, g candidate."""
+    """W acts on the input, U on the state, b is a bias; f forget, i input, o output, g new."""
 
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "H H"]
@@ -113,10 +113,10 @@ def lstm_cell(
 ) -> tuple[Hidden, Hidden]:
     """One step of the LSTM with a forget gate (Hochreiter & Schmidhuber 1997; Gers et al. 2000).
 
-        f, i, o = σ(x·W + h·U + b) each
-        g  = tanh(x·Wg + h·Ug + bg)
-        c' = f ⊙ c + i ⊙ g
-        h' = o ⊙ tanh(c')
+    f, i, o = σ(x·W + h·U + b) each
+    g  = tanh(x·Wg + h·Ug + bg)
+    c' = f ⊙ c + i ⊙ g
+    h' = o ⊙ tanh(c')
     """
     h, c = carry
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
@@ -172,9 +172,7 @@ def init_gru(
     )  # fmt: skip
 
 
-def init_lstm(
-    key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32
-) -> LSTMParams:
+def init_lstm(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> LSTMParams:
     """W: uniform ±1/√E; U: uniform ±1/√H; biases zero, but 1 for the forget gate (Gers et al.)."""
     W, U, _ = _initializers(E, H, dtype)
     k = jax.random.split(key, 8)

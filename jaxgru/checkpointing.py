@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 import tomli_w
 
-from jaxgru.config import Config, ConfigError, from_dict, load_config, to_dict
+from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.interop.safetensors import load_safetensors
@@ -106,7 +105,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     A run that is still going on, or was interrupted, gives those of its newest checkpoint.
 
     Raises:
-      RunError: there is no run or no finished checkpoint, or the checkpoint does not fit its config.
+      RunError: there is no run or no finished checkpoint, or it does not fit its config.
       InteropError: the .safetensors file is missing or broken.
       TokenizerError: the tokenizer is missing or broken.
     """

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return nearest(name, self._option_string_actions)
 
     def add_config_fields(self, config: Config) -> None:
-        """Adds `--section.field` for every field, with the config's values as the defaults shown."""
+        """Adds `--section.field` for every field; the defaults shown are the config's values."""
         for section in SECTIONS:
             if section == "published":
                 continue

@@ -131,8 +131,8 @@ class Config:
         name = self.name
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)):
             raise ConfigError(
-                f"name is {name!r}; it must be letters, digits, '_', '-' and '.', with no '-' or '.' "
-                "first, for it names a folder."
+                f"name is {name!r}; it must be letters, digits, '_', '-' and '.', the first "
+                "no '-' or '.', for it names a folder."
             )
 
 
@@ -144,9 +144,7 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in _config_dir().glob("*.toml"))
 
 
-def load_config(
-    name_or_path: str | Path, overrides: Mapping[str, str] | None = None
-) -> Config:
+def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> Config:
     """Reads a published config by name, or any config from the path of a TOML file.
 
     Args:
@@ -251,7 +249,8 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
     """`value` as the field's type, or a ConfigError that says what would be right."""
     if get_origin(type_) is Literal:
         if value not in get_args(type_):
-            raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(get_args(type_))}.")
+            choices = ", ".join(get_args(type_))
+            raise ConfigError(f"{name} is {value!r}; it must be one of {choices}.")
         return value
     if type_ is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**1023 else math.inf  # float() itself would raise

@@ -19,9 +19,7 @@ from jaxgru.tokenizers import Tokenizer
 TOKENS_AT_ONCE = 8192  # what one batch or one piece of a stream holds: bounds the memory of logits
 
 
-def token_nll(
-    logits: Float[Array, "... V"], targets: Int[Array, "..."]
-) -> Float[Array, "..."]:
+def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
     """Nats: −log softmax(logits)[target], the cross-entropy of one prediction."""
     log_z = jax.nn.logsumexp(logits, axis=-1)
     return log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

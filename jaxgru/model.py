@@ -86,10 +86,11 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
         "rnn": lambda key, E: init_rnn(key, E, H, dtype),
     }[config.cell]
     bound = H**-0.5
+    norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=tuple(map(init_cell, jax.random.split(k_layers, L), inputs)),
-        norm=LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None,
+        norm=norm,
         head=HeadParams(
             Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
             bo=jax.random.uniform(k_bias, (V,), dtype, -bound, bound),

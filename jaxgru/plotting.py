@@ -27,7 +27,8 @@ def plot_losses(
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    ours, theirs = dict(linestyle="-", marker="o", ms=3), dict(linestyle=":", marker="x", ms=5, zorder=3)
+    ours = {"linestyle": "-", "marker": "o", "ms": 3}
+    theirs = {"linestyle": ":", "marker": "x", "ms": 5, "zorder": 3}
     for kind, color, name in (
         ("train", "C0", "training"),
         ("val", "C1", "whole validation split"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from jaxgru import checkpointing
 from jaxgru.config import Config

@@ -75,9 +75,7 @@ def check_sampling(
 
 
 @partial(jax.jit, static_argnames=("num_tokens", "top_k", "greedy", "stateful"))
-def _generate(
-    params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, stateful
-):
+def _generate(params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, stateful):
     start = initial_carry(params, prompt.shape[0])
     if carry is None:
         carry = start

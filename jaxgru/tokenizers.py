@@ -119,7 +119,8 @@ class SentencePieceTokenizer:
         from sentencepiece import SentencePieceTrainer
 
         # SentencePiece skips lines of over 4,192 bytes, and so would miss their characters.
-        lines = (line[i : i + 1000] for line in text.splitlines() for i in range(0, len(line), 1000))
+        step = 1000
+        lines = (l[i : i + step] for l in text.splitlines() for i in range(0, len(l), step))
         model = io.BytesIO()
         try:
             SentencePieceTrainer.train(
@@ -134,7 +135,7 @@ class SentencePieceTokenizer:
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            # its message begins with a place in its own source; where it ends there, no text was found
+            # its message begins with a place in its own source; if it ends there, no text was found
             reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
             reason = reason or "there are no words in it."
             raise TokenizerError(
@@ -146,7 +147,7 @@ class SentencePieceTokenizer:
     def from_bytes(cls, data: bytes) -> SentencePieceTokenizer:
         """The inverse of `to_bytes`; ValueError or RuntimeError where there is none."""
         if not data:
-            raise ValueError("it is empty")  # SentencePiece would take it, and log an error each use
+            raise ValueError("it is empty")  # SentencePiece would take it, and complain at each use
         return cls(data)
 
     def to_bytes(self) -> bytes:
@@ -157,7 +158,8 @@ class SentencePieceTokenizer:
         """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
         tokens = np.array(self._processor.encode(text), np.int32)
         if (tokens == self._processor.unk_id()).any():
-            unknown = [c for c in sorted(set(text)) if self._processor.unk_id() in self._processor.encode(c)]
+            pieces = {c: self._processor.encode(c) for c in sorted(set(text))}
+            unknown = [c for c in pieces if self._processor.unk_id() in pieces[c]]
             raise TokenizerError(
                 f"the vocabulary of {self.vocab_size} pieces lacks "
                 f"{', '.join(map(repr, unknown[:10]))}{', …' if len(unknown) > 10 else ''}."

@@ -34,7 +34,7 @@ class NonFiniteLoss(UserError):
 
 @struct.dataclass
 class TrainState:
-    """All that one step needs and changes. The key never changes: steps fold their number into it."""
+    """All that one step needs and changes. The key stays: a step folds its number into it."""
 
     params: Params
     opt_state: Any

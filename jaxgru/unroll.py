@@ -157,9 +157,7 @@ def _gru_backward(residuals, dh_out):
         return dh, jnp.concatenate([da_zr, da_n], axis=-1)
 
     keep = mask and mask.keep
-    dh0, da = jax.lax.scan(
-        step, jnp.zeros_like(h0), (dh_out, h_before, zr, n, keep), reverse=True
-    )
+    dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, h_before, zr, n, keep), reverse=True)
     dUzr = _outer(h_before, da[..., : 2 * H])
     dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :])
     return dUzr, dUn, dh0, da, None
@@ -297,9 +295,7 @@ def _rnn_backward(residuals, dh_out):
         da = apply_mask(dh + dh_out, _at_step(mask, keep)) * (1 - n * n)
         return da @ U.T, da
 
-    dh0, da = jax.lax.scan(
-        step, jnp.zeros_like(h0), (dh_out, n, mask and mask.keep), reverse=True
-    )
+    dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, n, mask and mask.keep), reverse=True)
     return _outer(_before(h0, h), da), dh0, da, None
 
 

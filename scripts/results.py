@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -110,7 +111,7 @@ def page(by_config: dict[str, list[Result]], figures: Path) -> str:
                 f"published run: {difference:.4f}.\n"
             )
         text = results[0]["greedy"]
-        parts.append("Greedy from `ROMEO: `, seed of training " f"{results[0]['seed']}:\n")
+        parts.append(f"Greedy from `ROMEO: `, seed of training {results[0]['seed']}:\n")
         parts += [f"- {how}: `{json.dumps(text[how])}`\n" for how in ("stateless", "stateful")]
     if short:
         parts += [
@@ -166,7 +167,7 @@ def _epoch_table(results: list[Result], train: tuple, val: tuple) -> str:
     rows = []
     for epoch in range(epochs):
         cells = [column[epoch] if epoch < len(column) else float("nan") for column in columns]
-        rows.append([str(epoch + 1), *("–" if c != c else f"{c:.4f}" for c in cells)])
+        rows.append([str(epoch + 1), *("–" if math.isnan(c) else f"{c:.4f}" for c in cells)])
     return _table(head, rows)
 
 
@@ -180,12 +181,13 @@ def _short_table(short: dict[str, Result]) -> str:
 
 
 def _largest_difference(results: list[Result], train: tuple) -> float | None:
-    differences = [
-        min(abs(record["train_loss"] - run[i]) for run in train if i < len(run) and run[i] == run[i])
-        for result in results
-        for i, record in enumerate(result["records"])
-        if i >= 1 and any(i < len(run) and run[i] == run[i] for run in train)
-    ]
+    """Of any epoch but the first to the nearer published run; None where none is published."""
+    differences = []
+    for result in results:
+        for i, record in enumerate(result["records"][1:], start=1):
+            published = [run[i] for run in train if i < len(run) and not math.isnan(run[i])]
+            if published:
+                differences.append(min(abs(record["train_loss"] - loss) for loss in published))
     return max(differences, default=None)
 
 

@@ -63,9 +63,7 @@ class TestWindows:
         np.testing.assert_array_equal(
             targets, [[[11, 12, 13], [14, 15, 16]], [[17, 0, 0], [0, 0, 0]]]
         )
-        np.testing.assert_array_equal(
-            weights, [[[1, 1, 1], [1, 1, 1]], [[1, 0, 0], [0, 0, 0]]]
-        )
+        np.testing.assert_array_equal(weights, [[[1, 1, 1], [1, 1, 1]], [[1, 0, 0], [0, 0, 0]]])
 
     @pytest.mark.parametrize(
         "n, window, batch_size",

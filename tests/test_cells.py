@@ -42,7 +42,8 @@ def test_gru_second_biases_add_to_the_first():
     p = cells.init_gru(jax.random.key(0), 3, 4, second_bias=True)
     shifted = p.replace(cz=jnp.full(4, 0.3), cr=jnp.full(4, -0.7))
     single = p.replace(bz=p.bz + 0.3, br=p.br - 0.7, cz=None, cr=None)
-    x, h = jax.random.normal(jax.random.key(1), (2, 3)), jax.random.normal(jax.random.key(2), (2, 4))
+    x = jax.random.normal(jax.random.key(1), (2, 3))
+    h = jax.random.normal(jax.random.key(2), (2, 4))
     np.testing.assert_allclose(
         cells.gru_cell(shifted, h, x), cells.gru_cell(single, h, x), rtol=1e-6
     )
@@ -51,7 +52,8 @@ def test_gru_second_biases_add_to_the_first():
 
 def test_gru_update_gate_opens_to_the_new_value():
     p = cells.init_gru(jax.random.key(0), 3, 4)
-    x, h = jax.random.normal(jax.random.key(1), (2, 3)), jax.random.normal(jax.random.key(2), (2, 4))
+    x = jax.random.normal(jax.random.key(1), (2, 3))
+    h = jax.random.normal(jax.random.key(2), (2, 4))
     shut = cells.gru_cell(p.replace(bz=jnp.full(4, -100.0)), h, x)
     open_ = cells.gru_cell(p.replace(bz=jnp.full(4, 100.0), br=jnp.full(4, -100.0)), h, x)
     np.testing.assert_array_equal(shut, h)

@@ -137,5 +137,3 @@ def test_reading_a_run_writes_nothing(tmp_path):
     before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     jaxgru.load_run(run)
     assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-
-

@@ -258,9 +258,7 @@ class TestOverrides:
     def test_change_nothing_else(self):
         plain = load_config("astra_beta")
         changed = load_config("astra_beta", {"training.seed": "3"})
-        again = dataclasses.replace(
-            changed, training=dataclasses.replace(changed.training, seed=0)
-        )
+        again = dataclasses.replace(changed, training=dataclasses.replace(changed.training, seed=0))
         assert changed.training.seed == 3
         assert repr(again) == repr(plain)
 

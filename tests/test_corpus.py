@@ -121,7 +121,7 @@ class TestRebuild:
         assert sum(len(line) for _, _, new in edits for line in new) < 2000
         assert rebuilding.EDITS_FILE.stat().st_size < 5000
         ends = [0, *(stop for _, stop, _ in edits)]
-        assert all(end <= start <= stop for end, (start, stop, _) in zip(ends, edits))
+        assert all(end <= start <= stop for end, (start, stop, _) in zip(ends, edits, strict=False))
 
     def test_rules(self, tmp_path):
         markdown = (

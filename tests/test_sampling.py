@@ -1,4 +1,4 @@
-"""Generation: the state is carried exactly, compiled once, and what is sampled is what was asked."""
+"""Generation: the state is carried exactly, one compilation a shape, the distribution asked for."""
 
 import jax
 import jax.numpy as jnp

@@ -199,12 +199,8 @@ class TestSample:
                       "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
                       "--num-samples", 2, "--stateless")  # fmt: skip
         options = dict(temperature=1.7, top_k=9, top_p=0.9, seed=4, stateful=False)
-        one, two = (
-            self.expected(tiny_run, 12, "east", sample=i, **options) for i in range(2)
-        )
-        assert done.out == (
-            f"--- sample 1 of 2, seed 4\n{one}\n--- sample 2 of 2, seed 4\n{two}\n"
-        )
+        one, two = (self.expected(tiny_run, 12, "east", sample=i, **options) for i in range(2))
+        assert done.out == (f"--- sample 1 of 2, seed 4\n{one}\n--- sample 2 of 2, seed 4\n{two}\n")
         assert one != two
 
     def test_seeds_repeat(self, script, tiny_run):

@@ -42,10 +42,12 @@ def run(config=CONFIG, tokens=TOKENS, observer=None):
 
 def arrays(tree):
     """A copy on the host, which donation cannot take away; a key as its numbers."""
-    return [
-        np.array(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-        for x in jax.tree.leaves(tree)
-    ]
+
+    def numbers(x):
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(x) if is_key else x)
+
+    return [numbers(x) for x in jax.tree.leaves(tree)]
 
 
 def assert_same(a, b):
@@ -122,7 +124,8 @@ def test_records_say_what_happened():
     _, _, progress = run()
     assert [r["epoch"] for r in progress.records] == [1, 2, 3]
     assert [r["step"] for r in progress.records] == [5, 10, 15]
-    np.testing.assert_allclose([r["learning_rate"] for r in progress.records], [0.05, 0.0375, 0.0125])
+    rates = [r["learning_rate"] for r in progress.records]
+    np.testing.assert_allclose(rates, [0.05, 0.0375, 0.0125])
     assert progress.finished
     for r in progress.records:
         assert r["tokens_per_second"] == pytest.approx(5 * 2 * 4 / r["seconds"])

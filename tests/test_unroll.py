@@ -77,7 +77,8 @@ def test_equals_the_plain_scan(kind, masked, sizes, seed):
 @pytest.mark.parametrize("kind", INIT)
 def test_gradients_against_finite_differences(kind, masked):
     p, x, carry, mask = problem(kind, 4, 2, 3, 2, masked)
-    check_grads(jax.jit(lambda *a: unroll(*a, mask)), (p, x, carry), order=1, modes=["rev"], atol=1e-6)
+    function = jax.jit(lambda *a: unroll(*a, mask))
+    check_grads(function, (p, x, carry), order=1, modes=["rev"], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", INIT)
