@@ -26,7 +26,9 @@ from jaxgru.config import Config, config_names, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.evaluation import evaluate
 from jaxgru.files import write_text
+from jaxgru.model import Params
 from jaxgru.plotting import plot_losses
+from jaxgru.tokenizers import Tokenizer
 
 Result = dict[str, Any]
 
@@ -38,25 +40,35 @@ def main() -> None:
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
-    versions = Path(arguments.runs).glob("*/v*/metrics.jsonl")
+    finished = Path(arguments.runs).glob("*/v*/samples.txt")  # the last file that a run writes
     by_config: dict[str, list[Result]] = defaultdict(list)
-    for metrics in sorted(versions, key=lambda path: int(path.parent.name[1:])):
-        result = measure(metrics.parent)
+    for samples in sorted(finished, key=lambda path: int(path.parent.name[1:])):
+        result = measure(samples.parent)
         by_config[result["config"]].append(result)
     if not by_config:
-        raise RunError(f"there are no runs in {arguments.runs}.")
+        raise RunError(f"there are no finished runs in {arguments.runs}.")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     write_text(docs / "results.json", json.dumps(by_config, indent=1) + "\n")
     write_text(docs / "results.md", page(by_config, docs / "figures"))
 
 
 def measure(run: Path) -> Result:
-    """One run's record by epoch, its losses on the whole validation split, and its greedy text."""
+    """One run's record by epoch; of a full one, what its model makes of the validation split too."""
     print(f"measuring {run}")
     params, config, tokenizer = load_run(run)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    result = {
+        "config": config.name,
+        "seed": config.training.seed,
+        "full": _is_full(config),
+        "records": [json.loads(line) for line in lines],
+    }
+    return result | _judge(params, config, tokenizer) if result["full"] else result
+
+
+def _judge(params: Params, config: Config, tokenizer: Tokenizer) -> Result:
     _, dataset = load_dataset(config, tokenizer)
     losses = evaluate(params, dataset.validation, tokenizer, config.training.sequence_length)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     prompt = jnp.asarray(tokenizer.encode("ROMEO: "))[None]
     text = {}
     for name, stateful in (("stateless", False), ("stateful", True)):
@@ -64,10 +76,6 @@ def measure(run: Path) -> Result:
         new, _, _ = generate(params, jax.random.key(0), prompt, 100, **options)
         text[name] = tokenizer.decode(jnp.concatenate([prompt, new], axis=1)[0])
     return {
-        "config": config.name,
-        "seed": config.training.seed,
-        "full": _is_full(config),
-        "records": records,
         "evaluation": {
             name: losses.in_units(getattr(losses, name))
             for name in ("windows", "stream", "stateless")
