@@ -71,7 +71,8 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         command = [sys.executable, "-m", "pytest", "parity_tests", "-q", "--tb=short"]
-        command += ["-p", "no:cacheprovider"] + (["-m", "slow or not slow"] if slow else [])
+        command += ["--durations=10", "-p", "no:cacheprovider"]
+        command += ["-m", "slow or not slow"] if slow else []
         run = subprocess.run(
             command,
             cwd=ROOT,
@@ -81,6 +82,7 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
         )
         if run.returncode:
             raise UserError(f"the suite does not pass; no page is written.\n{run.stdout}")
+        print(run.stdout)
         records = [json.loads(line) for line in record.read_text().splitlines()]
     return records, re.sub(r" in .*", "", run.stdout.splitlines()[-1].strip("= "))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import os
@@ -38,6 +39,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
+    parser.add_argument("--note", default="", help="what a reader of the timings should know")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
     finished = Path(arguments.runs).glob("*/v*/samples.txt")  # the last file that a run writes
@@ -49,11 +51,11 @@ def main() -> None:
         raise RunError(f"there are no finished runs in {arguments.runs}.")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     write_text(docs / "results.json", json.dumps(by_config, indent=1) + "\n")
-    write_text(docs / "results.md", page(by_config, docs / "figures"))
+    write_text(docs / "results.md", page(by_config, docs / "figures", arguments.note))
 
 
 def measure(run: Path) -> Result:
-    """One run's record by epoch; of a full one, what its model makes of the validation split too."""
+    """One run's record by epoch; of a full one, its losses on the validation split and text too."""
     print(f"measuring {run}")
     params, config, tokenizer = load_run(run)
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -84,11 +86,11 @@ def _judge(params: Params, config: Config, tokenizer: Tokenizer) -> Result:
     }
 
 
-def page(by_config: dict[str, list[Result]], figures: Path) -> str:
+def page(by_config: dict[str, list[Result]], figures: Path, note: str) -> str:
     """The Markdown of docs/results.md."""
     names = [name for name in config_names() if name in by_config]
     full = {n: r for n in names if (r := [r for r in by_config[n] if r["full"]])}
-    short = {n: by_config[n][-1] for n in names if n not in full}
+    short = {n: r[-1] for n in names if (r := [r for r in by_config[n] if not r["full"]])}
     command = shlex.join(["python", "scripts/results.py", *sys.argv[1:]])
     parts = [
         "# Results\n",
@@ -100,8 +102,9 @@ def page(by_config: dict[str, list[Result]], figures: Path) -> str:
         _evaluation_table(full),
         "## Cost\n",
         "Steps a second: median over epochs. Peak memory: the whole process's resident memory on a "
-        "CPU, compiler and figures included; the device's own on a GPU.\n",
-        _cost_table(full | {n: [r] for n, r in short.items()}),
+        "CPU, compiler and figures included; the device's own on a GPU. "
+        f"{note}\n",
+        _cost_table([*itertools.chain(*full.values()), *short.values()]),
     ]
     for name, results in full.items():
         published = load_config(name).published
@@ -124,8 +127,7 @@ def page(by_config: dict[str, list[Result]], figures: Path) -> str:
     if short:
         parts += [
             "## Shortened runs\n",
-            "These train, and no more is claimed: "
-            "`--training.epochs 2 --training.steps_per_epoch 5`.\n",
+            "These train, and no more is claimed: `--training.epochs 2` and few steps an epoch.\n",
             _short_table(short),
         ]
     return "\n".join(parts)
@@ -146,19 +148,18 @@ def _evaluation_table(full: dict[str, list[Result]]) -> str:
     return _table(head, rows)
 
 
-def _cost_table(results: dict[str, list[Result]]) -> str:
+def _cost_table(runs: list[Result]) -> str:
     rows = []
-    for name, runs in results.items():
-        training = load_config(name).training
+    for run in runs:
+        name, training = run["config"], load_config(run["config"]).training
         tokens = training.batch_size * training.sequence_length
-        for run in runs:
-            rates = [record["tokens_per_second"] / tokens for record in run["records"]]
-            seconds = sum(record["seconds"] for record in run["records"])
-            memory = max(record["peak_memory_mb"] for record in run["records"])
-            steps = run["records"][-1]["step"]
-            rows.append([name, str(run["seed"]), f"{steps:,}", f"{statistics.median(rates):.2f}",
-                         f"{min(rates):.2f} … {max(rates):.2f}", f"{seconds / 60:.1f}",
-                         f"{memory:,.0f}"])  # fmt: skip
+        rates = [record["tokens_per_second"] / tokens for record in run["records"]]
+        seconds = sum(record["seconds"] for record in run["records"])
+        memory = max(record["peak_memory_mb"] for record in run["records"])
+        steps = run["records"][-1]["step"]
+        rows.append([name, str(run["seed"]), f"{steps:,}", f"{statistics.median(rates):.2f}",
+                     f"{min(rates):.2f} … {max(rates):.2f}", f"{seconds / 60:.1f}",
+                     f"{memory:,.0f}"])  # fmt: skip
     head = ["model", "seed", "steps", "steps/s", "spread", "minutes of steps", "peak memory, MB"]
     return _table(head, rows)
 
@@ -181,11 +182,13 @@ def _epoch_table(results: list[Result], train: tuple, val: tuple) -> str:
 
 def _short_table(short: dict[str, Result]) -> str:
     rows = [
-        [name, *(f"{x['train_loss']:.4f}" for x in run["records"]),
+        [name, str(run["records"][0]["step"]),
+         *(f"{x['train_loss']:.4f}" for x in run["records"]),
          *(f"{x['val_loss']:.4f}" for x in run["records"])]
         for name, run in short.items()
     ]  # fmt: skip
-    return _table(["model", "train 1", "train 2", "validation 1", "validation 2"], rows)
+    head = ["model", "steps an epoch", "train 1", "train 2", "validation 1", "validation 2"]
+    return _table(head, rows)
 
 
 def _largest_difference(results: list[Result], train: tuple) -> float | None:
