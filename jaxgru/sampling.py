@@ -118,6 +118,8 @@ def filter_logits(
         descending = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        least = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        # the running sum can round to 1 before the last token, and top_p = 1 leaves none out
+        kept = (before < top_p) | (top_p >= 1)
+        least = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return logits

@@ -51,7 +51,7 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
 @given(
     config=model_configs(),
     B=st.integers(1, 3),
-    lengths=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
@@ -121,8 +121,9 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64"])
-@pytest.mark.parametrize("site", [None, "state"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    "cell, site", [("gru", None), ("lstm", None), ("rnn", None), ("gru", "state")]
+)
 def test_causality_and_independent_rows(cell, site, dtype):
     """Each position has a word of its own, so the embedding's gradient is its input's.
 
@@ -168,8 +169,9 @@ def test_causality_and_independent_rows(cell, site, dtype):
         assert all((depends[i, j] == 0).all() for i in range(B) for j in range(B) if i != j)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize(
+    "cell, stateful", [("gru", True), ("lstm", True), ("rnn", True), ("gru", False)]
+)
 def test_fifty_and_fifty_are_a_hundred(cell, stateful):
     """Sampled, with the tokens, the carry and the key handed back; every token the same."""
     params = random_params(np.random.default_rng(0), deep(cell), "float32")

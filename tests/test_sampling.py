@@ -123,6 +123,12 @@ def test_filtered_distribution_by_hand(options, probabilities):
     np.testing.assert_allclose(jax.nn.softmax(filtered)[0], probabilities, atol=1e-6)
 
 
+def test_top_p_1_leaves_no_token_out():
+    """Though the float32 running sum of a thousand probabilities reaches 1 before the last."""
+    logits = 3 * jax.random.normal(jax.random.key(0), (5, 1000))
+    assert np.isfinite(filter_logits(logits, 1.0, top_p=1.0)).all()
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
