@@ -213,9 +213,9 @@ def torch_cell(p: CellParams) -> torch.nn.Module:
     if isinstance(p, GRUParams):
         cell = torchref.models.GRUCell(E, H, p.cz is not None)
     else:
-        cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[
-            type(p)
-        ](E, H)
+        cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[type(p)](
+            E, H
+        )
     cell.to(torch.float64 if U.dtype == jnp.float64 else torch.float32)
     cell.load_state_dict(to_state_dict(cell_keys(p), p), strict=True)
     return cell

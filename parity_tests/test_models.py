@@ -138,9 +138,7 @@ def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
 def test_dropout(cell, site, dtype):
     """Each site, with the same masks on both sides."""
-    config = ModelConfig(
-        cell, 11, 6, 13, 2, second_bias=cell == "gru", layer_norm=cell == "lstm"
-    )
+    config = ModelConfig(cell, 11, 6, 13, 2, second_bias=cell == "gru", layer_norm=cell == "lstm")
     rng = np.random.default_rng(0)
     params = random_params(rng, config, dtype)
     tokens, targets = (random_tokens(rng, 11, 3, 9) for _ in range(2))

@@ -89,9 +89,7 @@ def test_only_the_last_token_of_the_prompt(cell):
     params = lively_params(cell, "float32")
     prompt = random_tokens(np.random.default_rng(1), 40, 2, 9)
     model = torch_model(params).eval()
-    study, _ = torchref.generate(
-        model, to_torch(prompt), 50, temperature=0, whole_prompt=False
-    )
+    study, _ = torchref.generate(model, to_torch(prompt), 50, temperature=0, whole_prompt=False)
     key = jax.random.key(0)
     last, _, _ = jaxgru.generate(params, key, prompt[:, -1:], 50, temperature=0)
     whole, _, _ = jaxgru.generate(params, key, prompt, 50, temperature=0)

@@ -49,7 +49,7 @@ def test_forward_and_gradients(cell, size, silent, dtype):
     # PyTorch keeps one array a kind of state, (layers, B, H); ours is a tuple by layer.
     stack = lambda carry: [
         to_torch(np.stack([np.asarray(part) for part in kind]))
-        for kind in (zip(*carry) if cell == "lstm" else [carry])
+        for kind in (zip(*carry, strict=True) if cell == "lstm" else [carry])
     ]
     unstack = lambda kinds: [kind[i] for i in range(2) for kind in kinds]
     start = [kind.requires_grad_() for kind in stack(case.carry)]

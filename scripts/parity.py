@@ -14,11 +14,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-import jax
-
 from jaxgru.command_line import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
+from jaxgru.hardware import describe_hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
@@ -71,7 +70,7 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         command = [sys.executable, "-m", "pytest", "parity_tests", "-q", "--tb=short"]
-        command += ["--durations=10", "-p", "no:cacheprovider"]
+        command += ["-n", "0", "--durations=10", "-p", "no:cacheprovider"]  # the records in order
         command += ["-m", "slow or not slow"] if slow else []
         run = subprocess.run(
             command,
@@ -94,7 +93,7 @@ def page(records: list[dict], outcome: str, command: str) -> str:
     numbers = sum(r["size"] for r in values)
     lines = [
         INTRODUCTION,
-        f"Made on {datetime.date.today()} by `{command}` on {hardware()}, "
+        f"Made on {datetime.date.today()} by `{command}` on {describe_hardware()}, "
         f"Python {platform.python_version()}; {versions()}.\n",
         f"**{len(records):,} checks** ({len(values):,} comparisons of {numbers:,} numbers and "
         f"{len(draws):,} tests of distributions); pytest: {outcome}.\n",
@@ -141,15 +140,6 @@ def largest(records: list[dict], dtype: str, key: str) -> str:
     if not figures:
         return "–"
     return f"{max(figures):.1e}" if max(figures) else "="
-
-
-def hardware() -> str:
-    """The processor, in words, and how many of it; the parity suite uses no accelerator."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file() and (found := re.search(r"model name\s*: (.*)", info.read_text())):
-        name = found.group(1)
-    return f"{os.cpu_count()} × {name}, JAX's {jax.default_backend()} backend"
 
 
 def versions() -> str:

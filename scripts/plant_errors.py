@@ -191,7 +191,8 @@ def _run(folder: Path, tests: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     ).stdout  # fmt: skip
     if not Path(where.strip()).resolve().is_relative_to(folder.resolve()):
         raise UserError("the copy's tests would import another jaxgru than the copy's.")
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=no", "-rf"]
+    command += ["-p", "no:cacheprovider"]
     run = subprocess.run(
         command + list(tests), cwd=folder, env=environment, capture_output=True, text=True
     )

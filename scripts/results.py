@@ -7,9 +7,6 @@ import datetime
 import itertools
 import json
 import math
-import os
-import platform
-import re
 import shlex
 import statistics
 import sys
@@ -27,6 +24,7 @@ from jaxgru.config import Config, config_names, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.evaluation import evaluate
 from jaxgru.files import write_text
+from jaxgru.hardware import describe_hardware
 from jaxgru.model import Params
 from jaxgru.plotting import plot_losses
 from jaxgru.tokenizers import Tokenizer
@@ -94,8 +92,9 @@ def page(by_config: dict[str, list[Result]], figures: Path, note: str) -> str:
     command = shlex.join(["python", "scripts/results.py", *sys.argv[1:]])
     parts = [
         "# Results\n",
-        f"Made by `{command}` on {datetime.date.today()}, on {_hardware()}. The runs are those of "
-        "`python scripts/train.py --config NAME [--training.seed N]`; nothing else was set. Losses "
+        f"Made by `{command}` on {datetime.date.today()}, on {describe_hardware()}. The runs are "
+        "those of `python scripts/train.py --config NAME [--training.seed N]`, nothing else set. "
+        "Losses "
         "are nats a token; validation is the WHOLE split from zero state in windows of 128 tokens, "
         "where the study publishes one random batch an epoch (noise of about ±0.04).\n",
         "## The whole validation split, after training\n",
@@ -214,17 +213,6 @@ def _is_full(config: Config) -> bool:
     return dataclasses.replace(published.training, seed=seed) == config.training and (
         published.model == config.model
     )
-
-
-def _hardware() -> str:
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return f"{device.device_kind}, JAX {jax.__version__}"
-    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.exists():  # Linux
-        names = re.findall(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE)
-        model = names[0] if names else model
-    return f"{os.cpu_count()} cores of {model}, JAX {jax.__version__}"
 
 
 if __name__ == "__main__":

@@ -331,7 +331,7 @@ REFUSED = {
     "name a number": (_set("model_name", 3), "model_name is 3"),
 } | {
     f"{key} missing": (lambda file, key=key: file.pop(key), f"its metadata lack {key}")
-    for key in gru_file().keys() - {"state_dict", "model_class"}
+    for key in sorted(gru_file().keys() - {"state_dict", "model_class"})
 }
 
 
