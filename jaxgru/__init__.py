@@ -21,10 +21,18 @@ __all__ = [
     "init",
     "initial_carry",
     "load_config",
+    "load_pretrained",
     "load_run",
     "num_params",
     "step",
 ]
+
+
+def load_pretrained(name: str) -> Any:
+    """See `jaxgru.pretrained.load_pretrained`, which is imported when it is called."""
+    from jaxgru import pretrained
+
+    return pretrained.load_pretrained(name)
 
 
 def load_run(path: Any) -> Any:

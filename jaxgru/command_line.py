@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from jaxgru import load_pretrained, load_run
 from jaxgru.config import SECTIONS, Config, dotted_names, nearest
 from jaxgru.errors import UserError
+from jaxgru.model import Params
+from jaxgru.tokenizers import Tokenizer
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +38,12 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, name: str) -> str:
         return nearest(name, self._option_string_actions)
 
+    def add_model(self) -> None:
+        """Adds the two ways to name a trained model, of which one must be given."""
+        model = self.add_mutually_exclusive_group(required=True)
+        model.add_argument("--run", help="a run folder, or a .safetensors file")
+        model.add_argument("--pretrained", metavar="NAME", help="a model that ships with jaxgru")
+
     def add_config_fields(self, config: Config) -> None:
         """Adds `--section.field` for every field; the defaults shown are the config's values."""
         for section in SECTIONS:
@@ -57,6 +66,13 @@ def early_value(option: str) -> str | None:
         return parser.parse_known_args()[0].value
     except argparse.ArgumentError:
         return None  # the option lacks its value; the parser that comes after says so
+
+
+def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer]:
+    """The model that `Parser.add_model`'s options name. Raises UserError as the loaders do."""
+    if arguments.pretrained is not None:
+        return load_pretrained(arguments.pretrained)
+    return load_run(arguments.run)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from jaxgru import load_run
-from jaxgru.command_line import Parser, run_script
+from jaxgru.command_line import Parser, load_model, run_script
 from jaxgru.dataset import load_dataset
 from jaxgru.evaluation import evaluate
 
@@ -14,10 +13,10 @@ from jaxgru.evaluation import evaluate
 def main() -> None:
     """Reads the arguments, makes one call and prints a table."""
     parser = Parser(__doc__)
-    parser.add_argument("--run", required=True, help="a run folder, or a .safetensors file")
+    parser.add_model()
     arguments = parser.parse_args()
 
-    params, config, tokenizer = load_run(arguments.run)
+    params, config, tokenizer = load_model(arguments)
     config, dataset = load_dataset(config, tokenizer)
     window = config.training.sequence_length
     losses = evaluate(params, dataset.validation, tokenizer, window)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jaxgru import load_run, writing
-from jaxgru.command_line import Parser, run_script
+from jaxgru import writing
+from jaxgru.command_line import Parser, load_model, run_script
 
 
 def main() -> None:
     """Reads the arguments and makes one call."""
     parser = Parser(__doc__)
-    parser.add_argument("--run", required=True, help="a run folder, or a .safetensors file")
+    parser.add_model()
     parser.add_argument("--prompt", default="ROMEO: ", help="the whole of it is read (%(default)r)")
     parser.add_argument("--num-tokens", type=int, default=400, help="to write (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
@@ -35,7 +35,7 @@ def main() -> None:
         last_token_only=arguments.last_token_only,
         seed=arguments.seed,
     )
-    params, _, tokenizer = load_run(arguments.run)
+    params, _, tokenizer = load_model(arguments)
     if arguments.compare:
         writing.compare(params, tokenizer, arguments.prompt, options)
     else:

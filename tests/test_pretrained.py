@@ -1,0 +1,66 @@
+"""The models that ship: their cards say the truth, and `release.py` puts them there."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxgru
+from jaxgru.dataset import load_dataset
+from jaxgru.evaluation import window_loss
+from jaxgru.pretrained import FOLDER, load_pretrained, pretrained_names
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_a_card_says_what_is_measured_again(name):
+    """The published model, trained on the canonical corpus, with the loss that the card gives."""
+    params, config, tokenizer = jaxgru.load_pretrained(name)
+    published = jaxgru.load_config(name)
+    assert config.model == published.model
+    assert jaxgru.num_params(params) == published.published.num_params
+    _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
+    card = (FOLDER / f"{name}.md").read_text()
+    assert config.data.sha256 in card and f"--training.seed {config.training.seed}`" in card
+    stated = float(re.search(r"within windows of 128 \| ([\d.]+)", card)[1])
+    assert window_loss(params, dataset.validation, 128) == pytest.approx(stated, abs=6e-5)
+    stateless = float(re.search(r"stateless \| ([\d.]+)", card)[1])
+    assert window_loss(params, dataset.validation, 1) == pytest.approx(stateless, abs=6e-5)
+
+
+def test_the_smallest_models_ship():
+    assert {"astra_alpha", "astra_beta", "scribe_alpha"} <= set(pretrained_names())
+    assert all(path.stat().st_size < 5e6 for path in FOLDER.glob("*.safetensors"))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(jaxgru.UserError, match="'astra'; there are astra_alpha, astra_beta"):
+        load_pretrained("astra")
+
+
+def test_sample_speaks_at_once(script):
+    """Without its state, the study's words: the the the."""
+    options = ["--temperature", 0, "--num-tokens", 40, "--stateless"]
+    done = script("sample", "--pretrained", "astra_alpha", *options)
+    assert (done.code, done.out) == (0, "ROMEO: " + "the " * 10 + "\n")
+    both = script("sample", "--pretrained", "astra_alpha", "--run", "runs")
+    assert both.code == 2 and "not allowed with" in both.err
+
+
+def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
+    done = script("release", tiny_run, "--folder", tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = jaxgru.load_run(tmp_path / "astra_alpha.safetensors"), jaxgru.load_run(tiny_run)
+    jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
+    for section in ("model", "data", "training"):  # published figures hold NaN, equal to nothing
+        assert getattr(ours[1], section) == getattr(theirs[1], section)
+    before = (tmp_path / "astra_alpha.safetensors").read_bytes()
+    again = script("release", tiny_run, "--folder", tmp_path)
+    assert again.code == 2 and "exists; to replace it" in again.err
+    assert (tmp_path / "astra_alpha.safetensors").read_bytes() == before
+
+
+def test_a_run_that_is_not_finished_is_not_released(script, run_copy, tmp_path):
+    (run_copy / "samples.txt").unlink()
+    done = script("release", run_copy, "--folder", tmp_path / "models")
+    assert done.code == 2 and "is not finished" in done.err
