@@ -117,7 +117,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     tokenizer = load_tokenizer(run)
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     if not (run / "checkpoints").is_dir():  # to open it would make it
-        raise RunError(f"the run {run} has no finished checkpoint.")
+        raise _no_checkpoint(run)
     with open_checkpoints(run) as manager:
         step = _newest(manager, run)
         item = "best" if "best" in _items(manager, step) else "params"
@@ -197,8 +197,12 @@ def _optimizer_tree(state: TrainState) -> dict[str, Any]:
 def _newest(manager: CheckpointManager, run: Path) -> int:
     step = manager.latest_step()
     if step is None:
-        raise RunError(f"the run {run} has no finished checkpoint.")
+        raise _no_checkpoint(run)
     return step
+
+
+def _no_checkpoint(run: Path) -> RunError:
+    return RunError(f"the run {run} has no finished checkpoint.")
 
 
 def _items(manager: CheckpointManager, step: int) -> set[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxgru.config import Config
-from jaxgru.model import init, num_params
+from jaxgru.model import flatten, init, num_params
 
 
 def print_summary(config: Config) -> None:
@@ -23,10 +23,10 @@ def print_summary(config: Config) -> None:
     table.add_column("shape")
     table.add_column("count", f"{total:,}", justify="right")
     table.add_column("MB", f"{_megabytes(total):.2f}", justify="right")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for name, leaf in flatten(params).items():
         count = math.prod(leaf.shape)
         table.add_row(
-            jax.tree_util.keystr(path, simple=True, separator="."),
+            name,
             " × ".join(map(str, leaf.shape)),
             f"{count:,}",
             f"{_megabytes(count):.3f}",
