@@ -1,4 +1,4 @@
-"""The recurrences: parameters, initialisation, initial carry and ONE step of gru, lstm and rnn.
+"""The cells: parameters, initialisation, initial carry and ONE step of gru, lstm, rnn and mlp.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters:
 B batch, E length of the input, H length of the hidden state; σ is logistic, ⊙ elementwise.
@@ -76,9 +76,18 @@ class RNNParams:
     b: Float[Array, "H"]
 
 
-CellParams: TypeAlias = GRUParams | LSTMParams | RNNParams
+@struct.dataclass
+class MLPParams:
+    """W[j] acts on the input of K − 1 − j steps ago, b is the bias: a memory of K inputs."""
+
+    W: Float[Array, "K E H"]
+    b: Float[Array, "H"]
+
+
+CellParams: TypeAlias = GRUParams | LSTMParams | RNNParams | MLPParams
 Hidden: TypeAlias = Float[Array, "B H"]
-Carry: TypeAlias = Hidden | tuple[Hidden, Hidden]
+Context: TypeAlias = Float[Array, "B K-1 E"]
+Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
 
 
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
@@ -132,22 +141,56 @@ def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     return jnp.tanh(x @ p.W + h @ p.U + p.b)
 
 
+def mlp_cell(
+    p: MLPParams, carry: tuple[Hidden, Context], x: Float[Array, "B E"]
+) -> tuple[Hidden, Context]:
+    """One step of the hidden layer of Bengio et al. 2003 (JMLR 3, section 2), written as a cell.
+
+        h' = tanh(x₋ₖ₊₁·W[0] + … + x₋₁·W[K−2] + x·W[K−1] + b)
+
+    The state is the K − 1 inputs before this one, oldest first, zeros where there were none; h is
+    carried beside them for the layer above only, and h' does not depend on it. The paper's direct
+    connections from the inputs to the logits, which it calls optional, are left out.
+    """
+    _, context = carry
+    context = jnp.concatenate([context, x[:, None]], axis=1)
+    h = jnp.tanh(jnp.einsum("bke,keh->bh", context, p.W) + p.b)
+    return h, context[:, 1:]
+
+
 def cell(p: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
     """One step of whichever cell the parameters belong to."""
-    step = {GRUParams: gru_cell, LSTMParams: lstm_cell, RNNParams: rnn_cell}[type(p)]
+    step = {
+        GRUParams: gru_cell,
+        LSTMParams: lstm_cell,
+        RNNParams: rnn_cell,
+        MLPParams: mlp_cell,
+    }[type(p)]
     return step(p, carry, x)
 
 
 def hidden(carry: Carry) -> Hidden:
-    """The part of a layer's carry that the layer above sees: h of (h, c), else the carry itself."""
+    """The part of a layer's carry that the layer above sees: h of a pair, else the carry itself."""
     return carry[0] if isinstance(carry, tuple) else carry
 
 
 def zero_carry(p: CellParams, batch_size: int) -> Carry:
-    """A layer's carry before it has seen anything: zeros, (B, H), in the parameters' dtype."""
-    U = p.Uf if isinstance(p, LSTMParams) else p.U if isinstance(p, RNNParams) else p.Uz
-    h = jnp.zeros((batch_size, U.shape[0]), U.dtype)
-    return (h, h) if isinstance(p, LSTMParams) else h
+    """A layer's carry before it has seen anything: zeros, in the parameters' dtype."""
+
+    def zeros(*shape: int) -> Array:
+        return jnp.zeros((batch_size, *shape), jax.tree.leaves(p)[0].dtype)
+
+    match p:
+        case GRUParams():
+            return zeros(len(p.bz))
+        case LSTMParams():
+            return zeros(len(p.bf)), zeros(len(p.bf))
+        case RNNParams():
+            return zeros(len(p.b))
+        case MLPParams():
+            K, E, H = p.W.shape
+            return zeros(H), zeros(K - 1, E)
+    raise TypeError(f"no carry for parameters of type {type(p).__name__}")
 
 
 def init_gru(
@@ -189,6 +232,15 @@ def init_rnn(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) 
     W, U, b = _initializers(E, H, dtype)
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
+
+
+def init_mlp(
+    key: PRNGKeyArray, E: int, H: int, K: int, dtype: DTypeLike = jnp.float32
+) -> MLPParams:
+    """W, b: uniform ±1/√(K·E) (PyTorch's `nn.Linear` from K concatenated inputs)."""
+    W, _, b = _initializers(K * E, H, dtype)
+    k_weight, k_bias = jax.random.split(key)
+    return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))
 
 
 def _initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array], ...]:

@@ -48,11 +48,14 @@ class ModelConfig(_Section):
     """What decides the parameters, and how dropout is applied while training."""
 
     section = "model"
-    cell: Literal["gru", "lstm", "rnn"] = _field("gru", "the recurrence")
+    cell: Literal["gru", "lstm", "rnn", "mlp"] = _field("gru", "the recurrence, or an MLP")
     vocab_size: int = _field(65, "tokens; a character vocabulary is counted anew", at_least=1)
     embedding_dim: int = _field(64, "length of an embedding", at_least=1)
     hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
-    num_layers: int = _field(1, "stacked recurrent layers", at_least=1)
+    num_layers: int = _field(1, "stacked layers", at_least=1)
+    context_length: int = _field(
+        0, "MLP: how many tokens it sees; 0: not an MLP", at_least=0, below=2**10
+    )
     second_bias: bool = _field(False, "GRU: the study's redundant second bias for z and r")
     reset: Literal["before", "after"] = _field(
         "before", "GRU: reset before the candidate's matrix product, or after (torch.nn.GRU)"
@@ -72,6 +75,11 @@ class ModelConfig(_Section):
         if self.reset == "after" and self.cell != "gru":
             raise ConfigError(
                 f"model.reset is after, but only a gru has a reset; this cell is {self.cell}."
+            )
+        if (self.cell == "mlp") != (self.context_length > 0):
+            raise ConfigError(
+                f"model.context_length is {self.context_length}; it must be at least 1 for an mlp "
+                f"and 0 for any other cell; this cell is {self.cell}."
             )
 
 

@@ -22,6 +22,7 @@ from jaxgru.cells import (
     hidden,
     init_gru,
     init_lstm,
+    init_mlp,
     init_rnn,
     zero_carry,
 )
@@ -84,6 +85,7 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
         "gru": lambda key, E: init_gru(key, E, H, config.second_bias, dtype, config.reset),
         "lstm": lambda key, E: init_lstm(key, E, H, dtype),
         "rnn": lambda key, E: init_rnn(key, E, H, dtype),
+        "mlp": lambda key, E: init_mlp(key, E, H, config.context_length, dtype),
     }[config.cell]
     bound = H**-0.5
     norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None
@@ -115,7 +117,10 @@ def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def initial_carry(params: Params, batch_size: int) -> ModelCarry:
-    """The state before the first token: zeros, one entry a layer: h, or (h, c) for an LSTM."""
+    """The state before the first token: zeros, one entry a layer.
+
+    h for a GRU or an RNN, (h, c) for an LSTM, (h, the inputs it remembers) for an MLP.
+    """
     return tuple(zero_carry(layer, batch_size) for layer in params.layers)
 
 

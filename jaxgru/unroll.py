@@ -27,6 +27,7 @@ from jaxgru.cells import (
     CellParams,
     GRUParams,
     LSTMParams,
+    MLPParams,
     RNNParams,
     cell,
     hidden,
@@ -95,6 +96,12 @@ def unroll(
         case RNNParams():
             h = _rnn(p.U, carry, _product(x, p.W) + p.b, mask)
             return h, h[-1]
+        case MLPParams():  # no recurrence: every step at once
+            T = len(x)
+            x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
+            a = sum(_product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
+            h = apply_mask(jnp.tanh(a), mask)
+            return h, (h[-1], x[T:].swapaxes(0, 1))
     raise TypeError(f"no unroll for parameters of type {type(params).__name__}")
 
 

@@ -84,6 +84,25 @@ def test_rnn_step_by_hand():
     assert float(cells.rnn_cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
 
 
+def test_mlp_steps_by_hand():
+    """Three steps with a memory of two inputs: zeros stand before the first, the oldest is lost."""
+    p = cells.MLPParams(W=jnp.array([[[0.3]], [[-0.7]]]), b=bias(0.1))
+    carry = cells.zero_carry(p, 1)
+    for x, before in ((0.6, 0.0), (-0.8, 0.6), (0.5, -0.8)):
+        carry = cells.mlp_cell(p, carry, scalar(x))
+        expected = math.tanh(0.3 * before - 0.7 * x + 0.1)
+        assert float(carry[0][0, 0]) == pytest.approx(expected, rel=1e-6)
+        np.testing.assert_array_equal(carry[1], np.float32([[[x]]]))
+
+
+def test_an_mlp_starts_as_a_linear_layer_of_all_its_inputs():
+    p = cells.init_mlp(jax.random.key(0), 16, 50, 4)
+    assert p.W.shape == (4, 16, 50)
+    for value in (p.W, p.b):  # fan_in 64: within ±1/8, and close to both bounds
+        assert np.abs(value).max() <= 0.125 and value.max() > 0.11 and value.min() < -0.11
+    assert np.var(p.W) == pytest.approx(0.125**2 / 3, rel=0.12)
+
+
 @pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
 @pytest.mark.parametrize("E, H", [(64, 128), (100, 25)])
 def test_initial_weights_fill_their_interval(init, E, H):
@@ -121,3 +140,10 @@ def test_zero_carry(init):
     assert isinstance(carry, tuple) == (init is cells.init_lstm)
     for h in jax.tree.leaves(carry):
         assert h.shape == (2, 5) and h.dtype == jnp.float32 and not h.any()
+
+
+@pytest.mark.parametrize("K", [1, 4])
+def test_zero_carry_of_an_mlp_is_its_empty_memory(K):
+    h, context = cells.zero_carry(cells.init_mlp(jax.random.key(0), 3, 5, K, jnp.float16), 2)
+    assert h.shape == (2, 5) and context.shape == (2, K - 1, 3)
+    assert h.dtype == context.dtype == jnp.float16 and not h.any() and not context.any()

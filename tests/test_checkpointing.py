@@ -23,6 +23,7 @@ MODELS = {
     "single bias": ModelConfig("gru", 3, 1, 1, 1),
     "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
     "rnn": ModelConfig("rnn", 3, 2, 4, 1),
+    "mlp": ModelConfig("mlp", 3, 2, 4, 1, context_length=3),
 }
 
 

@@ -62,8 +62,22 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 class TestPublishedConfigs:
-    def test_all_seven_are_known_and_no_other(self):
-        assert config_names() == sorted(PUBLISHED)
+    def test_all_seven_are_known_and_two_to_compare_with(self):
+        assert config_names() == sorted([*PUBLISHED, "elman_alpha", "bengio_mlp"])
+
+    def test_the_elman_network_is_astra_alpha_with_another_cell(self):
+        elman, astra = load_config("elman_alpha"), load_config("astra_alpha")
+        assert (elman.training, elman.data) == (astra.training, astra.data)
+        changed = dataclasses.replace(elman.model, cell="gru", second_bias=True)
+        assert changed == astra.model
+        # 65·64 + 64·128 + 128² + 128 + 128·65 + 65
+        assert parameter_count(elman.model) == 37_249
+
+    def test_bengios_network_is_as_large_as_astra_alpha(self):
+        mlp, astra = load_config("bengio_mlp"), load_config("astra_alpha")
+        assert (mlp.training, mlp.data) == (astra.training, astra.data)
+        # 65·64 + 7·64·160 + 160 + 160·65 + 65, where astra_alpha has 86,913
+        assert parameter_count(mlp.model) == 86_465
 
     @models
     def test_numbers_are_the_tables(self, name):
@@ -145,7 +159,7 @@ def numbers(low: float, high: float, **kwargs) -> st.SearchStrategy[float]:
 
 sizes = st.integers(1, 10**6)
 losses = st.lists(st.lists(numbers(-1e6, 1e6), max_size=3).map(tuple), max_size=3).map(tuple)
-models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn"]).flatmap(
+models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn", "mlp"]).flatmap(
     lambda cell: st.builds(
         ModelConfig,
         cell=st.just(cell),
@@ -153,6 +167,7 @@ models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn"]).flatmap(
         embedding_dim=sizes,
         hidden_dim=sizes,
         num_layers=sizes,
+        context_length=st.integers(1, 1023) if cell == "mlp" else st.just(0),
         second_bias=st.booleans() if cell == "gru" else st.just(False),
         reset=st.sampled_from(["before", "after"] if cell == "gru" else ["before"]),
         layer_norm=st.booleans(),
@@ -274,6 +289,7 @@ BAD_VALUES = {
     "model.embedding_dim": ["0", "nan"],
     "model.hidden_dim": ["0", "-128", "wide", "128.0"],
     "model.num_layers": ["0", "true"],
+    "model.context_length": ["-1", "1024", "3.5", "7"],
     "model.second_bias": ["1", "yes", "False"],
     "model.reset": ["never", "true"],
     "model.layer_norm": ["0", "no"],
@@ -331,6 +347,11 @@ class TestRefusals:
             ModelConfig(cell=cell, second_bias=True)
         with pytest.raises(ConfigError, match=f"reset.*{cell}"):
             ModelConfig(cell=cell, reset="after")
+
+    @pytest.mark.parametrize("cell, length", [("gru", 1), ("lstm", 7), ("rnn", 1), ("mlp", 0)])
+    def test_a_context_length_belongs_to_an_mlp(self, cell, length):
+        with pytest.raises(ConfigError, match=f"context_length is {length};.*this cell is {cell}"):
+            ModelConfig(cell=cell, context_length=length)
 
     @pytest.mark.parametrize(
         "losses", [3, "low", [1.0, 2.0], [["a"]], [[[1.0]]], [["1.0"]], {"run": [1.0]}]

@@ -14,9 +14,10 @@ PROMPT = jnp.array([[1, 2, 3], [4, 5, 6]], jnp.int32)
 KEY = jax.random.key(3)
 
 
-@pytest.fixture(scope="module", params=["gru", "lstm", "rnn"])
+@pytest.fixture(scope="module", params=["gru", "lstm", "rnn", "mlp"])
 def params(request):
-    config = ModelConfig(request.param, V, embedding_dim=5, hidden_dim=8, num_layers=2)
+    memory = {"context_length": 4} if request.param == "mlp" else {}
+    config = ModelConfig(request.param, V, embedding_dim=5, hidden_dim=8, num_layers=2, **memory)
     # far from initialisation, so that the state speaks loudly in the logits
     return jax.tree.map(lambda x: 3 * x, jaxgru.init(jax.random.key(0), config))
 

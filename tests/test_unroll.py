@@ -18,6 +18,7 @@ INIT = {
     "gru, single bias": lambda key, E, H: cells.init_gru(key, E, H, dtype=jnp.float64),
     "lstm": lambda key, E, H: cells.init_lstm(key, E, H, jnp.float64),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, jnp.float64),
+    "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
 # T, B, E, H. Two shapes and any values, because each new shape costs a compilation
 SIZES = st.sampled_from([(1, 1, 1, 1), (5, 2, 3, 4)])
@@ -105,7 +106,7 @@ def test_a_mask_acts_inside_the_recurrence(kind):
     h, _ = unroll(p, x, carry, Mask(keep, jnp.float64(1.0)))
     first = cells.cell(p, carry, x[0])
     dropped = cells.hidden(first).at[0, 2].set(0)
-    second = cells.cell(p, (dropped, first[1]) if kind == "lstm" else dropped, x[1])
+    second = cells.cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
     np.testing.assert_allclose(h[0], dropped, 1e-12)
     np.testing.assert_allclose(h[1], cells.hidden(second), 1e-12)
 
