@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from jaxgru.errors import UserError
 
@@ -29,19 +29,14 @@ def check_length(num_tokens: int, sequence_length: int, name: str) -> None:
 
 def windows(
     tokens: Int[Array, "N"], window: int, batch_size: int
-) -> tuple[Int[Array, "M B T"], Int[Array, "M B T"], Float[Array, "M B T"]]:
+) -> tuple[Int[Array, "M B T"], Int[Array, "M B T"]]:
     """All N − 1 predictions, cut into windows of T = `window` inputs, `batch_size` a batch.
 
-    Returns inputs, targets and weights: 1 where a target is a token of the text, 0 where it pads
-    the last windows. Windows follow one another, row by row, batch by batch.
+    Returns inputs and targets. Windows follow one another, row by row, batch by batch, so that the
+    first N − 1 entries are the text's predictions in order, and the rest pads with zeros.
     """
     n = tokens.shape[0] - 1
     num_batches = -(-n // (window * batch_size))
     pad = (0, num_batches * batch_size * window - n)
     shape = (num_batches, batch_size, window)
-    weights = jnp.pad(jnp.ones(n), pad)
-    return (
-        jnp.pad(tokens[:-1], pad).reshape(shape),
-        jnp.pad(tokens[1:], pad).reshape(shape),
-        weights.reshape(shape),
-    )
+    return jnp.pad(tokens[:-1], pad).reshape(shape), jnp.pad(tokens[1:], pad).reshape(shape)

@@ -38,11 +38,12 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, name: str) -> str:
         return nearest(name, self._option_string_actions)
 
-    def add_model(self) -> None:
-        """Adds the two ways to name a trained model, of which one must be given."""
+    def add_model(self) -> argparse._MutuallyExclusiveGroup:
+        """Adds the ways to name a trained model, one of which is needed; returns their group."""
         model = self.add_mutually_exclusive_group(required=True)
         model.add_argument("--run", help="a run folder, or a .safetensors file")
         model.add_argument("--pretrained", metavar="NAME", help="a model that ships with jaxgru")
+        return model
 
     def add_config_fields(self, config: Config) -> None:
         """Adds `--section.field` for every field; the defaults shown are the config's values."""

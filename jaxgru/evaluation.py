@@ -1,9 +1,13 @@
-"""Negative log-likelihood of a text: the state kept in windows, over one stream, or thrown away."""
+"""Negative log-likelihood of a text: the state kept in windows, over one stream, or thrown away.
+
+The primitives give nats for every prediction; what is said about them is NumPy in float64, so no
+rounding grows with the text.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import log
 
 import jax
@@ -17,6 +21,7 @@ from jaxgru.model import Params, apply, initial_carry
 from jaxgru.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 8192  # what one batch or one piece of a stream holds: bounds the memory of logits
+RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
 
 
 def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
@@ -25,10 +30,10 @@ def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Floa
     return log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
-def window_loss(params: Params, tokens: Int[Array, "N"], window: int) -> float:
-    """Mean nats a token with the state put back to zeros every `window` tokens.
+def window_nll(params: Params, tokens: Int[Array, "N"], window: int) -> Float[np.ndarray, "N-1"]:
+    """Nats of each prediction with the state put back to zeros every `window` tokens.
 
-    All N − 1 predictions count; the last window may be shorter. `window` 1 is stateless.
+    All N − 1 predictions, in order; the last window may be shorter. `window` 1 is stateless.
 
     Raises:
       UserError: fewer than two tokens, or a window below 1.
@@ -37,19 +42,80 @@ def window_loss(params: Params, tokens: Int[Array, "N"], window: int) -> float:
     if window < 1:
         raise UserError(f"the window is {window}; it must be at least 1.")
     n = len(tokens) - 1
+    window = min(window, n)
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
-    return _mean(_window_sums(params, jnp.asarray(tokens), window, batch_size), n)
+    nll = _nll(params, *windows(jnp.asarray(tokens), window, batch_size))
+    return np.asarray(nll, np.float64).ravel()[:n]
 
 
-def stream_loss(params: Params, tokens: Int[Array, "N"]) -> float:
-    """Mean nats a token over one unbroken stream: the state is never put back.
+def stream_nll(params: Params, tokens: Int[Array, "N"]) -> Float[np.ndarray, "N-1"]:
+    """Nats of each prediction over one unbroken stream: the state is never put back.
 
     Raises:
       UserError: fewer than two tokens.
     """
     _check_tokens(tokens)
     n = len(tokens) - 1
-    return _mean(_stream_sums(params, jnp.asarray(tokens), min(TOKENS_AT_ONCE, n)), n)
+    nll = _stream_nll(params, *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
+    return np.asarray(nll, np.float64).ravel()[:n]
+
+
+def window_loss(params: Params, tokens: Int[Array, "N"], window: int) -> float:
+    """The mean of `window_nll`, nats a token. Raises as it does."""
+    return float(window_nll(params, tokens, window).mean())
+
+
+def stream_loss(params: Params, tokens: Int[Array, "N"]) -> float:
+    """The mean of `stream_nll`, nats a token. Raises as it does."""
+    return float(stream_nll(params, tokens).mean())
+
+
+def memory_curve(
+    params: Params, tokens: Int[Array, "N"], resets: Sequence[int] = RESETS
+) -> dict[int, float]:
+    """Mean nats a token by how many tokens pass before the state is put back to zeros.
+
+    A reset every token is stateless; beyond the longest, see `stream_loss`: never.
+
+    Raises:
+      UserError: fewer than two tokens, or a reset below 1.
+    """
+    return {every: window_loss(params, tokens, every) for every in resets}
+
+
+def recovery(
+    params: Params,
+    tokens: Int[Array, "N"],
+    length: int = 256,
+    stride: int = 64,
+    stream: Float[np.ndarray, "N-1"] | None = None,
+) -> Float[np.ndarray, "length"]:
+    """What a reset still costs, nats, at the 1st, 2nd, … `length`-th prediction after it.
+
+    The mean excess over `stream_nll` of the same tokens (which takes out how hard those tokens
+    are), over resets `stride` tokens apart. A text shorter than `length` gives a shorter answer.
+
+    Args:
+      stream: `stream_nll` of these parameters and tokens, where it is at hand.
+
+    Raises:
+      UserError: fewer than two tokens, or a length or stride below 1.
+    """
+    _check_tokens(tokens)
+    if length < 1 or stride < 1:
+        raise UserError(f"length {length} and stride {stride} must both be at least 1.")
+    if stream is None:
+        stream = stream_nll(params, tokens)
+    n = len(tokens) - 1
+    length = min(length, n)
+    at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
+    batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
+    num_batches = -(-len(at) // batch_size)
+    padded = np.pad(at, ((0, num_batches * batch_size - len(at)), (0, 0)), mode="edge")
+    inputs = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length)]
+    targets = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length) + 1]
+    nll = np.asarray(_nll(params, inputs, targets), np.float64).reshape(-1, length)[: len(at)]
+    return (nll - stream[at]).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -62,15 +128,25 @@ class Losses:
     num_tokens: int
     num_characters: int
 
+    @property
+    def sensitivity(self) -> float:
+        """What the lost state costs, nats a token: stateless less one stream."""
+        return self.stateless - self.stream
+
     def in_units(self, nats_a_token: float) -> dict[str, float]:
-        """One loss in nats and bits, a token and a character."""
-        nats_a_character = nats_a_token * self.num_tokens / self.num_characters
-        return {
-            "nats_per_token": nats_a_token,
-            "bits_per_token": nats_a_token / log(2),
-            "nats_per_character": nats_a_character,
-            "bits_per_character": nats_a_character / log(2),
-        }
+        """See the function `in_units`."""
+        return in_units(nats_a_token, self.num_tokens, self.num_characters)
+
+
+def in_units(nats_a_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
+    """A loss in nats and bits, a token and a character, so that tokenizers can be compared."""
+    nats_a_character = nats_a_token * num_tokens / num_characters
+    return {
+        "nats_per_token": nats_a_token,
+        "bits_per_token": nats_a_token / log(2),
+        "nats_per_character": nats_a_character,
+        "bits_per_character": nats_a_character / log(2),
+    }
 
 
 def evaluate(
@@ -86,29 +162,31 @@ def evaluate(
     )
 
 
-@partial(jax.jit, static_argnames=("window", "batch_size"))
-def _window_sums(params: Params, tokens: Array, window: int, batch_size: int) -> Array:
-    def batch_sum(batch: tuple[Array, Array, Array]) -> Array:
-        inputs, targets, weights = batch
-        logits, _ = apply(params, inputs)
-        return jnp.sum(token_nll(logits, targets) * weights)
+@jax.jit
+def _nll(
+    params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+) -> Float[Array, "M B T"]:
+    """Every row from zero state, batch by batch."""
 
-    return jax.lax.map(batch_sum, windows(tokens, window, batch_size))
+    def batch_nll(batch: tuple[Array, Array]) -> Array:
+        inputs, targets = batch
+        return token_nll(apply(params, inputs)[0], targets)
+
+    return jax.lax.map(batch_nll, (inputs, targets))
 
 
-@partial(jax.jit, static_argnames="piece")
-def _stream_sums(params: Params, tokens: Array, piece: int) -> Array:
-    def piece_sum(carry, batch):
-        inputs, targets, weights = batch
+@jax.jit
+def _stream_nll(
+    params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
+) -> Float[Array, "M 1 T"]:
+    """Piece by piece, each from the state that the one before it left."""
+
+    def piece_nll(carry, piece):
+        inputs, targets = piece
         logits, carry = apply(params, inputs, carry)
-        return carry, jnp.sum(token_nll(logits, targets) * weights)
+        return carry, token_nll(logits, targets)
 
-    return jax.lax.scan(piece_sum, initial_carry(params, 1), windows(tokens, piece, 1))[1]
-
-
-def _mean(sums: Array, n: int) -> float:
-    """The batches' sums are added on the host in float64: no rounding grows with the text."""
-    return float(np.asarray(sums, np.float64).sum() / n)
+    return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
 
 
 def _check_tokens(tokens: Int[Array, "N"]) -> None:

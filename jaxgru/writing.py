@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxgru.baselines import NGram
 from jaxgru.errors import UserError
 from jaxgru.model import Params
 from jaxgru.sampling import check_sampling, generate
@@ -39,7 +40,7 @@ class Options:
 
 
 def pieces(
-    params: Params, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
+    model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
 ) -> Iterator[str]:
     """The prompt, then the text that follows it, in pieces of about 16 tokens.
 
@@ -58,17 +59,17 @@ def pieces(
     known = tokenizer.encode(prompt)
     if len(known) == 0:
         raise UserError("the prompt is empty; give at least one character to begin with.")
-    return _pieces(params, tokenizer, known, options, sample)
+    return _pieces(model, tokenizer, known, options, sample)
 
 
 def write(
-    params: Params, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
+    model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
 ) -> None:
     """Prints samples, one after another, each as it is generated. Raises as `pieces` does."""
     if num_samples < 1:
         raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
     for sample in range(num_samples):
-        text = pieces(params, tokenizer, prompt, options, sample)
+        text = pieces(model, tokenizer, prompt, options, sample)
         if num_samples > 1:
             print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
         for piece in text:
@@ -92,18 +93,33 @@ def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options)
 
 
 def _pieces(
-    params: Params, tokenizer: Tokenizer, prompt: np.ndarray, options: Options, sample: int
+    model: Params | NGram, tokenizer: Tokenizer, prompt: np.ndarray, options: Options, sample: int
 ) -> Iterator[str]:
-    key = jax.random.fold_in(jax.random.key(options.seed), sample)
-    tokens = jnp.asarray(prompt[-1:] if options.last_token_only else prompt)[None]
-    carry, known, said = None, prompt, tokenizer.decode(prompt)
+    read = prompt[-1:] if options.last_token_only else prompt
+    go_on = (_ngram if isinstance(model, NGram) else _recurrent)(model, read, options, sample)
+    known, said = prompt, tokenizer.decode(prompt)
     yield said
     for start in range(0, options.num_tokens, PIECE):
+        known = np.concatenate([known, go_on(min(PIECE, options.num_tokens - start))])
+        text = tokenizer.decode(known)
+        yield text[len(said) :]
+        said = text
+
+
+def _recurrent(
+    params: Params, prompt: np.ndarray, options: Options, sample: int
+) -> Callable[[int], np.ndarray]:
+    """What gives the next so many tokens, each time from the state where it stopped."""
+    key = jax.random.fold_in(jax.random.key(options.seed), sample)
+    tokens, carry = jnp.asarray(prompt)[None], None
+
+    def go_on(num_tokens: int) -> np.ndarray:
+        nonlocal tokens, carry, key
         new, carry, key = generate(
             params,
             key,
             tokens,
-            min(PIECE, options.num_tokens - start),
+            num_tokens,
             carry,
             temperature=options.temperature,
             top_k=options.top_k,
@@ -111,7 +127,28 @@ def _pieces(
             stateful=options.stateful,
         )
         tokens = new[:, -1:]
-        known = np.concatenate([known, np.asarray(new[0])])
-        text = tokenizer.decode(known)
-        yield text[len(said) :]
-        said = text
+        return np.asarray(new[0])
+
+    return go_on
+
+
+def _ngram(
+    model: NGram, prompt: np.ndarray, options: Options, sample: int
+) -> Callable[[int], np.ndarray]:
+    """The same for an n-gram model, whose state is the text so far."""
+    rng, text = np.random.default_rng([options.seed, sample]), prompt
+
+    def go_on(num_tokens: int) -> np.ndarray:
+        nonlocal text
+        new = model.generate(
+            rng,
+            text,
+            num_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+        )
+        text = np.concatenate([text, new])
+        return new
+
+    return go_on

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from jaxgru import writing
+from jaxgru.baselines import count_ngrams
 from jaxgru.command_line import Parser, load_model, run_script
+from jaxgru.config import load_config
+from jaxgru.dataset import load_dataset
 
 
 def main() -> None:
     """Reads the arguments and makes one call."""
     parser = Parser(__doc__)
-    parser.add_model()
+    parser.add_model().add_argument(
+        "--ngram", type=int, metavar="N", help="a counted n-gram model of this order, 1 to 8"
+    )
+    parser.add_argument("--config", help="whose text and tokens --ngram counts (astra_alpha)")
     parser.add_argument("--prompt", default="ROMEO: ", help="the whole of it is read (%(default)r)")
     parser.add_argument("--num-tokens", type=int, default=400, help="to write (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
@@ -26,6 +32,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
+    if arguments.ngram is not None and (arguments.stateless or arguments.compare):
+        parser.error(
+            "an n-gram model has no state to throw away: leave out --stateless, --compare."
+        )
+    if arguments.ngram is None and arguments.config is not None:
+        parser.error("--config belongs to --ngram; a trained model knows its own.")
     options = writing.Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
@@ -35,11 +47,16 @@ def main() -> None:
         last_token_only=arguments.last_token_only,
         seed=arguments.seed,
     )
-    params, _, tokenizer = load_model(arguments)
-    if arguments.compare:
-        writing.compare(params, tokenizer, arguments.prompt, options)
+    if arguments.ngram is not None:
+        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        tokenizer = dataset.tokenizer
+        model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
-        writing.write(params, tokenizer, arguments.prompt, options, arguments.num_samples)
+        model, _, tokenizer = load_model(arguments)
+    if arguments.compare:
+        writing.compare(model, tokenizer, arguments.prompt, options)
+    else:
+        writing.write(model, tokenizer, arguments.prompt, options, arguments.num_samples)
 
 
 if __name__ == "__main__":

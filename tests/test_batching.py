@@ -56,14 +56,13 @@ class TestCheckLength:
 
 class TestWindows:
     def test_by_hand(self):
-        inputs, targets, weights = windows(jnp.arange(10, 18), 3, 2)
+        inputs, targets = windows(jnp.arange(10, 18), 3, 2)
         np.testing.assert_array_equal(
             inputs, [[[10, 11, 12], [13, 14, 15]], [[16, 0, 0], [0, 0, 0]]]
         )
         np.testing.assert_array_equal(
             targets, [[[11, 12, 13], [14, 15, 16]], [[17, 0, 0], [0, 0, 0]]]
         )
-        np.testing.assert_array_equal(weights, [[[1, 1, 1], [1, 1, 1]], [[1, 0, 0], [0, 0, 0]]])
 
     @pytest.mark.parametrize(
         "n, window, batch_size",
@@ -71,11 +70,10 @@ class TestWindows:
     )
     def test_every_prediction_once_and_in_order(self, n, window, batch_size):
         tokens = np.arange(100, 100 + n)
-        inputs, targets, weights = map(np.asarray, windows(tokens, window, batch_size))
-        assert inputs.shape == targets.shape == weights.shape
+        inputs, targets = map(np.asarray, windows(tokens, window, batch_size))
+        assert inputs.shape == targets.shape
         assert inputs.shape[1:] == (batch_size, window)
-        assert weights.sum() == n - 1
-        assert set(np.unique(weights)) <= {0, 1}
-        np.testing.assert_array_equal(inputs[weights == 1], tokens[:-1])
-        np.testing.assert_array_equal(targets[weights == 1], tokens[1:])
-        assert weights[0].any() and weights[-1].any()  # no batch of padding alone
+        np.testing.assert_array_equal(inputs.ravel()[: n - 1], tokens[:-1])
+        np.testing.assert_array_equal(targets.ravel()[: n - 1], tokens[1:])
+        assert not inputs.ravel()[n - 1 :].any() and not targets.ravel()[n - 1 :].any()
+        assert inputs[0].any() and inputs[-1].any()  # no batch of padding alone

@@ -14,7 +14,15 @@ import jaxgru
 from jaxgru import evaluation
 from jaxgru.config import ModelConfig
 from jaxgru.errors import UserError
-from jaxgru.evaluation import Losses, evaluate, stream_loss, token_nll, window_loss
+from jaxgru.evaluation import (
+    Losses,
+    evaluate,
+    memory_curve,
+    recovery,
+    stream_loss,
+    token_nll,
+    window_loss,
+)
 
 V = 7
 MODEL = ModelConfig(
@@ -77,6 +85,43 @@ class TestAgainstNumPy:
     def test_token_nll_of_huge_logits_is_finite(self):
         logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
         np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1e4, 0.0])
+
+
+class TestMemory:
+    def test_curve(self, params, tokens):
+        curve = memory_curve(params, tokens, resets=(1, 3, 200))
+        expected = {k: numpy_gru_losses(params, tokens, k).mean() for k in (1, 3, 200)}
+        assert curve == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("at_once", [8192, 20])
+    def test_recovery(self, params, tokens, at_once, monkeypatch):
+        """Resets at 0, 7, …, 49 (the last with 9 predictions left), 9 predictions after each."""
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        stream = numpy_gru_losses(params, tokens, N)
+        excess = [
+            numpy_gru_losses(params, tokens[s : s + 10], N) - stream[s : s + 9]
+            for s in range(0, 50, 7)
+        ]
+        expected = np.mean(excess, axis=0)
+        np.testing.assert_allclose(recovery(params, tokens, 9, 7), expected, atol=2e-6)
+        assert abs(expected[0]) > 1e-3 and len(expected) == 9
+
+    def test_recovery_is_over_once_a_short_memory_is_full(self, tokens):
+        """An MLP of 3 tokens has forgotten a reset after 2 of them, exactly."""
+        model = ModelConfig("mlp", V, 3, 5, 1, context_length=3)
+        mlp = jax.tree.map(lambda leaf: 3 * leaf, jaxgru.init(jax.random.key(0), model))
+        excess = recovery(mlp, tokens, 6, 5)
+        assert np.abs(excess[:2]).min() > 1e-3
+        np.testing.assert_allclose(excess[2:], 0, atol=1e-6)
+
+    def test_a_text_shorter_than_the_length(self, params, tokens):
+        """One reset fits, the beginning of the text, where the stream begins, too."""
+        np.testing.assert_allclose(recovery(params, tokens, 256, 64), np.zeros(N - 1), atol=1e-6)
+
+    @pytest.mark.parametrize("length, stride", [(0, 1), (3, 0)])
+    def test_no_length_or_stride(self, params, tokens, length, stride):
+        with pytest.raises(UserError, match=f"length {length} and stride {stride} must both"):
+            recovery(params, tokens, length, stride)
 
 
 class TestStateless:

@@ -147,34 +147,41 @@ class TestTrain:
 
 
 def table_rows(out: str) -> dict[str, list[float]]:
-    """The evaluation's table: the numbers of each row, by the row's first word."""
-    rows = [re.split("[│┃]", line)[1:-1] for line in out.splitlines()]
+    """The evaluation's first table: the numbers of each row, by the row's name."""
+    rows = [re.split("[│┃]", line)[1:-1] for line in out.split("text from")[0].splitlines()]
     return {
-        row[0].split()[0]: [float(cell) for cell in row[1:]]
+        row[0].strip(): [float(cell) for cell in row[1:]]
         for row in rows
-        if len(row) == 5 and row[1].strip()[:1].isdigit()
+        if len(row) == 5 and row[1].strip().lstrip("-")[:1].isdigit()
     }
 
 
 class TestEvaluate:
     def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text):
+        before = contents(tiny_run)
         done = script("evaluate", "--run", tiny_run)
         assert (done.code, done.err) == (0, "")
+        assert contents(tiny_run) == before
         text = tiny_text.read_text()
         place = {character: i for i, character in enumerate(sorted(set(text)))}
         validation = np.array([place[character] for character in text[2700:]])
         params, _, _ = jaxgru.load_run(tiny_run)
         rows = table_rows(done.out)
-        assert set(rows) == {"windows", "one", "stateless"}
-        for row, window in (("windows", 16), ("one", 300), ("stateless", 1)):
-            nats = numpy_gru_losses(params, validation, window).mean()
-            bits = nats / np.log(2)
-            assert rows[row] == pytest.approx([nats, bits, nats, bits], abs=1e-4)
-
-    def test_writes_nothing(self, script, run_copy):
-        before = contents(run_copy)
-        assert script("evaluate", "--run", run_copy).code == 0
-        assert contents(run_copy) == before
+        expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
+        expected |= {"every token: stateless": 1, "never: one stream": 300,
+                     "windows of 16, as in training": 16}  # fmt: skip
+        nats = {
+            row: numpy_gru_losses(params, validation, window).mean()
+            for row, window in expected.items()
+        }
+        nats["sensitivity: stateless less one stream"] = (
+            nats["every token: stateless"] - nats["never: one stream"]
+        )
+        assert set(rows) == set(nats)
+        for row, loss in nats.items():
+            bits = loss / np.log(2)
+            assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
+        assert "the stateless chain:" in done.out and "greedy texts that end in a loop" in done.out
 
 
 class TestSample:

@@ -1,0 +1,90 @@
+"""Every run of the study: which there are, and which of them a folder of runs already has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxgru.checkpointing import RunError, load_run_config
+from jaxgru.config import Config, load_config
+from jaxgru.study import FILE_NAME
+
+SEEDS = {
+    "astra_alpha": 3,
+    "astra_beta": 3,
+    "astra_gamma": 3,
+    "scribe_alpha": 1,
+    "scribe_beta": 1,
+    "scribe_gamma": 1,
+    "leviathan": 1,
+    "elman_alpha": 3,
+    "bengio_mlp": 3,
+}
+"""How many seeds, 0 and up, each config is trained with."""
+
+VARIANTS = [
+    *({"model.dropout": "0", "training.seed": str(seed)} for seed in range(3)),
+    {"model.dropout_site": "between"},  # with one layer: nowhere
+    {"model.hidden_dim": "32"},
+    {"model.hidden_dim": "64"},
+    {"model.hidden_dim": "256"},
+    {"model.num_layers": "2"},
+    {"model.num_layers": "3"},
+]
+"""What is changed in astra_alpha: what its dropout costs; what a state is worth, size by size."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a config's name and the fields that differ from it, by dotted name."""
+
+    name: str
+    overrides: tuple[tuple[str, str], ...]
+
+    @property
+    def config(self) -> Config:
+        """The config to train."""
+        return load_config(self.name, dict(self.overrides))
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"--{field} {value}" for field, value in self.overrides)])
+
+
+def all_jobs() -> list[Job]:
+    """Every run: the first seed of every config, then the other seeds, then the variants."""
+    seeds = [
+        Job(name, (("training.seed", str(seed)),) if seed else ())
+        for seed in range(max(SEEDS.values()))
+        for name in SEEDS
+        if seed < SEEDS[name]
+    ]
+    return seeds + [Job("astra_alpha", tuple(variant.items())) for variant in VARIANTS]
+
+
+def find_job(runs: Path, job: Job) -> Path | None:
+    """The newest run of a job, finished or not, on the published corpus; None: there is none."""
+    config = job.config
+    for run in versions(runs / job.name):
+        try:
+            found = load_run_config(run)
+        except RunError:  # made by a process that was killed at once
+            continue
+        same = (found.model, found.training, found.data.corpus, found.data.tokenizer)
+        if same == (config.model, config.training, config.data.corpus, config.data.tokenizer):
+            return run
+    return None
+
+
+def versions(family: Path) -> list[Path]:
+    """A config's run folders, newest first."""
+    return sorted(family.glob("v[0-9]*"), key=lambda run: -int(run.name[1:]))
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "samples.txt").exists()  # the last file that a run writes
+
+
+def is_measured(run: Path) -> bool:
+    """Whether its record is in its folder."""
+    return (run / FILE_NAME).exists()

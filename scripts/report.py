@@ -1,0 +1,103 @@
+"""Makes docs/study.md, its figures and its numbers from finished runs, and from nothing else.
+
+Each run's record is kept in docs/study.json, so that runs of several machines come together: a new
+record takes the place of an older one of the same config, changes and seed, and the others stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxgru import init, load_run, num_params, study
+from jaxgru.checkpointing import RunError, load_run_config
+from jaxgru.command_line import Parser, run_script
+from jaxgru.config import Config, load_config
+from jaxgru.dataset import load_dataset
+from jaxgru.files import write_text
+from jaxgru.reproducing import SEEDS, is_measured, is_trained, versions
+from jaxgru.study_page import Page, Record
+
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """Reads the arguments; measures what is not measured; writes the page and its figures."""
+    parser = Parser(__doc__.splitlines()[0])
+    parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
+    parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
+    arguments = parser.parse_args()
+    docs = Path(arguments.docs)
+    kept = json.loads(path.read_text()) if (path := docs / "study.json").exists() else {}
+    records = {key(r): r for r in [*kept.get("runs", []), *gather(Path(arguments.runs))]}
+    if not records:
+        raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
+    ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
+    runs = sorted(records.values(), key=lambda r: (list(SEEDS).index(r["config"]), key(r)))
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    write_text(docs / "study.json", f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n')
+    write_text(docs / "study.md", Page(runs, ngrams, docs / "figures").write())
+    console.print(f"{docs / 'study.md'} made of {len(runs)} runs")
+
+
+def key(record: Record) -> tuple[str, str, int]:
+    """What tells two runs apart."""
+    return record["config"], json.dumps(record["changes"]), record["seed"]
+
+
+def gather(root: Path) -> Iterable[Record]:
+    """The record of every finished run of the study, oldest first; measures what is not yet."""
+    for name in SEEDS:
+        for run in reversed(versions(root / name)):
+            if not is_trained(run):
+                continue
+            config = load_run_config(run)
+            changes = changed(config)
+            if changes is None:
+                continue
+            if not is_measured(run):
+                console.print(f"measuring {run}")
+                params, _, tokenizer = load_run(run)
+                _, dataset = load_dataset(config, tokenizer)
+                window = config.training.sequence_length
+                study.save_record(run, study.measure(params, tokenizer, dataset, window))
+            lines = (run / "metrics.jsonl").read_text().splitlines()
+            yield {
+                "config": name,
+                "changes": changes,
+                "seed": config.training.seed,
+                "parameters": num_params(
+                    jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
+                ),
+                "epochs": [json.loads(line) for line in lines],
+                "study": json.loads((run / study.FILE_NAME).read_text()),
+            }
+
+
+def changed(config: Config) -> dict[str, Any] | None:
+    """How a run's model differs from the published one; None where its training does, too."""
+    published = load_config(config.name)
+    training = dataclasses.replace(config.training, seed=published.training.seed)
+    if (training, config.data.corpus) != (published.training, published.data.corpus):
+        return None
+    ours, theirs = (dataclasses.asdict(c.model) for c in (config, published))
+    return {f"model.{name}": ours[name] for name in ours if ours[name] != theirs[name]}
+
+
+def count(name: str) -> list[float]:
+    """The n-gram models of a config's tokens: nats a character, orders 1 to 8."""
+    _, dataset = load_dataset(load_config(name))
+    tokens = dataset.validation
+    characters = dataset.tokenizer.num_characters(tokens[1:])
+    return [loss * (len(tokens) - 1) / characters for loss in study.measure_ngrams(dataset)]
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,115 @@
+"""Trains and measures every model of the study; skips what is done, goes on with what is not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxgru.command_line import Parser, run_script
+from jaxgru.reproducing import SEEDS, Job, all_jobs, find_job, is_measured, is_trained
+
+SCRIPTS = Path(__file__).parent
+MORE_TO_DO, FAILED = 3, 1  # exit codes
+console = Console(highlight=False)
+
+
+class TimeIsUp(Exception):
+    """The minutes asked for have passed, and what was under way is saved."""
+
+
+def main() -> None:
+    """Reads the arguments; runs train.py and evaluate.py on one job after another."""
+    parser = Parser(__doc__)
+    parser.add_argument("--all", action="store_true", help="every run of the study")
+    parser.add_argument("--only", nargs="+", metavar="CONFIG", default=[], help="these alone")
+    parser.add_argument("--list", action="store_true", help="say what is done, and do nothing")
+    parser.add_argument("--minutes", type=float, metavar="M",
+                        help="save, stop and exit 3 after so long; repeat to go on")  # fmt: skip
+    parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
+    arguments = parser.parse_args()
+    for name in arguments.only:
+        if name not in SEEDS:
+            parser.error(f"the study has no {name!r}; it has {', '.join(SEEDS)}.")
+    if arguments.all == bool(arguments.only):
+        parser.error("give one of --all and --only CONFIG ….")
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        parser.error(f"--minutes is {arguments.minutes:g}; it must be above 0.")
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    runs = Path(arguments.runs)
+    deadline = time.monotonic() + 60 * (arguments.minutes or float("inf"))
+    jobs = [job for job in all_jobs() if arguments.all or job.name in arguments.only]
+    failed = []
+    for i, job in enumerate(jobs):
+        console.print(f"[bold]{i + 1} of {len(jobs)}: {job}: {state(runs, job)}[/bold]")
+        if arguments.list:
+            continue
+        try:
+            if not do(job, runs, deadline):
+                failed.append(job)
+        except TimeIsUp:
+            done = sum(state(runs, job) == "done" for job in jobs)
+            console.print(f"Time is up: {done} of {len(jobs)} done. The same command goes on.")
+            raise SystemExit(MORE_TO_DO) from None
+    if failed:
+        console.print("Failed: " + "; ".join(map(str, failed)))
+        raise SystemExit(FAILED)
+
+
+def state(runs: Path, job: Job) -> str:
+    """How far a job has come, in words."""
+    run = find_job(runs, job)
+    if run is None:
+        return "to do"
+    if not is_trained(run):
+        return f"begun in {run}"
+    return "done" if is_measured(run) else f"trained in {run}, to be measured"
+
+
+def do(job: Job, runs: Path, deadline: float) -> bool:
+    """Trains and measures what is not trained and measured; False where a script failed."""
+    run = find_job(runs, job)
+    if run is None:
+        options = [part for name, value in job.overrides for part in (f"--{name}", value)]
+        command = ["train", "--config", job.name, "--runs", str(runs), *options]
+    else:
+        command = ["train", "--resume", str(run)]
+    if (run is None or not is_trained(run)) and not script(command, deadline):
+        return False
+    run = find_job(runs, job)
+    assert run is not None  # train.py has made it
+    return is_measured(run) or script(["evaluate", "--run", str(run), "--save"], deadline)
+
+
+def script(command: list[str], deadline: float) -> bool:
+    """Runs a script in a process of its own, so that its peak memory is its own, too.
+
+    At the deadline, or when we get SIGTERM, so does it, upon which train.py saves. Ctrl-C reaches
+    it without our help, and a second signal would stop it at once.
+
+    Raises:
+      TimeIsUp: it was stopped, or there was no time to start it.
+    """
+    name, *options = command
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeIsUp
+    process = subprocess.Popen([sys.executable, str(SCRIPTS / f"{name}.py"), *options])
+    try:
+        return process.wait(None if left == float("inf") else left) == 0
+    except BaseException as stop:
+        if not isinstance(stop, KeyboardInterrupt):
+            process.send_signal(signal.SIGTERM)
+        process.wait()
+        if isinstance(stop, subprocess.TimeoutExpired):
+            raise TimeIsUp from None
+        raise
+
+
+if __name__ == "__main__":
+    run_script(main)

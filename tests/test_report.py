@@ -1,0 +1,209 @@
+"""docs/study.md: its numbers are the records', its verdicts follow them, and runs come together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from jaxgru.config import load_config, to_dict
+from jaxgru.study_page import FILLED, Page, first_below, table
+
+NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
+
+
+def epochs(losses):
+    """A run's records with these training losses; validation 0.1 more; a step every 2 seconds."""
+    return [
+        {"epoch": i + 1, "step": 10 * (i + 1), "train_loss": loss, "val_loss": loss + 0.1,
+         "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0, "peak_memory_mb": 100.0 + i}
+        for i, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def run(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0, losses=(2.25, 1.85, 1.72),
+        characters_a_token=1):  # fmt: skip
+    """A record in which every number can be told from the others."""
+    text = {"share_that_loops": 1.0, "median_period": 4, "median_onset": 0, "num_words": 1500,
+            "known_words": 0.25, "distinct_1": 0.5, "distinct_2": 0.75, "distinct_3": 1.0,
+            "greedy": "ROMEO: the the", "sampled": "ROMEO: | hath"}  # fmt: skip
+    return {
+        "config": config, "changes": changes or {}, "seed": seed, "parameters": 86_913,
+        "epochs": epochs(losses),
+        "study": {
+            "num_tokens": 100, "num_characters": 100 * characters_a_token,
+            "windows": stream + 0.02, "stream": stream, "stateless": stream + cost,
+            "sensitivity": cost,
+            "memory_curve": [[2**i, stream + cost / 2**i] for i in range(11)],
+            "recovery": [cost / 2**i for i in range(256)],
+            "chain": {"kl_to_bigram": 0.125, "kl_to_frequencies": 0.0625,
+                      "cycles": [{"text": " the", "period": 4, "basin": 0.98}]},
+            "text": {"validation text": {"num_words": 1500, "known_words": 0.9375},
+                     "stateless": text, "last token only": text, "stateful": text},
+            "date": "2026-01-02", "hardware": "a machine",
+        },
+    }  # fmt: skip
+
+
+def page(tmp_path, *runs):
+    return Page(list(runs), NGRAMS, tmp_path).write()
+
+
+def test_the_numbers_are_the_records(tmp_path):
+    text = page(tmp_path, run(seed=7))
+    assert "1. Thrown away before every character, the state costs astra_alpha **1.00 nats" in text
+    assert "**0.00 nats worse than a table of counted bigrams** (2.500)" in text
+    # 1/16 at a reset every 16; 1/2⁶ = 0.016 is the last excess of 0.01 or more: 7 predictions
+    assert "Put back every 16 characters, it still costs **0.06**" in text
+    assert "after **7 characters**" in text
+    assert ("| astra_alpha | 7 | 86,913 | 1.6276, 1.6332 | 1.7200 | 3 of 3 | 1.5200 | 1.5000 | "
+            "2.5000 | 1.0000 | 1.5200 | 1.5000 | 2.5000 |") in text  # fmt: skip
+    assert "| astra_alpha | 2.500 | 2.000 | 1.750 | 1.625 | 1.562 |" in text
+    assert "| characters | 3.300 | 2.500 | 2.000 |" in text
+    assert '| astra_alpha | 0.1250 | 0.0625 | `" the"` (98%) |' in text
+    assert "| words that the training text has, share | 0.938 | 0.25 | 0.25 | 0.25 |" in text
+    assert "measured 2026-01-02, a machine" in text
+    for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
+        assert (tmp_path / f"{figure}.png").stat().st_size > 5000
+        assert f"figures/{figure}.png" in text
+
+
+def test_published_stands_beside_measured_epoch_by_epoch(tmp_path):
+    text = page(tmp_path, run(seed=7))
+    assert "| 2 | 1.8197 | 1.8198 | 1.8500 | – | – | 1.9500 |" in text
+    assert "| 10 | 1.6276 | 1.6332 | – | 1.7015 | 1.6462 | – |" in text
+    # from the 2nd epoch on: 1.85 − 1.8198 = 0.0302 and 1.7299 − 1.72 = 0.0099
+    assert "nearer published run: 0.0302." in text
+    # 4,096, 8,192 and 12,288 tokens a second are 0.5, 1 and 1.5 steps of 64 × 128
+    assert "| astra_alpha | 7 | 30 | 1.00 | 0.50 … 1.50 | 1.0 | 102 | a machine |" in text
+
+
+def test_a_character_is_not_a_token(tmp_path):
+    """Half the nats a character where a token is two; the weights are those of the best epoch."""
+    text = page(tmp_path, run("scribe_alpha", losses=(4.0, 3.5, 3.75), characters_a_token=2))
+    assert ("| 2 of 3 | 1.5200 | 1.5000 | 2.5000 | 1.0000 | 0.7600 | 0.7500 | 1.2500 |") in text
+    assert "| scribe_alpha | gru | 2 | 256 | 86,913 | 0.7500 | 0.5000 | 1.0000 |" in text
+
+
+def test_what_is_not_run_is_said_and_not_claimed(tmp_path):
+    text = page(tmp_path, run())
+    missing = text.split("for want of a GPU: ")[1].split(".")[0].split(", ")
+    assert missing == ["astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta", "scribe_gamma",
+                       "leviathan", "elman_alpha", "bengio_mlp"]  # fmt: skip
+    for claim in ("Subword models suffer more", "Sensitivity grows with capacity",
+                  "Deeper and wider is better", "Dropout is applied between"):  # fmt: skip
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {claim}"))
+        assert "not measured yet" in row
+
+
+def verdict(text, claim):
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {claim}"))
+    return row.split("|")[2].strip()
+
+
+@pytest.mark.parametrize(
+    "claim, runs, expected",
+    [
+        ("One epoch", [run(cost=1.0)], "supported"),  # 2.35 after one epoch, 2.5 stateless
+        ("One epoch", [run(cost=0.5)], "refuted"),
+        ("Subword", [run(cost=1.0), run("scribe_alpha", cost=0.7)], "refuted: they suffer less"),
+        ("Subword", [run(cost=1.0), run("scribe_alpha", cost=1.7)], "supported"),
+        ("Sensitivity", [run(cost=1.0), run("astra_beta", cost=1.1)], "supported"),
+        ("Sensitivity", [run(cost=1.1), run("astra_beta", cost=1.0)], "refuted"),
+        ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.6, 1.5))], "refuted"),
+        ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.5, 1.6))], "supported"),
+        ("Deeper", [run(stream=1.6), run("astra_beta", stream=1.5)],
+         "supported, as far as measured"),
+        ("Deeper", [run(stream=1.4), run("astra_beta", stream=1.5)],
+         "refuted in general, as far as measured"),
+        ("Dropout", [run(), run(changes={"model.dropout_site": "between"}, losses=(1.4,))],
+         "refuted: it is inside the recurrence"),
+    ],
+)  # fmt: skip
+def test_verdicts_follow_the_numbers(tmp_path, claim, runs, expected, monkeypatch):
+    for plot in ("plot_memory", "plot_recovery", "plot_sensitivity", "plot_losses"):
+        monkeypatch.setattr(f"jaxgru.study_page.{plot}", lambda *_: None)
+    assert verdict(page(tmp_path, *runs), claim) == expected
+
+
+def test_dropout_is_compared_over_seeds(tmp_path):
+    none = {"model.dropout": 0.0}
+    text = page(tmp_path, run(stream=1.5), run(seed=1, stream=1.7), run(changes=none, stream=1.5),
+                run(changes={"model.dropout_site": "between"}, stream=1.5))  # fmt: skip
+    assert "| state, 0.1 | 2 | 1.7200 | 1.6200 (1.5200 … 1.7200) | 1.6000 (1.5000 … 1.7000)" in (
+        text.replace("1.7200 (1.7200 … 1.7200)", "1.7200")
+    )
+    assert "costs astra_alpha **0.100 nats a character**" in text
+    assert "| between, 0.1 | 1 |" in text and "| no dropout | 1 |" in text
+
+
+def test_first_below():
+    assert first_below([0.5, 0.02, 0.009, 0.0]) == 2
+    assert first_below([0.5, 0.001, -0.02, 0.0]) == 3  # it came back
+    assert first_below([0.0, 0.0]) == 0
+    assert first_below([0.5, 0.5]) == "more than 2"
+    assert FILLED == 0.01
+
+
+def test_a_bar_does_not_break_a_table():
+    assert table(["a", "b"], [["x|y", 1]]) == "| a | b |\n| --- | --- |\n| x\\|y | 1 |\n"
+
+
+# --- The script
+
+
+def make_run(folder: Path, seed: int = 0, **fields: str) -> Path:
+    """A finished and measured run, without its checkpoints: the report needs none."""
+    overrides = {"training.seed": str(seed)} | {k.replace("__", "."): v for k, v in fields.items()}
+    folder.mkdir(parents=True)
+    config = load_config("astra_alpha", overrides)
+    (folder / "config.toml").write_text(tomli_w.dumps(to_dict(config)))
+    record = run(seed=seed)
+    lines = "".join(json.dumps(epoch) + "\n" for epoch in record["epochs"])
+    (folder / "metrics.jsonl").write_text(lines)
+    (folder / "study.json").write_text(json.dumps(record["study"]))
+    (folder / "samples.txt").touch()
+    return folder
+
+
+def test_runs_of_several_machines_come_together(script, tmp_path):
+    docs = tmp_path / "docs"
+    here, there = tmp_path / "here", tmp_path / "there"
+    make_run(here / "astra_alpha" / "v1")
+    make_run(here / "astra_alpha" / "v2", model__dropout="0")
+    make_run(here / "astra_alpha" / "v3", training__epochs="2")  # not the study's
+    (make_run(here / "astra_alpha" / "v4", seed=1) / "samples.txt").unlink()  # not finished
+    assert script("report", "--runs", here, "--docs", docs).code == 0
+    kept = json.loads((docs / "study.json").read_text())
+    assert [(r["seed"], r["changes"]) for r in kept["runs"]] == [(0, {"model.dropout": 0.0}),
+                                                                 (0, {})]  # fmt: skip
+    assert kept["runs"][0]["parameters"] == 86_913
+    assert kept["ngrams"]["astra_alpha"][1] == pytest.approx(2.4835, abs=1e-3)
+
+    newer = make_run(there / "astra_alpha" / "v1")
+    record = json.loads((newer / "study.json").read_text()) | {"hardware": "another machine"}
+    (newer / "study.json").write_text(json.dumps(record))
+    make_run(there / "astra_alpha" / "v2", seed=2)
+    done = script("report", "--runs", there, "--docs", docs)
+    assert done.code == 0 and "made of 3 runs" in done.out
+    kept = json.loads((docs / "study.json").read_text())["runs"]
+    hardware = {(r["seed"], len(r["changes"])): r["study"]["hardware"] for r in kept}
+    assert hardware == {(0, 1): "a machine", (0, 0): "another machine", (2, 0): "a machine"}
+    text = (docs / "study.md").read_text()
+    assert "2026-01-02, a machine; 2026-01-02, another machine" in text
+
+
+def test_no_runs_is_one_sentence(script, tmp_path):
+    done = script("report", "--runs", tmp_path, "--docs", tmp_path / "docs")
+    assert done.code == 2 and "there are no finished runs of the study in" in done.err
+    assert not (tmp_path / "docs").exists()
+
+
+def test_a_run_of_another_recipe_is_passed_over(script, tiny_run, tmp_path):
+    """Before anything of it is measured."""
+    (tmp_path / "astra_alpha").mkdir()
+    (tmp_path / "astra_alpha" / "v1").symlink_to(tiny_run)
+    done = script("report", "--runs", tmp_path, "--docs", tmp_path / "docs")
+    assert done.code == 2 and not (tiny_run / "study.json").exists()
