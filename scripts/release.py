@@ -48,6 +48,7 @@ def card(config: Config, count: int, losses: Losses, epochs: list[dict[str, floa
     """The Markdown of a model's card: the command, seed, data and measured losses."""
     best = min(epochs, key=lambda record: record["val_loss"])
     chosen = best if config.training.patience else epochs[-1]
+    with_dropout = " (with dropout)" if config.model.dropout else ""
     rows = [
         f"| {name} | {units['nats_per_token']:.4f} | {units['nats_per_character']:.4f} "
         f"| {units['bits_per_character']:.4f} |"
@@ -65,7 +66,7 @@ def card(config: Config, count: int, losses: Losses, epochs: list[dict[str, floa
             f"- made by: `python scripts/train.py --config {config.name} "
             f"--training.seed {config.training.seed}`, then `python scripts/release.py`",
             f"- weights of epoch {chosen['epoch']} of {len(epochs)}; training loss there "
-            f"{chosen['train_loss']:.4f} nats a token (with dropout)",
+            f"{chosen['train_loss']:.4f} nats a token{with_dropout}",
             f"- seed: {config.training.seed}",
             f"- data: {config.data.corpus}, SHA-256 `{config.data.sha256}`, its first "
             f"{1 - config.data.validation_fraction:.0%} (the vocabulary: all of it); no other text",

@@ -11,6 +11,8 @@ from jaxgru.dataset import load_dataset
 from jaxgru.evaluation import window_loss
 from jaxgru.pretrained import FOLDER, load_pretrained, pretrained_names
 
+LADDER = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
+
 
 @pytest.mark.parametrize("name", pretrained_names())
 def test_a_card_says_what_is_measured_again(name):
@@ -18,7 +20,7 @@ def test_a_card_says_what_is_measured_again(name):
     params, config, tokenizer = jaxgru.load_pretrained(name)
     published = jaxgru.load_config(name)
     assert config.model == published.model
-    assert jaxgru.num_params(params) == published.published.num_params
+    assert jaxgru.num_params(params) == published.published.num_params or name in LADDER
     _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
     card = (FOLDER / f"{name}.md").read_text()
     assert config.data.sha256 in card and f"--training.seed {config.training.seed}`" in card
@@ -29,7 +31,7 @@ def test_a_card_says_what_is_measured_again(name):
 
 
 def test_the_smallest_models_ship():
-    assert {"astra_alpha", "astra_beta", "scribe_alpha"} <= set(pretrained_names())
+    assert {"astra_alpha", "astra_beta", "scribe_alpha", *LADDER} <= set(pretrained_names())
     assert all(path.stat().st_size < 5e6 for path in FOLDER.glob("*.safetensors"))
 
 

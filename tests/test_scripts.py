@@ -22,7 +22,9 @@ from conftest import SCRIPTS, contents, numpy_gru_losses, python_script
 
 import jaxgru
 from jaxgru import running
+from jaxgru.baselines import count_ngrams
 from jaxgru.config import dotted_names, load_config
+from jaxgru.tokenizers import CharacterTokenizer
 
 
 class TestProcesses:
@@ -464,6 +466,47 @@ class TestEvaluateRefuses:
         assert str(moved) in refused("evaluate", "--run", run_copy)
         moved.write_text("something else")
         assert "has changed" in refused("evaluate", "--run", run_copy)
+
+
+class TestSampleNGram:
+    @pytest.fixture
+    def config(self, tmp_path, tiny_text):
+        path = tmp_path / "tiny.toml"
+        path.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
+        return path
+
+    def test_prints_what_the_counted_model_generates(self, script, config, tiny_text):
+        """In one piece or in many (of 16 tokens), of the training split's counts."""
+        options = ["--temperature", 0.7, "--top-k", 6, "--top-p", 0.95, "--seed", 4,
+                   "--prompt", "But soft", "--num-tokens", 40, "--num-samples", 2]  # fmt: skip
+        done = script("sample", "--ngram", 3, "--config", config, *options)
+        assert (done.code, done.err) == (0, "")
+        tokenizer = CharacterTokenizer.learn(tiny_text.read_text())
+        tokens = tokenizer.encode(tiny_text.read_text())
+        model = count_ngrams(tokens[:2700], tokenizer.vocab_size, 3)
+        expected = ""
+        for sample in range(2):
+            new = model.generate(np.random.default_rng([4, sample]), tokenizer.encode("But soft"),
+                                 40, temperature=0.7, top_k=6, top_p=0.95)  # fmt: skip
+            expected += f"--- sample {sample + 1} of 2, seed 4\nBut soft{tokenizer.decode(new)}\n"
+        assert done.out == expected
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+            (["--ngram", "3", "--stateless"], "an n-gram model has no state to throw away"),
+            (["--ngram", "3", "--compare"], "an n-gram model has no state to throw away"),
+            (["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
+            (["--pretrained", "astra_alpha", "--config", "x"], "--config belongs to --ngram"),
+        ],
+        ids=str,
+    )
+    def test_refusals(self, script, config, options, says):
+        if "--config" not in options and "--pretrained" not in options:
+            options = [*options, "--config", config]
+        done = script("sample", *options)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
 
 
 class TestSampleRefuses:
