@@ -148,7 +148,7 @@ def plot_sensitivity(path: Path, points: dict[str, tuple[int, float, float]]) ->
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, column, title in zip(
         figure.subplots(1, 2),
         (2, 1),
@@ -156,13 +156,12 @@ def plot_sensitivity(path: Path, points: dict[str, tuple[int, float, float]]) ->
         strict=True,
     ):
         for i, (name, values) in enumerate(points.items()):
-            axes.plot(values[0], values[column], "o", color=f"C{i}")
-            axes.annotate(name, (values[0], values[column]), fontsize=7, xytext=(4, 4),
-                          textcoords="offset points")  # fmt: skip
+            style = {"color": f"C{i % 10}", "marker": "osD^vP*Xph"[i % 10], "alpha": 0.8}
+            axes.plot(values[0], values[column], ls="", ms=7, label=name, **style)
         axes.set_xscale("log")
-        axes.margins(x=0.25, y=0.12)
         axes.set(title=title, xlabel="parameters", ylabel="nats a character")
         axes.grid(alpha=0.2)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     _save(figure, path)
 
 

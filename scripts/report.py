@@ -39,7 +39,8 @@ def main() -> None:
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
-    runs = sorted(records.values(), key=lambda r: (list(SEEDS).index(r["config"]), key(r)))
+    order = list(SEEDS).index
+    runs = sorted(records.values(), key=lambda r: (order(r["config"]), len(r["changes"]), key(r)))
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(run) for run in runs)
     write_text(docs / "study.json", f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n')

@@ -177,8 +177,10 @@ def test_runs_of_several_machines_come_together(script, tmp_path):
     (make_run(here / "astra_alpha" / "v4", seed=1) / "samples.txt").unlink()  # not finished
     assert script("report", "--runs", here, "--docs", docs).code == 0
     kept = json.loads((docs / "study.json").read_text())
-    assert [(r["seed"], r["changes"]) for r in kept["runs"]] == [(0, {"model.dropout": 0.0}),
-                                                                 (0, {})]  # fmt: skip
+    assert [(r["seed"], r["changes"]) for r in kept["runs"]] == [
+        (0, {}),
+        (0, {"model.dropout": 0.0}),
+    ]
     assert kept["runs"][0]["parameters"] == 86_913
     assert kept["ngrams"]["astra_alpha"][1] == pytest.approx(2.4835, abs=1e-3)
 
