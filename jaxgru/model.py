@@ -6,14 +6,15 @@ Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import (
     Carry,
@@ -27,7 +28,7 @@ from jaxgru.cells import (
     zero_carry,
 )
 from jaxgru.config import ModelConfig
-from jaxgru.unroll import Mask, apply_mask, unroll
+from jaxgru.unroll import Lookup, Mask, apply_mask, layer_stepper, unroll
 
 
 @struct.dataclass
@@ -62,13 +63,17 @@ class Dropout:
 
     rate is the probability of dropping a unit. site is where: "state", inside the recurrence of
     every layer (the study's code); "between", each layer's output on its way to the next layer;
-    "output", the last layer's output.
+    "output", the last layer's output. first_row is the number of the batch's first row, where the
+    batch is a part of a larger one: a row's masks are the same in whichever part it is.
     """
 
     key: PRNGKeyArray
     rate: float = struct.field(pytree_node=False)
     site: str = struct.field(pytree_node=False, default="state")
+    first_row: int | Int[Array, ""] = 0
 
+
+SMALL_VOCABULARY = 256  # up to here a sampler multiplies the whole embedding once
 
 ModelCarry: TypeAlias = tuple[Carry, ...]
 
@@ -150,7 +155,9 @@ def apply(
         _check_carry(params, carry, B)
     masks = dropout_masks(params, dropout, B, T)
 
-    x = jnp.take(params.embedding, tokens.T, axis=0)  # out-of-range tokens give NaN, not a guess
+    x = Lookup(params.embedding, tokens.T)  # out-of-range tokens give NaN, not a guess
+    if B * T < len(params.embedding):
+        x = x.rows()
     new_carry = []
     for layer, c, (state_mask, output_mask) in zip(params.layers, carry, masks, strict=True):
         h, c = unroll(layer, x, c, state_mask)
@@ -172,6 +179,30 @@ def step(
     return _logits(params, x), tuple(new_carry)
 
 
+def stepper(
+    params: Params,
+) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
+    """A function that does what `step` does, to rounding, for many tokens in turn: for a sampler.
+
+    What does not depend on the token is done once: weights side by side, and for a small vocabulary
+    the first layer's product with the whole embedding.
+    """
+    V = len(params.embedding)
+    table = params.embedding if V <= SMALL_VOCABULARY else None
+    layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
+
+    def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
+        x = token if table is not None else jnp.take(params.embedding, token, axis=0)
+        new_carry = []
+        for layer, c in zip(layers, carry, strict=True):
+            c = layer(c, x)
+            x = hidden(c)
+            new_carry.append(c)
+        return _logits(params, x), tuple(new_carry)
+
+    return step
+
+
 def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:
     if params.norm is not None:
         x = layer_norm(params.norm, x)
@@ -190,8 +221,8 @@ def dropout_masks(
 ) -> list[tuple[Mask | None, Mask | None]]:
     """Each layer's pair of masks, (T, B, H): inside the recurrence, and on the layer's output.
 
-    The draws are 16 bits a unit (half the cost of a float's), so the rate is rounded to a multiple
-    of 2⁻¹⁶; the scale 1/(1 − rate) is that of the rounded rate, so expectations are exact.
+    The draws are 16 bits a unit, so the rate is rounded to a multiple of 2⁻¹⁶; the scale
+    1/(1 − rate) is that of the rounded rate, so expectations are exact.
 
     Raises:
       ValueError: the rate is not in [0, 1), or the site is none of state, between, output.
@@ -214,10 +245,26 @@ def dropout_masks(
         if dropout.site == "between" and last or dropout.site == "output" and not last:
             masks.append((None, None))
             continue
-        keep = jax.random.bits(key, (num_steps, batch_size, H), jnp.uint16) >= threshold
-        mask = Mask(keep, scale)
+        bits = _random_16_bits(key, num_steps, batch_size, H, dropout.first_row)
+        mask = Mask(bits >= threshold, scale)
         masks.append((mask, None) if dropout.site == "state" else (None, mask))
     return masks
+
+
+def _random_16_bits(
+    key: PRNGKeyArray, T: int, B: int, H: int, first_row: int | Int[Array, ""]
+) -> UInt32[Array, "T B H"]:
+    """Uniform on 0 … 2¹⁶ − 1. Four units share one block of Threefry (Salmon et al. 2011, SC '11).
+
+    `jax.random.bits` spends a block on every number, however few bits it has: five times the time.
+    """
+    key_words = jax.random.bits(key, (2,), jnp.uint32)
+    blocks = -(-H // 4)
+    t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
+    counters = jnp.stack([t, (b + jnp.uint32(first_row)) * blocks + i])  # no two alike
+    words = threefry_2x32(key_words, counters)
+    halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
+    return jnp.concatenate(halves, axis=-1)[..., :H]
 
 
 def _check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:

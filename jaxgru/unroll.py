@@ -15,12 +15,13 @@ accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxgru.cells import (
     Carry,
@@ -40,6 +41,21 @@ class Mask(NamedTuple):
 
     keep: Bool[Array, "T B H"]
     scale: Float[Array, ""]
+
+
+class Lookup(NamedTuple):
+    """A layer's input that is rows of a table, not looked up yet; outside the table it is NaN.
+
+    With fewer rows than there are steps, (table·W)[index] is a smaller product than table[index]·W,
+    and so are its gradients.
+    """
+
+    table: Float[Array, "V E"]
+    index: Int[Array, "T B"]
+
+    def rows(self) -> Float[Array, "T B E"]:
+        """The input itself."""
+        return jnp.take(self.table, self.index, axis=0)
 
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
@@ -63,13 +79,16 @@ def unroll_plain(
 
 
 def unroll(
-    params: CellParams, x: Float[Array, "T B E"], carry: Carry, mask: Mask | None = None
+    params: CellParams,
+    x: Float[Array, "T B E"] | Lookup,
+    carry: Carry,
+    mask: Mask | None = None,
 ) -> tuple[Float[Array, "T B H"], Carry]:
     """The same as `unroll_plain`, to rounding; the gradient is hand-written.
 
     Args:
       params: one layer's.
-      x: the layer's input, time-major.
+      x: the layer's input, time-major, or the table and the rows that it consists of.
       carry: the state before the first step.
       mask: dropout inside the recurrence, or None. It is not differentiated.
 
@@ -77,36 +96,78 @@ def unroll(
       The (masked) h' of every step, and the carry after the last one.
     """
     p = params
+    if isinstance(p, MLPParams):  # no recurrence: every step at once
+        x = x.rows() if isinstance(x, Lookup) else x
+        T = len(x)
+        x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
+        a = sum(_product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
+        h = apply_mask(jnp.tanh(a), mask)
+        return h, (h[-1], x[T:].swapaxes(0, 1))
+    W, b, U = _gates(p)
+    a = _product(x, W) + b
     match p:
+        case GRUParams(reset="before"):
+            h = _gru(*U, carry, a, mask)
         case GRUParams():
-            b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
-            a = _product(x, jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)) + b
-            if p.reset == "before":
-                h = _gru(jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un, carry, a, mask)
-            else:
-                cn = jnp.zeros_like(p.bn) if p.cn is None else p.cn
-                U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
-                h = _gru_after(U, cn, carry, a, mask)
-            return h, h[-1]
-        case LSTMParams():
-            b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-            a = _product(x, jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)) + b
-            h, c = _lstm(jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1), *carry, a, mask)
-            return h, (h[-1], c)
+            h = _gru_after(*U, carry, a, mask)
         case RNNParams():
-            h = _rnn(p.U, carry, _product(x, p.W) + p.b, mask)
-            return h, h[-1]
-        case MLPParams():  # no recurrence: every step at once
-            T = len(x)
-            x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
-            a = sum(_product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
-            h = apply_mask(jnp.tanh(a), mask)
-            return h, (h[-1], x[T:].swapaxes(0, 1))
-    raise TypeError(f"no unroll for parameters of type {type(params).__name__}")
+            h = _rnn(*U, carry, a, mask)
+        case LSTMParams():
+            h, c = _lstm(*U, *carry, a, mask)
+            return h, (h[-1], c)
+    return h, h[-1]
 
 
-def _product(x: Array, W: Array) -> Array:
+def layer_stepper(
+    params: CellParams, table: Float[Array, "V E"] | None = None
+) -> Callable[[Carry, Array], Carry]:
+    """`cells.cell` of one layer for many steps in turn, to rounding: what can be done once is.
+
+    Args:
+      params: one layer's.
+      table: where the input is rows of a table, the table; the steps then take the rows' numbers.
+
+    Returns:
+      A function from the carry and the input, (B, E) or (B,), to the next carry.
+    """
+    p = params
+    if isinstance(p, MLPParams):
+        return lambda carry, x: cell(p, carry, x if table is None else jnp.take(table, x, axis=0))
+    W, b, U = _gates(p)
+    step = {GRUParams: _gru_step, LSTMParams: _lstm_step, RNNParams: _rnn_step}[type(p)]
+    if isinstance(p, GRUParams) and p.reset == "after":
+        step = _gru_after_step
+    if table is None:
+        return lambda carry, x: step(U, carry, x @ W + b)[0]
+    rows = table @ W + b
+    return lambda carry, index: step(U, carry, jnp.take(rows, index, axis=0))[0]
+
+
+def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
+    """A layer's W side by side, its biases added up, and what acts on the state, as below."""
+    match p:
+        case GRUParams(reset="before"):
+            W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
+            b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
+            return W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un)
+        case GRUParams():
+            W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
+            b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
+            cn = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+            return W, b, (jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1), cn)
+        case LSTMParams():
+            W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
+            b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
+            return W, b, (jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1),)
+        case RNNParams():
+            return p.W, p.b, (p.U,)
+    raise TypeError(f"no unroll for parameters of type {type(p).__name__}")
+
+
+def _product(x: Array | Lookup, W: Array) -> Array:
     """x·W over all steps as one matrix product; its gradients are one product each, too."""
+    if isinstance(x, Lookup):
+        return jnp.take(x.table @ W, x.index, axis=0)
     T, B, E = x.shape
     return (x.reshape(T * B, E) @ W).reshape(T, B, -1)
 
@@ -133,16 +194,20 @@ def _gru(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array
     return _gru_forward(Uzr, Un, h0, a, mask)[0]
 
 
-def _gru_forward(Uzr, Un, h0, a, mask):
-    H = h0.shape[-1]
+def _gru_step(U, h, a):
+    (Uzr, Un), H = U, h.shape[-1]
+    zr = sigmoid(a[:, : 2 * H] + h @ Uzr)
+    z, r = zr[:, :H], zr[:, H:]
+    n = jnp.tanh(a[:, 2 * H :] + (r * h) @ Un)
+    return (1 - z) * h + z * n, (zr, n)
 
+
+def _gru_forward(Uzr, Un, h0, a, mask):
     def step(h, a_keep):
         a, keep = a_keep
-        zr = sigmoid(a[:, : 2 * H] + h @ Uzr)
-        z, r = zr[:, :H], zr[:, H:]
-        n = jnp.tanh(a[:, 2 * H :] + (r * h) @ Un)
-        h = apply_mask((1 - z) * h + z * n, _at_step(mask, keep))
-        return h, (h, zr, n)
+        h, saved = _gru_step((Uzr, Un), h, a)
+        h = apply_mask(h, _at_step(mask, keep))
+        return h, (h, *saved)
 
     _, (h, zr, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
     return h, (Uzr, Un, h0, h, zr, n, mask)
@@ -181,18 +246,22 @@ def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> A
     return _gru_after_forward(U, cn, h0, a, mask)[0]
 
 
-def _gru_after_forward(U, cn, h0, a, mask):
-    H = h0.shape[-1]
+def _gru_after_step(U, h, a):
+    (U, cn), H = U, h.shape[-1]
+    hU = h @ U
+    zr = sigmoid(a[:, : 2 * H] + hU[:, : 2 * H])
+    z, r = zr[:, :H], zr[:, H:]
+    m = hU[:, 2 * H :] + cn
+    n = jnp.tanh(a[:, 2 * H :] + r * m)
+    return (1 - z) * h + z * n, (zr, m, n)
 
+
+def _gru_after_forward(U, cn, h0, a, mask):
     def step(h, a_keep):
         a, keep = a_keep
-        hU = h @ U
-        zr = sigmoid(a[:, : 2 * H] + hU[:, : 2 * H])
-        z, r = zr[:, :H], zr[:, H:]
-        m = hU[:, 2 * H :] + cn
-        n = jnp.tanh(a[:, 2 * H :] + r * m)
-        h = apply_mask((1 - z) * h + z * n, _at_step(mask, keep))
-        return h, (h, zr, m, n)
+        h, saved = _gru_after_step((U, cn), h, a)
+        h = apply_mask(h, _at_step(mask, keep))
+        return h, (h, *saved)
 
     _, (h, zr, m, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
     return h, (U, h0, h, zr, m, n, mask)
@@ -232,17 +301,21 @@ def _lstm(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[
     return _lstm_forward(U, h0, c0, a, mask)[0]
 
 
-def _lstm_forward(U, h0, c0, a, mask):
-    H = h0.shape[-1]
+def _lstm_step(U, carry, a):
+    (U,), (h, c), H = U, carry, carry[0].shape[-1]
+    a = a + h @ U
+    fio, g = sigmoid(a[:, : 3 * H]), jnp.tanh(a[:, 3 * H :])
+    f, i, o = jnp.split(fio, 3, axis=-1)
+    c = f * c + i * g
+    return (o * jnp.tanh(c), c), (fio, g)
 
+
+def _lstm_forward(U, h0, c0, a, mask):
     def step(carry, a_keep):
-        (h, c), (a, keep) = carry, a_keep
-        a = a + h @ U
-        fio, g = sigmoid(a[:, : 3 * H]), jnp.tanh(a[:, 3 * H :])
-        f, i, o = jnp.split(fio, 3, axis=-1)
-        c = f * c + i * g
-        h = apply_mask(o * jnp.tanh(c), _at_step(mask, keep))
-        return (h, c), (h, c, fio, g)
+        a, keep = a_keep
+        (h, c), saved = _lstm_step((U,), carry, a)
+        h = apply_mask(h, _at_step(mask, keep))
+        return (h, c), (h, c, *saved)
 
     (_, c_last), (h, c, fio, g) = jax.lax.scan(step, (h0, c0), (a, mask and mask.keep))
     return (h, c_last), (U, h0, c0, h, c, fio, g, mask)
@@ -283,12 +356,17 @@ def _rnn(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
     return _rnn_forward(U, h0, a, mask)[0]
 
 
+def _rnn_step(U, h, a):
+    n = jnp.tanh(a + h @ U[0])
+    return n, (n,)
+
+
 def _rnn_forward(U, h0, a, mask):
     def step(h, a_keep):
         a, keep = a_keep
-        n = jnp.tanh(a + h @ U)
-        h = apply_mask(n, _at_step(mask, keep))
-        return h, (h, n)
+        h, saved = _rnn_step((U,), h, a)
+        h = apply_mask(h, _at_step(mask, keep))
+        return h, (h, *saved)
 
     _, (h, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
     return h, (U, h0, h, n, mask)

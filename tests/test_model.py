@@ -9,7 +9,7 @@ import pytest
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
-from jaxgru.model import dropout_masks, layer_norm
+from jaxgru.model import dropout_masks, layer_norm, stepper
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
@@ -127,6 +127,29 @@ def test_dropout_sites(site, num_layers):
         (site == "state", site == "output" and i == last or site == "between" and i < last)
         for i in range(num_layers)
     ]
+
+
+@pytest.mark.parametrize("small", [0, 256])
+def test_a_stepper_is_step_after_step(params, small, monkeypatch):
+    """With the embedding multiplied beforehand, and without."""
+    monkeypatch.setattr("jaxgru.model.SMALL_VOCABULARY", small)
+    step, seen, expected = stepper(params), *(jaxgru.initial_carry(params, 2) for _ in range(2))
+    for t in range(3):
+        ours, seen = step(TOKENS[:, t], seen)
+        theirs, expected = jaxgru.step(params, TOKENS[:, t], expected)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("H", [1, 4, 5, 130])
+def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
+    """What lets a batch be split over devices: rows 3 and 4 of 6 have the masks that they had."""
+    params = jaxgru.init(jax.random.key(0), ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2))
+    key = jax.random.key(1)
+    whole = dropout_masks(params, Dropout(key, 0.4), 6, 7)
+    part = dropout_masks(params, Dropout(key, 0.4, first_row=3), 2, 7)
+    for (mask, _), (of_part, _) in zip(whole, part, strict=True):
+        assert of_part.keep.shape == (7, 2, H)
+        np.testing.assert_array_equal(of_part.keep, mask.keep[:, 3:5])
 
 
 def test_dropout_masks_are_fresh_and_of_the_right_rate():

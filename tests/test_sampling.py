@@ -7,7 +7,7 @@ import pytest
 
 import jaxgru
 from jaxgru import ModelConfig, generate
-from jaxgru.sampling import filter_logits
+from jaxgru.sampling import _kth_largest_by_bisection, draw, filter_logits, kth_largest
 
 V = 7
 PROMPT = jnp.array([[1, 2, 3], [4, 5, 6]], jnp.int32)
@@ -155,3 +155,41 @@ def test_vocabulary_of_two_and_one_unit():
     tokens, carry, _ = generate(params, KEY, jnp.array([[1]]), 30, temperature=1.0, top_k=2)
     assert tokens.shape == (1, 30) and set(tokens[0].tolist()) == {0, 1}
     assert carry[0].shape == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("V", [1, 2, 65, 1000])
+def test_the_kth_largest_is_top_ks(V, dtype):
+    """Every k of rows with ties, both zeros, infinities, the tiniest and the hugest numbers."""
+    with jax.enable_x64(dtype == jnp.float64):
+        rng = np.random.default_rng(V)
+        x = rng.normal(0, 3, (4, V))
+        x[1] = np.round(x[1])
+        x[2] = rng.choice([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3e38, -3e38, 1.0], V)
+        x[3] = 0.5
+        x = jnp.asarray(x, dtype)
+        for k in sorted({1, 2, 30, V // 2 + 1, V}):
+            if k <= V:
+                expected = jax.lax.top_k(x, k)[0][:, -1:]
+                np.testing.assert_array_equal(_kth_largest_by_bisection(x, k), expected)
+                np.testing.assert_array_equal(kth_largest(x, k), expected)
+
+
+def test_draws_follow_the_softmax():
+    """20,000 draws: each count within 5 standard deviations; never what has no probability."""
+    p = np.array([0.5, 0.0, 0.3, 0.001, 0.199, 0.0])
+    with np.errstate(divide="ignore"):
+        logits = jnp.asarray(np.log(p) + 7, jnp.float32)
+    n = 20_000
+    tokens = jax.jit(draw)(KEY, jnp.tile(logits, (n, 1)))
+    counts = np.bincount(tokens, minlength=6)
+    assert (np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p))).all()
+    assert counts[1] == counts[5] == 0
+
+
+@pytest.mark.parametrize("u, expected", [(0.0, 1), (0.24, 1), (0.26, 3), (0.999, 4), (1.0, 4)])
+def test_a_draw_is_the_inverse_of_the_cumulative_distribution(u, expected, monkeypatch):
+    """p = 0, 1/4, 0, 1/4, 1/2, 0, at the ends of the unit interval, too: u can round up to 1."""
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.full(shape, u, dtype))
+    logits = jnp.log(jnp.array([[0, 0.25, 0, 0.25, 0.5, 0]]))
+    assert draw(KEY, logits).tolist() == [expected]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells
-from jaxgru.unroll import Mask, unroll, unroll_plain
+from jaxgru.unroll import Lookup, Mask, layer_stepper, unroll, unroll_plain
 
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
@@ -109,6 +109,35 @@ def test_a_mask_acts_inside_the_recurrence(kind):
     second = cells.cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
     np.testing.assert_allclose(h[0], dropped, 1e-12)
     np.testing.assert_allclose(h[1], cells.hidden(second), 1e-12)
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_a_lookup_is_its_rows(kind):
+    """Outputs, carry and all gradients, the table's too, where tokens repeat and one is missing."""
+    p, _, carry, mask = problem(kind, 5, 2, 3, 4, masked=True)
+    table = jax.random.normal(jax.random.key(7), (4, 3), jnp.float64)
+    index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
+
+    def lookup(p, table, carry, mask):
+        return unroll(p, Lookup(table, index), carry, mask)
+
+    def plain(p, table, carry, mask):
+        return unroll_plain(p, table[index], carry, mask)
+
+    both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), *both)
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_a_stepper_is_the_cell_step_by_step(kind):
+    p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
+    index = jnp.array([1, 0])
+    for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
+        step, expected, seen = layer_stepper(p, table), carry, carry
+        for x_or_index in inputs:
+            seen = step(seen, x_or_index)
+            expected = cells.cell(p, expected, x_or_index if table is None else table[x_or_index])
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12), seen, expected)
 
 
 @pytest.mark.parametrize("kind", INIT)

@@ -1,0 +1,282 @@
+"""Measures speed side by side with what people use now, and writes docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gc
+import importlib.metadata
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+from benchmark_peers import build, measured_kinds, missing, torch_copy, torch_product
+from rich.console import Console
+from rich.table import Table
+
+from jaxgru import benchmark_page, config_names, load_config
+from jaxgru.benchmark_page import CONTESTANTS, Data, Record, make_record, merge
+from jaxgru.benchmarking import (
+    KINDS,
+    MIN_SECONDS,
+    PRECISIONS,
+    Started,
+    Task,
+    TooSlow,
+    copy_ceiling,
+    jax_copy,
+    jax_product,
+    measure,
+    operations_per_token,
+    peak_resident_bytes,
+    product_ceiling,
+    start,
+    tasks,
+    time_limit,
+)
+from jaxgru.command_line import Parser, run_script
+from jaxgru.config import Config
+from jaxgru.errors import UserError
+from jaxgru.hardware import describe_hardware
+
+PACKAGES = ("jax", "flax", "dm-haiku", "torch")
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """Reads the arguments; measures one table after another; writes what was measured."""
+    # JAX and torch share a GPU: neither may take all of its memory beforehand
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    arguments = _parse()
+    configs = {option: _load(option, arguments) for option in arguments.configs}
+    if arguments.probe:
+        return _probe(*configs.values(), arguments)
+
+    docs = Path(arguments.docs or "docs") if arguments.docs or not arguments.quick else None
+    kept = benchmark_page.load(docs / "benchmarks.json") if docs else {"runs": {}, "records": []}
+    jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then go
+    benchmark = Benchmark(arguments, docs, kept)
+    compiled = tempfile.TemporaryDirectory()  # torch's cache: empty at first, as JAX has none
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
+    try:
+        for option, config in configs.items():
+            for task in (task for what in arguments.what for task in tasks(config, what)):
+                for precision in arguments.precision:
+                    benchmark.measure(option, task, precision)
+    finally:
+        compiled.cleanup()
+        if docs and benchmark.data["records"]:
+            benchmark_page.write(docs, benchmark.data)
+            console.print(f"written to {docs / 'performance.md'}")
+
+
+def _parse() -> argparse.Namespace:
+    published = [name for name in config_names() if load_config(name).published.num_params]
+    parser = Parser(__doc__)
+    parser.add_argument("--configs", nargs="+", metavar="CONFIG", default=published,
+                        help="names or .toml files (the seven published ones)")  # fmt: skip
+    parser.add_argument("--what", nargs="+", metavar="KIND", default=KINDS, help=", ".join(KINDS))
+    parser.add_argument("--only", nargs="+", metavar="CONTESTANT", default=list(CONTESTANTS),
+                        help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
+    parser.add_argument("--precision", nargs="+", metavar="P", default=["float32"],
+                        help="of matrix products, on a GPU: " + ", ".join(PRECISIONS))  # fmt: skip
+    parser.add_argument("--repeats", type=int, metavar="N", help="rounds (7; with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: hardly any repetition")
+    parser.add_argument("--memory", action="store_true",
+                        help="on a CPU: peak memory, each in a process of its own")  # fmt: skip
+    parser.add_argument("--no-torch-compile", action="store_true", help="for it takes minutes")
+    parser.add_argument("--compile-limit", type=float, default=900, metavar="SECONDS",
+                        help="after which torch.compile is given up (%(default)g)")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, metavar="B", help="not the config's")
+    parser.add_argument("--sequence-length", type=int, metavar="T", help="not the config's")
+    parser.add_argument("--docs", metavar="FOLDER",
+                        help="where to write (docs; with --quick nowhere)")  # fmt: skip
+    parser.add_argument("--probe", help=argparse.SUPPRESS)  # see _probe
+    arguments = parser.parse_args()
+    for option, known in [("only", CONTESTANTS), ("what", KINDS), ("precision", PRECISIONS)]:
+        for value in getattr(arguments, option):
+            if value not in known:
+                parser.error(f"--{option} knows no {value!r}; it knows {', '.join(known)}.")
+    if arguments.repeats is None:
+        arguments.repeats = 1 if arguments.quick else 7
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
+    if not arguments.compile_limit > 0:
+        parser.error(f"--compile-limit is {arguments.compile_limit:g}; it must be above 0.")
+    if arguments.precision != ["float32"] and jax.default_backend() == "cpu":
+        parser.error("--precision can be chosen on a GPU; a CPU computes in float32.")
+    return arguments
+
+
+def _load(name: str, arguments: argparse.Namespace) -> Config:
+    config = load_config(name)
+    try:
+        operations_per_token(config.model)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    given = {"batch_size": arguments.batch_size, "sequence_length": arguments.sequence_length}
+    given = {field: value for field, value in given.items() if value is not None}
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **given))
+
+
+class Benchmark:
+    """One run of this script: its options, the machine, and what has been measured so far."""
+
+    def __init__(self, arguments: argparse.Namespace, docs: Path | None, kept: Data) -> None:
+        self.arguments, self.docs, self.data = arguments, docs, kept
+        self.on_cpu = jax.default_backend() == "cpu"
+        self.name = datetime.datetime.now().isoformat(timespec="seconds")
+        names = [name for name in CONTESTANTS if name in arguments.only]
+        if arguments.no_torch_compile:
+            names = [name for name in names if name != "torch.compile"]
+        absent = {name: missing(name) for name in names}
+        self.contestants = [name for name in names if not absent[name]]
+        notes = [f"{name} did not take part: {why}" for name, why in absent.items() if why]
+        self.has_torch = not missing("torchref")
+        if self.has_torch:
+            import torch
+
+            notes.append(f"torch uses {torch.get_num_threads()} threads")
+        notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
+        self.run: Record = {
+            "hardware": describe_hardware(),
+            "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
+            "versions": _versions(),
+            "rounds": arguments.repeats,
+            "note": "; ".join(notes) + ".",
+        }
+        console.print(self.run["hardware"], *notes, sep="\n", markup=False)
+        with console.status("the machine's ceiling"):
+            self.run["ceilings"] = self.ceilings()
+        for what, much in self.run["ceilings"].items():
+            console.print(f"ceiling: {benchmark_page.ceiling_text(what, much)}")
+
+    def ceilings(self) -> dict[str, float]:
+        """Of this machine: operations a second by precision; on a GPU "copy", bytes a second."""
+        repeats = 1 if self.arguments.quick else 5
+        sizes = [256] if self.arguments.quick else [1024, 2048, 4096] + [8192] * (not self.on_cpu)
+        found = {}
+        for precision in ["float32"] if self.on_cpu else PRECISIONS:
+            makers = [lambda size, p=precision: jax_product(size, p)]
+            if self.has_torch:
+                makers.append(lambda size, p=precision: torch_product(size, p))
+            found[precision] = product_ceiling(makers, sizes, repeats)
+        if not self.on_cpu:
+            makers = [jax_copy, *([torch_copy] if self.has_torch else [])]
+            found["copy"] = copy_ceiling(makers, 2**26 if self.arguments.quick else 2**30, repeats)
+        return found
+
+    def measure(self, option: str, task: Task, precision: str) -> None:
+        """All contestants at one task: builds them, times them in turn, prints and keeps it.
+
+        option: what names the task's config on the command line.
+        """
+        names = [name for name in self.contestants if task.what in measured_kinds(name)]
+        if not names:
+            return
+        started: dict[str, Started] = {}
+        failed: dict[str, str] = {}
+        memory: dict[str, int | None] = {}
+        label = f"{task.config.name}, {task.kind}, {precision}"
+        with (
+            jax.default_matmul_precision(None if self.on_cpu else PRECISIONS[precision]),
+            console.status("") as status,
+        ):
+            for name in names:
+                status.update(f"{label}: {name}: compiling")
+                if not console.is_terminal:  # a log has no status line
+                    console.print(f"{label}: {name}")
+                began = self.begin(name, task, precision)
+                if isinstance(began, str):
+                    failed[name] = began
+                    continue
+                started[name] = began
+                memory[name] = None if self.on_cpu else began.contestant.memory()
+            timings = measure(
+                started,
+                self.arguments.repeats,
+                0 if self.arguments.quick else MIN_SECONDS,
+                on_repeat=lambda name, i: status.update(
+                    f"{label}: round {i + 1} of {self.arguments.repeats}: {name}"
+                ),
+            )
+            if self.on_cpu and self.arguments.memory:
+                for name in started:
+                    status.update(f"{label}: {name}: memory, in a process of its own")
+                    memory[name] = self.peak_memory(name, option, task)
+        results = {name: failed.get(name) or (started[name], timings[name]) for name in names}
+        records = [
+            make_record(self.name, task, precision, name, result, memory.get(name))
+            for name, result in results.items()
+        ]
+        self.keep(records)
+        del started, results, timings  # the next ones need the room
+        gc.collect()
+
+    def begin(self, name: str, task: Task, precision: str) -> Started | str:
+        """A contestant, warm; or in one line why there is none."""
+        limit = self.arguments.compile_limit if name == "torch.compile" else 0
+        try:
+            if not limit:
+                return start(lambda: build(name, task, precision))
+            with time_limit(limit):
+                return start(lambda: build(name, task, precision))
+        except TooSlow:
+            return f"not compiled within {limit:g} s"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
+
+    def peak_memory(self, name: str, option: str, task: Task) -> int | None:
+        """Bytes, of a process that does nothing else; None where it fails."""
+        command = [
+            *(sys.executable, __file__, "--configs", option, "--only", name),
+            *("--probe", task.kind),
+            *("--batch-size", str(task.config.training.batch_size)),
+            *("--sequence-length", str(task.config.training.sequence_length)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return int(done.stdout) if done.returncode == 0 else None
+
+    def keep(self, records: list[Record]) -> None:
+        """Prints a table, and saves it among the others at once."""
+        self.data = merge(self.data, self.name, self.run, records)
+        if self.docs:
+            self.docs.mkdir(parents=True, exist_ok=True)
+            benchmark_page.save(self.docs / "benchmarks.json", self.data)
+        table = Table(title=f"{records[0]['config']}: {benchmark_page.title(records[0])}")
+        for i, column in enumerate(benchmark_page.head(records[0]["kind"])):
+            table.add_column(column, justify="right" if i else "left")
+        for line in benchmark_page.rows(records, self.data["runs"]):
+            table.add_row(*line)
+        console.print(table)
+        for line in benchmark_page.failures(records):
+            console.print(line, markup=False)
+
+
+def _probe(config: Config, arguments: argparse.Namespace) -> None:
+    """What --memory runs in a process of its own: prints its peak, having worked a little."""
+    (task,) = [t for what in KINDS for t in tasks(config, what) if t.kind == arguments.probe]
+    start(lambda: build(arguments.only[0], task, "float32"))
+    print(peak_resident_bytes())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,454 @@
+"""Who takes part in benchmark.py: jaxgru, and the libraries that people use now.
+
+Each contestant is a function from a Task to a Contestant. In JAX and in PyTorch alike, whoever can
+say what its model is gets training, forward pass and sampling from here; so they differ in the
+recurrence and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxgru
+from jaxgru import model as jaxgru_model
+from jaxgru.batching import random_crops
+from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_memory
+from jaxgru.config import Config
+from jaxgru.errors import UserError
+from jaxgru.evaluation import token_nll
+from jaxgru.sampling import filter_logits
+from jaxgru.training import init_state, train_step
+from jaxgru.unroll import unroll_plain
+
+TEMPERATURE, TOP_K = 0.8, 30
+
+NEEDS = {
+    "jaxgru": [],
+    "plain_scan": [],
+    "torchref": ["torch", "torchref"],
+    "torch.nn": ["torch", "torchref"],
+    "haiku": ["haiku"],
+    "nnx": ["flax.nnx"],
+    "torch.compile": ["torch", "torchref"],
+}
+"""What each contestant imports beyond jaxgru's own dependencies."""
+
+
+def missing(name: str) -> str | None:
+    """Why a contestant cannot take part here; None: it can."""
+    for module in NEEDS[name]:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever an installation in disorder raises
+            return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    if "torch" in NEEDS[name] and jax.default_backend() != "cpu" and torch_device() == "cpu":
+        return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
+    return None
+
+
+def build(name: str, task: Task, precision: str) -> Contestant:
+    """A contestant, ready to be called.
+
+    Raises:
+      UserError: it has no such model.
+    """
+    config = task.config
+    match name:
+        case "jaxgru":
+            return _jaxgru(task)
+        case "plain_scan":
+            return _plain_scan(task)
+        case "torchref":
+            return _torch(task, precision, _torchref_model(config))
+        case "torch.nn":
+            return _torch(task, precision, _torch_nn_model(config))
+        case "haiku":
+            return _jax(task, _haiku_model(config))
+        case "nnx":
+            return _jax(task, _nnx_model(config))
+        case "torch.compile":
+            return _torch_compile(task, precision, _torchref_model(config))
+    raise ValueError(name)
+
+
+def measured_kinds(name: str) -> tuple[str, ...]:
+    """What a contestant is measured at."""
+    return ("training", "forward") if name == "plain_scan" else ("training", "forward", "sampling")
+
+
+# --- jaxgru
+
+
+def _random_tokens(task: Task) -> jax.Array:
+    """A corpus of random tokens, for training; a batch of them, for the forward pass."""
+    shape = {
+        "training": (100_000 + 2 * task.num_tokens,),
+        "forward": (task.batch_size, task.num_tokens),
+        "sampling": (task.batch_size, 1),
+    }[task.what]
+    tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def _jaxgru(task: Task) -> Contestant:
+    model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
+    if task.what == "training":
+        step = lambda state, tokens: train_step(model, training, state, tokens)
+        return _training(step, init_state(model, training), tokens)
+    params = jaxgru.init(jax.random.key(0), model)
+    if task.what == "forward":
+        return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)
+    options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
+    key = jax.random.key(2)
+    return Contestant(
+        calling(lambda: jaxgru.generate(params, key, tokens, task.num_tokens, **options))
+    )
+
+
+def _plain_scan(task: Task) -> Contestant:
+    """Compiled ahead of time in `_jaxgru`, so the other unroll need only be there meanwhile."""
+    fast, jaxgru_model.unroll = jaxgru_model.unroll, _plain_unroll
+    try:
+        return _jaxgru(task)
+    finally:
+        jaxgru_model.unroll = fast
+
+
+def _plain_unroll(params: Any, x: Any, carry: Any, mask: Any = None) -> tuple:
+    """`unroll_plain`, which takes rows and not a table to look them up in."""
+    return unroll_plain(params, x.rows() if hasattr(x, "rows") else x, carry, mask)
+
+
+def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
+    """(state, tokens) → (state, loss), compiled, the state donated; a call returns the loss."""
+    program, seconds = compiled(step, state, tokens, donate=(0,))
+
+    def call() -> jax.Array:
+        nonlocal state
+        state, loss = program(state, tokens)
+        return loss
+
+    return Contestant(calling(call), seconds, lambda: planned_memory(program))
+
+
+def _ahead(function: Callable, *arguments: Any) -> Contestant:
+    program, seconds = compiled(function, *arguments)
+    return Contestant(
+        calling(lambda: program(*arguments)), seconds, lambda: planned_memory(program)
+    )
+
+
+# --- Other libraries on JAX
+
+
+class JaxModel(NamedTuple):
+    """A peer's model."""
+
+    params: Any
+    apply: Callable  # (params, tokens (B, T), carry) → (logits (B, T, V), carry)
+    zeros: Callable  # batch size → carry
+
+
+def _jax(task: Task, model: JaxModel) -> Contestant:
+    return {"training": _jax_training, "forward": _jax_forward, "sampling": _jax_sampling}[
+        task.what
+    ](task, model)
+
+
+def _jax_training(task: Task, model: JaxModel) -> Contestant:
+    training = task.config.training
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(training.max_grad_norm),
+        optax.adamw(training.learning_rate, weight_decay=training.weight_decay),
+    )
+
+    def loss_fn(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        logits, _ = model.apply(params, inputs, model.zeros(training.batch_size))
+        return token_nll(logits, targets).mean()
+
+    def step(state: tuple, tokens: jax.Array) -> tuple[tuple, jax.Array]:
+        params, opt_state, key = state
+        key, subkey = jax.random.split(key)
+        batch = random_crops(subkey, tokens, training.batch_size, training.sequence_length)
+        loss, grads = jax.value_and_grad(loss_fn)(params, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state, key), loss
+
+    state = model.params, optimizer.init(model.params), jax.random.key(2)
+    return _training(step, state, _random_tokens(task))
+
+
+def _jax_forward(task: Task, model: JaxModel) -> Contestant:
+    def forward(params: Any, tokens: jax.Array) -> jax.Array:
+        return model.apply(params, tokens, model.zeros(task.batch_size))[0]
+
+    return _ahead(forward, model.params, _random_tokens(task))
+
+
+def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
+    top_k = min(TOP_K, task.config.model.vocab_size)
+
+    def generate(params: Any, key: jax.Array, prompt: jax.Array) -> jax.Array:
+        def next_token(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+            logits, carry = model.apply(params, *state)
+            logits = filter_logits(logits[:, -1], TEMPERATURE, top_k)
+            token = jax.random.categorical(key, logits)[:, None].astype(prompt.dtype)
+            return (token, carry), token
+
+        keys = jax.random.split(key, task.num_tokens)
+        return jax.lax.scan(next_token, (prompt, model.zeros(task.batch_size)), keys)[1]
+
+    return _ahead(generate, model.params, jax.random.key(2), _random_tokens(task))
+
+
+def _zeros(config: Config) -> Callable[[int], list]:
+    """A batch size's zero states, one a layer: h, or two of them for an LSTM."""
+
+    def zeros(batch_size: int) -> list:
+        h = jnp.zeros((batch_size, config.model.hidden_dim))
+        return [(h, h) if config.model.cell == "lstm" else h] * config.model.num_layers
+
+    return zeros
+
+
+def _haiku_model(config: Config) -> JaxModel:
+    import haiku as hk
+
+    m, zeros = config.model, _zeros(config)
+    core = {"gru": hk.GRU, "lstm": hk.LSTM, "rnn": hk.VanillaRNN}[m.cell]
+
+    def network(tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
+        x, new_carry = hk.Embed(m.vocab_size, m.embedding_dim)(tokens.T), []
+        for state in carry:
+            state = hk.LSTMState(*state) if m.cell == "lstm" else state
+            x, state = hk.dynamic_unroll(core(m.hidden_dim), x, state)
+            new_carry.append(tuple(state) if m.cell == "lstm" else state)
+        if m.layer_norm:
+            x = hk.LayerNorm(-1, create_scale=True, create_offset=True)(x)
+        return hk.Linear(m.vocab_size)(x).swapaxes(0, 1), new_carry
+
+    init, apply = hk.without_apply_rng(hk.transform(network))
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return JaxModel(jax.jit(init)(jax.random.key(0), tokens, zeros(1)), apply, zeros)
+
+
+def _nnx_model(config: Config) -> JaxModel:
+    from flax import nnx
+
+    m = config.model
+    cell = {"gru": nnx.GRUCell, "lstm": nnx.LSTMCell, "rnn": nnx.SimpleCell}[m.cell]
+
+    class Network(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.embedding = nnx.Embed(m.vocab_size, m.embedding_dim, rngs=rngs)
+            for i in range(m.num_layers):
+                layer = cell(m.hidden_dim if i else m.embedding_dim, m.hidden_dim, rngs=rngs)
+                setattr(self, f"layer{i}", nnx.RNN(layer, time_major=True, return_carry=True))
+            self.norm = nnx.LayerNorm(m.hidden_dim, rngs=rngs) if m.layer_norm else lambda x: x
+            self.head = nnx.Linear(m.hidden_dim, m.vocab_size, rngs=rngs)
+
+        def __call__(self, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
+            x, new_carry = self.embedding(tokens.T), []
+            for i, state in enumerate(carry):
+                state, x = getattr(self, f"layer{i}")(x, initial_carry=state)
+                new_carry.append(state)
+            return self.head(self.norm(x)).swapaxes(0, 1), new_carry
+
+    # split and merged by hand: nnx.jit would do it in Python at every call
+    graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+
+    def apply(params: Any, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
+        state = jax.tree.map(lambda leaf: leaf, (params, rest))  # nnx wants it made in this trace
+        return nnx.merge(graph, *state)(tokens, carry)
+
+    return JaxModel(params, apply, _zeros(config))
+
+
+# --- PyTorch
+
+
+def torch_device() -> str:
+    """Where torch computes: on a GPU only if JAX does, too."""
+    import torch
+
+    return "cuda" if jax.default_backend() != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch_device() == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def _torch_precision(precision: str) -> Iterator[None]:
+    """Matrix products inside are of this precision, oneDNN's and cuDNN's recurrences included."""
+    import torch
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        with torch.autocast(torch_device(), torch.bfloat16, enabled=precision == "bfloat16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def torch_product(size: int, precision: str) -> Contestant:
+    """`benchmarking.jax_product` through torch."""
+    import torch
+
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    a, b = torch.randn(2, size, size, dtype=dtype, device=torch_device())
+
+    def run(calls: int) -> None:
+        with _torch_precision("tf32" if precision == "tf32" else "float32"):
+            for _ in range(calls):
+                a @ b
+            _synchronize()
+
+    return Contestant(run)
+
+
+def torch_copy(num_bytes: int) -> Contestant:
+    """`benchmarking.jax_copy` through torch."""
+    import torch
+
+    a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=torch_device())
+
+    def run(calls: int) -> None:
+        for _ in range(calls):
+            b.copy_(a)
+        _synchronize()
+
+    return Contestant(run)
+
+
+def _torchref_model(config: Config) -> Any:
+    import torchref
+
+    m = config.model
+    if (m.reset, m.layer_norm) != ("before", m.cell == "lstm"):
+        raise UserError("torchref has no such model: reset before; LayerNorm in the LSTM alone.")
+    cls = {
+        "gru": torchref.MyGRUModel,
+        "lstm": torchref.MyLSTMModel,
+        "rnn": torchref.MyRNNModel,
+    }[m.cell]
+    options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
+    sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
+    return cls(*sizes, m.dropout, m.dropout_site, **options)
+
+
+def _torch_nn_model(config: Config) -> Any:
+    from torch import nn
+
+    m = config.model
+    layers = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}[m.cell]
+
+    class Network(nn.Module):
+        """Called as torchref's models are, so that torchref's loss and sampler take it, too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(m.vocab_size, m.embedding_dim)
+            self.layers = layers(m.embedding_dim, m.hidden_dim, m.num_layers, batch_first=True)
+            self.norm = nn.LayerNorm(m.hidden_dim) if m.layer_norm else nn.Identity()
+            self.head = nn.Linear(m.hidden_dim, m.vocab_size)
+
+        def forward(self, tokens: Any, carry: Any = None, masks: None = None) -> tuple:
+            x, carry = self.layers(self.embedding(tokens), carry)
+            return self.head(self.norm(x)), carry
+
+    return Network()
+
+
+def _torch_compile(task: Task, precision: str, model: Any) -> Contestant:
+    import torch
+
+    torch.compiler.reset()  # else what it saw of other sizes makes it compile for any size
+    return _torch(task, precision, model, torch.compile)
+
+
+def _torch(
+    task: Task, precision: str, model: Any, wrap: Callable[[Any], Any] = lambda model: model
+) -> Contestant:
+    """A contestant of a module that is called as torchref's are; `wrap` is put around it."""
+    import torch
+
+    device = torch_device()
+    memory = lambda: None
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        memory = lambda: torch.cuda.max_memory_allocated() - before
+    model = model.to(device).train(task.what == "training")
+    tokens = torch.as_tensor(np.array(_random_tokens(task), np.int64), device=device)
+    make_call = {
+        "training": _torch_training,
+        "forward": _torch_forward,
+        "sampling": _torch_sampling,
+    }[task.what]
+    call = make_call(task, model, wrap(model), tokens)
+
+    def run(calls: int) -> Any:
+        with _torch_precision(precision):
+            for _ in range(calls):
+                result = call()
+            _synchronize()
+        return result
+
+    return Contestant(run, memory=memory)
+
+
+def _torch_training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+    """torchref's step, but that it does not wait for the loss: no more than the others do."""
+    import torch
+
+    from torchref.training import loss_fn, make_optimizer
+
+    t = task.config.training
+    optimizer, _ = make_optimizer(module, t.learning_rate, t.epochs, t.weight_decay)
+    steps = torch.arange(t.sequence_length + 1, device=tokens.device)
+
+    def call() -> Any:
+        most = len(tokens) - t.sequence_length - 1
+        starts = torch.randint(most, (t.batch_size, 1), device=tokens.device)
+        crops = tokens[starts + steps]
+        loss = loss_fn(model, crops[:, :-1], crops[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), t.max_grad_norm)
+        optimizer.step()
+        return loss.detach()
+
+    return call
+
+
+def _torch_forward(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+    import torch
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return model(tokens)[0]
+
+    return call
+
+
+def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+    import torchref
+
+    return lambda: torchref.generate(
+        model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
+    )

@@ -1,0 +1,433 @@
+"""The benchmark: what it counts, times, keeps and writes. That it is fast is no business of tests.
+
+Who takes part is in scripts/, so `peers` and `benchmark` import it from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import time
+from dataclasses import replace
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+from conftest import SCRIPTS, python_script
+
+from jaxgru import UserError, benchmark_page, load_config
+from jaxgru.benchmark_page import CONTESTANTS, make_record, merge
+from jaxgru.benchmarking import (
+    Contestant,
+    Started,
+    Task,
+    Timing,
+    TooSlow,
+    jax_product,
+    measure,
+    operations_per_token,
+    peak_resident_bytes,
+    product_ceiling,
+    start,
+    tasks,
+    time_limit,
+)
+from jaxgru.config import Config, ModelConfig, TrainingConfig
+from jaxgru.model import init, initial_carry, step
+
+TINY_TOML = """\
+name = "tiny"
+[model]
+cell = "gru"
+embedding_dim = 5
+hidden_dim = 9
+num_layers = 2
+second_bias = true
+dropout = 0.1
+[training]
+batch_size = 4
+sequence_length = 6
+"""
+TINY = Config(
+    "tiny",
+    ModelConfig("gru", 11, 5, 9, 2, dropout=0.1, second_bias=True),
+    training=TrainingConfig(batch_size=4, sequence_length=6),
+)
+NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
+
+
+@pytest.fixture
+def peers(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("benchmark_peers")
+
+
+@pytest.fixture
+def benchmark(peers) -> ModuleType:
+    return importlib.import_module("benchmark")
+
+
+@pytest.fixture(autouse=True)
+def compile_quickly():
+    """Programs that run once need no optimising; other tests get theirs optimised again."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+class TestOperations:
+    @pytest.mark.parametrize(
+        "name, operations",
+        [
+            ("astra_alpha", 2 * (64 * 384 + 128 * 384 + 128 * 65)),
+            ("astra_beta", 2 * ((128 + 256) * 768 + (256 + 256) * 768 + 256 * 65)),
+            ("leviathan", 2 * ((768 + 1024) * 4096 + 2 * 2048 * 4096 + 1024 * 65)),
+            ("elman_alpha", 2 * ((64 + 128) * 128 + 128 * 65)),
+        ],
+    )
+    def test_a_token(self, name, operations):
+        assert operations_per_token(load_config(name).model) == operations
+
+    def test_of_tasks(self):
+        config = load_config("astra_gamma")
+        (training,), (forward,) = tasks(config, "training"), tasks(config, "forward")
+        assert training.operations == 214_236_659_712  # the issue's 1870 ms at 115 GFLOP/s
+        assert forward.operations * 3 == training.operations
+        one, many, most = tasks(config, "sampling")
+        assert one.operations == one.num_tokens * 2 * 4_358_656
+        assert many.operations == 64 * many.num_tokens * 2 * 4_358_656
+        assert [t.kind for t in (training, forward, one, many, most)] == [
+            "training", "forward", "sampling_1", "sampling_64", "sampling_512",
+        ]  # fmt: skip
+
+    def test_are_what_xla_counts(self):
+        """A cell's step costs a few elementwise operations more, and an MLP is refused."""
+        model = replace(TINY.model, vocab_size=300, embedding_dim=200, hidden_dim=100, num_layers=1)
+        params = init(jax.random.key(0), model)
+        tokens = np.zeros(7, np.int32)
+        lowered = jax.jit(step).lower(params, tokens, initial_carry(params, 7))
+        counted = lowered.cost_analysis()["flops"]
+        assert 7 * operations_per_token(model) == pytest.approx(counted, rel=0.02)
+        with pytest.raises(UserError, match="cell is mlp"):
+            operations_per_token(load_config("bengio_mlp").model)
+
+
+class FakeClock:
+    """Seconds that pass only in calls: each contestant's next costs, one a call of `run`."""
+
+    def __init__(self) -> None:
+        self.now, self.log = 0.0, []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def contestant(self, name: str, costs: list[float]) -> Contestant:
+        costs = iter(costs)
+
+        def run(calls: int) -> None:
+            self.log.append((name, calls))
+            self.now += calls * next(costs)
+
+        return Contestant(run)
+
+
+class TestTiming:
+    def test_in_turn_with_median_and_spread(self):
+        clock = FakeClock()
+        costs = {"a": [9.0, 2.0, 3.0, 1.0, 8.0], "b": [0.5, 0.02, 0.01, 0.03, 0.02]}
+        started = {
+            name: start(lambda name=name: clock.contestant(name, costs[name]), clock)
+            for name in costs
+        }
+        assert started["a"].compile_seconds == 7.0
+        assert started["b"].compile_seconds == pytest.approx(0.48)
+        clock.log.clear()
+        seen = []
+        timings = measure(started, 3, 0.05, clock, lambda *what: seen.append(what))
+        assert clock.log == [("a", 1), ("b", 3)] * 3  # 3 calls of 0.02 s reach 0.05
+        assert seen == [(name, i) for i in range(3) for name in "ab"]
+        a, b = timings["a"], timings["b"]
+        assert (a.median, a.min, a.max, a.calls) == pytest.approx((3.0, 1.0, 8.0, 1))
+        assert (b.median, b.min, b.max) == pytest.approx((0.02, 0.01, 0.03))
+
+    def test_compiling_timed_apart_is_believed(self):
+        assert Started(Contestant(lambda n: None, 5.0), 1.0, 0.5).compile_seconds == 5.0
+        assert Started(Contestant(lambda n: None), 0.5, 0.6).compile_seconds == 0.0
+
+    def test_ceiling_is_the_fastest(self):
+        makers = [lambda n: Contestant(lambda calls: time.sleep(0.05)), lambda n: jax_product(n, p)]
+        p = "float32"
+        slow = product_ceiling(makers[:1], [8], 1)
+        assert 0 < slow <= 2 * 8**3 / 0.05
+        assert product_ceiling(makers, [8, 64], 1) > slow
+
+    def test_time_limit(self):
+        with time_limit(60):
+            pass
+        before = signal.getsignal(signal.SIGALRM)
+        with pytest.raises(TooSlow), time_limit(0.01):
+            time.sleep(60)
+        assert signal.getsignal(signal.SIGALRM) is before
+
+    def test_memory_of_this_process(self):
+        assert 2**24 < peak_resident_bytes() < 2**40
+
+
+def record(contestant: str, median: float | str, run: str = NOW, kind: str = "training", **more):
+    """A record of TINY, of 1000 s compiling and 3 MiB; more: fields to replace."""
+    what, _, batch = kind.partition("_")
+    task = Task(TINY, what, int(batch or 4), 6)
+    result = median
+    if not isinstance(median, str):
+        timing = Timing((median * 0.5, median, median * 2), 1)
+        result = Started(Contestant(lambda n: None, 1000.0), 0, 0), timing
+    return make_record(run, task, "float32", contestant, result, 3 * 2**20) | more
+
+
+def about(hardware: str = "a machine") -> dict:
+    return {
+        "hardware": hardware, "command": "python scripts/benchmark.py", "rounds": 3,
+        "versions": {"jax": "0.1"}, "ceilings": {"float32": 1e6}, "note": "torch uses 2 threads.",
+    }  # fmt: skip
+
+
+class TestRecords:
+    def test_new_ones_replace_the_same_and_no_others(self, tmp_path):
+        nothing = benchmark_page.load(tmp_path / "none.json")
+        old = [record("jaxgru", 1.0, EARLIER), record("haiku", 2.0, EARLIER)]
+        old += [record("jaxgru", 3.0, EARLIER, config="other"),
+                record("jaxgru", 4.0, EARLIER, kind="forward"),
+                record("jaxgru", 5.0, EARLIER, batch_size=8),
+                record("jaxgru", 6.0, EARLIER, precision="tf32")]  # fmt: skip
+        data = merge(nothing, EARLIER, about(), old)
+        assert data["records"] == old
+        new = merge(data, NOW, about(), [record("jaxgru", 7.0)])
+        assert [r["median"] for r in new["records"]] == [7.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert list(new["runs"]) == [EARLIER, NOW]
+        elsewhere = merge(data, NOW, about("another machine"), [record("jaxgru", 7.0)])
+        assert [r["median"] for r in elsewhere["records"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+        benchmark_page.save(tmp_path / "some.json", new)
+        assert benchmark_page.load(tmp_path / "some.json") == new
+
+    def test_runs_that_are_replaced_altogether_go(self):
+        data = merge({"runs": {}, "records": []}, EARLIER, about(), [record("nnx", 1.0, EARLIER)])
+        assert list(merge(data, NOW, about(), [record("nnx", 2.0)])["runs"]) == [NOW]
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"records": [{"run": "x"}], "runs": {}}'])
+    def test_another_file_is_one_sentence(self, tmp_path, text):
+        (path := tmp_path / "x.json").write_text(text)
+        with pytest.raises(UserError, match="is not a file of benchmarks"):
+            benchmark_page.load(path)
+
+
+class TestPage:
+    def test_rows(self):
+        records = [
+            record("haiku", 0.005, EARLIER),
+            record("jaxgru", 0.002, memory_bytes=None),
+            record("torch.compile", "RuntimeError: no compiler"),
+        ]
+        runs = {NOW: about(), EARLIER: about()}
+        share = 100 * records[0]["operations"] / 1e6
+        assert benchmark_page.rows(records, runs) == [
+            ["jaxgru", "2.00", "1.00 … 4.00", "1.00", f"{share / 0.002:.1f}%", "1000.0 s", "–"],
+            ["haiku †", "5.00", "2.50 … 10.0", "2.50", f"{share / 0.005:.1f}%", "1000.0 s",
+             "3 MiB"],
+            ["torch.compile", "failed", "–", "–", "–", "–", "–"],
+        ]  # fmt: skip
+        assert benchmark_page.failures(records) == [
+            "tiny: torch.compile failed: RuntimeError: no compiler."
+        ]
+
+    def test_units_of_sampling(self):
+        """6 tokens a row in 2 ms: 333 µs a token; of 64 rows 192,000 tokens/s."""
+        runs = {NOW: about()}
+        (one,) = benchmark_page.rows([record("jaxgru", 0.002, kind="sampling_1")], runs)
+        (many,) = benchmark_page.rows([record("jaxgru", 0.002, kind="sampling_64")], runs)
+        assert one[1:3] == ["333", "167 … 667"]
+        assert many[1:3] == ["192,000", "96,000 … 384,000"]
+        assert [benchmark_page.unit(f"sampling_{n}") for n in (1, 64)] == ["µs a token", "tokens/s"]
+
+    def test_all_of_it(self, tmp_path):
+        records = [record("jaxgru", 0.002), record("nnx", 0.003), record("haiku", "no luck")]
+        records.append(record("jaxgru", 0.001, kind="forward"))
+        data = merge({"runs": {}, "records": []}, NOW, about(), records)
+        elsewhere = about("a GPU") | {"ceilings": {"float32": 5e13, "copy": 4e12}}
+        data = merge(data, EARLIER, elsewhere, [record("jaxgru", 0.1, EARLIER)])
+        benchmark_page.write(tmp_path, data)
+        page = (tmp_path / "performance.md").read_text()
+        assert page.count("### Training step, 4 × 6, float32") == 2
+        assert "## a machine" in page and "## a GPU" in page and "2026-02-03 04:05" in page
+        assert (
+            "| tiny | jaxgru | 2.00 |" in page and "|  | nnx | 3.00 | 1.50 … 6.00 | 1.50 |" in page
+        )
+        assert "- tiny: haiku failed: no luck." in page
+        assert "at jaxgru's speed: tiny 4 s (2,000 steps)." in page  # 10 epochs of 200 steps
+        assert "float32 product 50,000 GFLOP/s; copy 4.00 TB/s" in page
+        assert (tmp_path / "figures" / "benchmark.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_no_training_is_an_empty_figure(self, tmp_path):
+        data = merge({"runs": {}, "records": []}, NOW, about(), [record("nnx", 1, kind="forward")])
+        benchmark_page.plot(tmp_path / "x.png", data)
+        assert (tmp_path / "x.png").exists()
+
+
+class TestContestants:
+    def test_the_page_knows_them_all(self, peers):
+        assert list(peers.NEEDS) == list(CONTESTANTS)
+
+    @pytest.mark.parametrize("name", [n for n in CONTESTANTS if n != "torch.compile"])
+    def test_trains(self, peers, name):
+        """From about log V; the tokens being random, there is nothing more to be learnt."""
+        assert not peers.missing(name)
+        contestant = peers.build(name, Task(TINY, "training", 4, 6), "float32")
+        first = float(contestant.run(1))
+        last = float(contestant.run(40))
+        assert np.log(11) / 2 < first < 2 * np.log(11)
+        assert last < first + 0.1
+
+    @pytest.mark.parametrize("name", ["torchref", "torch.nn", "haiku", "nnx"])
+    @pytest.mark.parametrize("cell", ["lstm", "rnn"])
+    def test_other_cells(self, peers, name, cell):
+        model = ModelConfig(cell, 11, 5, 9, 2, layer_norm=cell == "lstm")
+        config = Config("other", model, training=TINY.training)
+        logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
+        assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()
+
+    def test_plain_scan_is_another_program_of_the_same_numbers(self, peers, monkeypatch):
+        fast, task = peers.jaxgru_model.unroll, Task(TINY, "forward", 4, 6)
+        plain = peers.build("plain_scan", task, "float32")
+        assert peers.jaxgru_model.unroll is fast
+        ours = peers.build("jaxgru", task, "float32")
+        np.testing.assert_allclose(plain.run(1), ours.run(1), rtol=1e-4, atol=1e-5)
+
+        def no_unroll(*arguments):
+            raise AssertionError("the fast unroll was traced")
+
+        monkeypatch.setattr(peers.jaxgru_model, "unroll", no_unroll)
+        peers.build("plain_scan", task, "float32")
+        with pytest.raises(AssertionError, match="fast unroll"):
+            peers.build("jaxgru", task, "float32")
+
+    def test_samplers_give_tokens(self, peers):
+        task = Task(TINY, "sampling", 3, 4)
+        shapes = {"torchref": (3, 4), "torch.nn": (3, 4), "haiku": (4, 3, 1), "nnx": (4, 3, 1)}
+        for name, shape in shapes.items():
+            result = peers.build(name, task, "float32").run(1)
+            tokens = np.asarray(result[0] if "torch" in name else result)
+            assert tokens.shape == shape and ((0 <= tokens) & (tokens < 11)).all()
+
+    def test_absent_ones_are_named(self, peers, monkeypatch):
+        monkeypatch.setitem(sys.modules, "haiku", None)
+        assert peers.missing("haiku").startswith("haiku cannot be imported")
+        assert peers.missing("jaxgru") is None
+
+    def test_a_model_that_torchref_lacks(self, peers):
+        config = replace(TINY, model=replace(TINY.model, second_bias=False, reset="after"))
+        with pytest.raises(UserError, match="torchref has no such model"):
+            peers.build("torchref", Task(config, "forward", 4, 6), "float32")
+
+
+class TestScript:
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
+            (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, plain_scan"),
+            (["--what", "resting"], "--what knows no 'resting'"),
+            (["--precision", "float8"], "--precision knows no 'float8'"),
+            (["--repeats", "0"], "--repeats is 0; it must be at least 1"),
+            (["--compile-limit", "0"], "--compile-limit is 0"),
+            (["--batch-size", "0"], "training.batch_size is 0"),
+        ],
+    )
+    def test_a_mistake_is_one_sentence(self, peers, script, monkeypatch, options, says):
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # to be put back after it
+        done = script("benchmark", *options)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"benchmark.py: {says}") and done.err.count("\n") == 1
+
+    @pytest.fixture
+    def fake(self, benchmark, monkeypatch, tmp_path):
+        """Runs main with contestants that take no time, in tmp_path."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+        monkeypatch.setattr(benchmark.signal, "signal", lambda number, handler: None)
+        monkeypatch.setattr(benchmark.Benchmark, "ceilings", lambda self: {"float32": 1e9})
+        contestant = Contestant(lambda calls: None)
+        monkeypatch.setattr(benchmark, "build", lambda name, task, precision: contestant)
+
+        def main(*options: str) -> None:
+            monkeypatch.setattr(sys, "argv", ["benchmark.py", "--quick", *options])
+            benchmark.main()
+
+        return main
+
+    def test_interrupted_it_writes_what_it_has(self, benchmark, monkeypatch, fake, tmp_path):
+        def build(name, task, precision):
+            if task.what == "forward":
+                raise KeyboardInterrupt
+            return Contestant(lambda calls: None)
+
+        monkeypatch.setattr(benchmark, "build", build)
+        with pytest.raises(KeyboardInterrupt):
+            fake("--configs", "astra_alpha", "--docs", "here", "--only", "jaxgru", "nnx")
+        records = json.loads((tmp_path / "here" / "benchmarks.json").read_text())["records"]
+        assert [(r["kind"], r["contestant"]) for r in records] == [
+            ("training", "jaxgru"), ("training", "nnx"),
+        ]  # fmt: skip
+        assert "| astra_alpha | jaxgru |" in (tmp_path / "here" / "performance.md").read_text()
+
+    def test_failures_are_kept(self, benchmark, monkeypatch, fake, tmp_path, capsys):
+        def build(name, task, precision):
+            if name == "nnx":
+                raise RuntimeError("of no use\nat all")
+            return Contestant(lambda calls: None)
+
+        monkeypatch.setattr(benchmark, "build", build)
+        only = ["--only", "jaxgru", "nnx", "--what", "training", "--configs", "astra_alpha"]
+        fake(*only, "--docs", "here")
+        assert "nnx failed: RuntimeError: of no use." in capsys.readouterr().out
+        assert (tmp_path / "here" / "performance.md").exists()
+
+    def test_quick_writes_nothing_unless_told_where(self, fake, tmp_path):
+        fake("--configs", "astra_alpha", "--what", "forward", "--only", "jaxgru")
+        fake("--configs", "astra_alpha", "--what", "sampling", "--only", "plain_scan")  # nobody
+        assert list(tmp_path.iterdir()) == []
+
+    def test_everything_in_a_process(self, tmp_path, monkeypatch):
+        """Every contestant but torch.compile, at everything, and all the files."""
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles in half the time
+        (tmp_path / "tiny.toml").write_text(TINY_TOML)
+        options = ["--configs", tmp_path / "tiny.toml", "--quick", "--no-torch-compile"]
+        done = python_script("benchmark", *options, "--docs", tmp_path / "docs")
+        assert (done.returncode, done.stderr) == (0, "")
+        data = json.loads((tmp_path / "docs" / "benchmarks.json").read_text())
+        (run,) = data["runs"].values()
+        assert run["ceilings"]["float32"] > 0 and run["versions"]["jax"] == jax.__version__
+        names = {name for name in CONTESTANTS if name != "torch.compile"}
+        found: dict[str, set[str]] = {}
+        for r in data["records"]:
+            assert r["config"] == "tiny" and "failed" not in r
+            assert 0 < r["min"] <= r["median"] <= r["max"] and r["compile_seconds"] >= 0
+            found.setdefault(r["kind"], set()).add(r["contestant"])
+        assert found == dict.fromkeys(["training", "forward"], names) | dict.fromkeys(
+            ["sampling_1", "sampling_64", "sampling_512"], names - {"plain_scan"}
+        )
+        page = (tmp_path / "docs" / "performance.md").read_text()
+        assert page.count("\n### ") == 5 and "failed:" not in page
+        assert (tmp_path / "docs" / "figures" / "benchmark.png").exists()
+
+    def test_memory_is_a_process_of_its_own(self, tmp_path):
+        (tmp_path / "tiny.toml").write_text(TINY_TOML)
+        options = ["--configs", tmp_path / "tiny.toml", "--only", "jaxgru", "--probe", "forward"]
+        done = python_script("benchmark", *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert 2**26 < int(done.stdout) < 2**34
