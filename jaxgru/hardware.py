@@ -1,13 +1,16 @@
-"""What a figure was measured on, in words: every number in docs/ says so."""
+"""The machine: in words, for every number in docs/; and how its cores are shared out."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 from pathlib import Path
 
 import jax
+
+MIN_ROWS = 32  # of a batch for each device of a CPU: fewer, and matrix products suffer
 
 
 def describe_hardware() -> str:
@@ -19,3 +22,21 @@ def describe_hardware() -> str:
     if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
         model = found[1]  # Linux knows it by a better name
     return f"{os.cpu_count()} cores of {model}, JAX {jax.__version__}"
+
+
+def share_cpu(batch_size: int) -> None:
+    """Makes a CPU's cores count as several devices, each to take its share of a batch's rows.
+
+    XLA's CPU back end runs the elementwise half of a small step on one core. As many devices as
+    there are cores, while each has 32 rows or more and the batch divides. To be called before JAX
+    has started; later, or where the user has set a number of devices, it changes nothing.
+    """
+    chosen = jax.config.jax_num_cpu_devices
+    if chosen > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    shares = [n for n in range(1, (cores or 1) + 1) if batch_size % n == 0]
+    with contextlib.suppress(RuntimeError):  # JAX has started
+        jax.config.update(
+            "jax_num_cpu_devices", max(n for n in shares if n == 1 or batch_size // n >= MIN_ROWS)
+        )

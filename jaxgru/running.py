@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -18,11 +19,20 @@ from jaxgru import checkpointing
 from jaxgru.config import Config
 from jaxgru.dataset import Dataset, load_dataset
 from jaxgru.files import write_text
+from jaxgru.hardware import share_cpu
 from jaxgru.model import Params
 from jaxgru.plotting import plot_losses
 from jaxgru.sampling import generate
 from jaxgru.tokenizers import Tokenizer, TokenizerError, load_tokenizer
-from jaxgru.training import NonFiniteLoss, Observer, Progress, TrainState, fit, init_state
+from jaxgru.training import (
+    NonFiniteLoss,
+    Observer,
+    Progress,
+    TrainState,
+    data_mesh,
+    fit,
+    init_state,
+)
 
 console = Console(highlight=False)
 
@@ -34,9 +44,12 @@ def start_run(config: Config, root: Path) -> Path:
       UserError: the corpus or the folder cannot be used, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
+    share_cpu(config.training.batch_size)
+    mesh = data_mesh(config.training.batch_size)
     config, dataset = load_dataset(config)
     run = checkpointing.create_run(root, config, dataset.tokenizer)
-    _train(run, config, dataset, init_state(config.model, config.training), None, Progress())
+    state = init_state(config.model, config.training)
+    _train(run, config, dataset, mesh, state, None, Progress())
     return run
 
 
@@ -50,13 +63,16 @@ def resume_run(path: str | Path) -> Path:
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
     run = checkpointing.find_run(path)
-    config, dataset = load_dataset(checkpointing.load_run_config(run), load_tokenizer(run))
+    config = checkpointing.load_run_config(run)
+    share_cpu(config.training.batch_size)
+    mesh = data_mesh(config.training.batch_size)
+    config, dataset = load_dataset(config, load_tokenizer(run))
     with checkpointing.open_checkpoints(run) as manager:
         if manager.latest_step() is None:
             state, best, progress = init_state(config.model, config.training), None, Progress()
         else:
             state, best, progress = checkpointing.restore(manager, run, config)
-    _train(run, config, dataset, state, best, progress)
+    _train(run, config, dataset, mesh, state, best, progress)
     return run
 
 
@@ -64,14 +80,15 @@ def _train(
     run: Path,
     config: Config,
     dataset: Dataset,
+    mesh: Mesh,
     state: TrainState,
     best: Params | None,
     progress: Progress,
 ) -> None:
-    device = jax.devices()[0]
+    devices = f"{mesh.size} × {jax.devices()[0].device_kind}"
     console.print(
         f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
-        f" tokens, {dataset.source}; {device.device_kind}; {run}",
+        f" tokens, {dataset.source}; {devices}; {run}",
         soft_wrap=True,
     )
     with checkpointing.open_checkpoints(run) as manager, _bar(config) as (bar, task):
@@ -107,7 +124,7 @@ def _train(
         observer = Observer(on_steps, on_epoch, on_interrupt)
         try:
             _, params = fit(
-                config, state, best, progress, dataset.train, dataset.validation, observer
+                config, state, best, progress, dataset.train, dataset.validation, observer, mesh
             )
         except NonFiniteLoss as error:
             step = manager.latest_step()

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.batching import random_crops
@@ -26,6 +28,7 @@ from jaxgru.model import Dropout, Params, apply, init
 
 MAX_CHUNK = 64  # steps between two looks at the clock, at most
 CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
+ROWS = "data"  # the mesh axis over which a batch's rows are spread
 
 
 class NonFiniteLoss(UserError):
@@ -101,25 +104,48 @@ def loss_fn(
 
 
 def train_step(
-    model: ModelConfig, training: TrainingConfig, state: TrainState, tokens: Int[Array, "N"]
+    model: ModelConfig,
+    training: TrainingConfig,
+    state: TrainState,
+    tokens: Int[Array, "N"],
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One optimizer step on one batch of random crops; returns the loss before the step."""
+    """One optimizer step on one batch of random crops; returns the loss before the step.
+
+    With a mesh (`data_mesh`), each device takes its share of the batch's rows; the gradients are
+    those of the whole batch, to the rounding of one sum. State and tokens are then on all devices.
+    """
     crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
     batch = random_crops(crop_key, tokens, training.batch_size, training.sequence_length)
-    dropout = Dropout(dropout_key, model.dropout, model.dropout_site)
-    loss, grads = jax.value_and_grad(loss_fn)(state.params, *batch, dropout)
+
+    def loss_and_grads(params, inputs, targets, dropout_key, first_row=0):
+        dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
+        return jax.value_and_grad(loss_fn)(params, inputs, targets, dropout)
+
+    def share(params, inputs, targets, dropout_key):
+        first_row = jax.lax.axis_index(ROWS) * len(inputs)
+        of_share = loss_and_grads(params, inputs, targets, dropout_key, first_row)
+        return jax.lax.pmean(of_share, ROWS)
+
+    if mesh is None or mesh.size == 1:
+        loss, grads = loss_and_grads(state.params, *batch, dropout_key)
+    else:
+        specs = (P(), P(ROWS), P(ROWS), P())
+        run = jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+        loss, grads = run(state.params, *batch, dropout_key)
     updates, opt_state = optimizer(training).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return TrainState(params, opt_state, state.key, state.step + 1), loss
 
 
-@partial(jax.jit, static_argnames=("model", "training"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")
 def train_steps(
     model: ModelConfig,
     training: TrainingConfig,
     state: TrainState,
     tokens: Int[Array, "N"],
     num_steps: Int[Array, ""],
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
     """Up to MAX_CHUNK steps without leaving the device; stops after a loss that is not finite.
 
@@ -135,7 +161,7 @@ def train_steps(
 
     def body(loop: tuple) -> tuple:
         state, losses, i = loop
-        state, loss = train_step(model, training, state, tokens)
+        state, loss = train_step(model, training, state, tokens, mesh)
         return state, losses.at[i].set(loss), i + 1
 
     losses = jnp.zeros(MAX_CHUNK, jax.tree.leaves(state.params)[0].dtype)
@@ -179,12 +205,14 @@ def fit(
     train_tokens: Int[np.ndarray, "N"],
     val_tokens: Int[np.ndarray, "M"],
     observer: Observer,
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, Params]:
     """Trains from wherever `state` and `progress` stand to the end of the config's epochs.
 
     Early stopping (training.patience): ends after that many epochs in a row without a better
     validation loss, and the best epoch's parameters are the result. `best` holds them on a run that
     is resumed; None: no epoch has ended yet. The state handed in is donated: use it no more.
+    `mesh`: the devices that share each batch; None: the default device alone.
 
     Returns the last state and the parameters that are the run's result. On Ctrl-C or SIGTERM it
     finishes the chunk of steps under way, calls `on_interrupt` and raises KeyboardInterrupt.
@@ -195,8 +223,10 @@ def fit(
     training, schedule = config.training, learning_rate(config.training)
     tokens_a_step = training.batch_size * training.sequence_length
     train_tokens, val_tokens = jnp.asarray(train_tokens), jnp.asarray(val_tokens)
+    if mesh is not None:
+        state, train_tokens = jax.device_put((state, train_tokens), NamedSharding(mesh, P()))
     run_steps = train_steps.lower(
-        config.model, training, state, train_tokens, np.int32(1)
+        config.model, training, state, train_tokens, np.int32(1), mesh
     ).compile()  # before the clock starts: tokens a second are of steps, not of the compiler
 
     with _deferred_signals() as interrupted:
@@ -204,7 +234,7 @@ def fit(
             chunk = 1
             while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
                 if interrupted():
-                    observer.on_interrupt(state, best, progress)
+                    observer.on_interrupt(one_copy(state), best, progress)
                     raise KeyboardInterrupt
                 started = time.perf_counter()
                 chunk = min(chunk, training.steps_per_epoch - done)
@@ -223,7 +253,8 @@ def fit(
                 )
                 chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
 
-            val_loss = window_loss(state.params, val_tokens, training.sequence_length)
+            params = one_copy(state.params)
+            val_loss = window_loss(params, val_tokens, training.sequence_length)
             if not math.isfinite(val_loss):
                 raise NonFiniteLoss(
                     f"the validation loss is {val_loss} after step {int(state.step)}."
@@ -245,13 +276,37 @@ def fit(
             if val_loss < progress.best_val_loss:
                 progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
                 if training.patience:
-                    best = jax.tree.map(jnp.copy, state.params)  # the state's own are donated
+                    best = jax.tree.map(jnp.copy, params)  # the state's own are donated
             waited = progress.epoch - progress.best_epoch
             progress.finished = progress.epoch == training.epochs or (
                 0 < training.patience <= waited
             )
-            observer.on_epoch(state, best, progress)
+            observer.on_epoch(one_copy(state), best, progress)
+    state = one_copy(state)
     return state, best if training.patience else state.params
+
+
+def data_mesh(batch_size: int) -> Mesh:
+    """All devices, in one row, over which a batch's rows are spread.
+
+    Raises:
+      UserError: the batch does not divide; the message names the nearest sizes that do.
+    """
+    devices = np.array(jax.devices())
+    n = len(devices)
+    if batch_size % n:
+        below = batch_size // n * n
+        nearest = f"{below} or {below + n}" if below else str(n)
+        raise UserError(
+            f"training.batch_size is {batch_size}, but there are {n} devices to share it; "
+            f"the nearest sizes that divide are {nearest}."
+        )
+    return Mesh(devices, (ROWS,))
+
+
+def one_copy(tree: Any) -> Any:
+    """Arrays that every device has, on the first device alone."""
+    return jax.device_put(tree, jax.devices()[0])
 
 
 @contextlib.contextmanager

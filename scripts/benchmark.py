@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import gc
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -44,7 +45,7 @@ from jaxgru.benchmarking import (
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.hardware import describe_hardware
+from jaxgru.hardware import describe_hardware, share_cpu
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 console = Console(highlight=False)
@@ -56,6 +57,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     arguments = _parse()
     configs = {option: _load(option, arguments) for option in arguments.configs}
+    share_cpu(math.gcd(*(config.training.batch_size for config in configs.values())))
     if arguments.probe:
         return _probe(*configs.values(), arguments)
 

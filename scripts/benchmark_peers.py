@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from jaxgru import model as jaxgru_model
@@ -25,7 +27,7 @@ from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
 from jaxgru.sampling import filter_logits
-from jaxgru.training import init_state, train_step
+from jaxgru.training import data_mesh, init_state, train_step
 from jaxgru.unroll import unroll_plain
 
 TEMPERATURE, TOP_K = 0.8, 30
@@ -101,8 +103,10 @@ def _random_tokens(task: Task) -> jax.Array:
 def _jaxgru(task: Task) -> Contestant:
     model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
     if task.what == "training":
-        step = lambda state, tokens: train_step(model, training, state, tokens)
-        return _training(step, init_state(model, training), tokens)
+        mesh = data_mesh(training.batch_size)
+        step = lambda state, tokens: train_step(model, training, state, tokens, mesh)
+        state = init_state(model, training)
+        return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
     params = jaxgru.init(jax.random.key(0), model)
     if task.what == "forward":
         return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)

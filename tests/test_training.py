@@ -2,21 +2,27 @@
 
 import dataclasses
 import math
+import os
 import signal
+import subprocess
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgru import training
+from jaxgru import hardware, training
 from jaxgru.config import Config, ModelConfig, TrainingConfig
+from jaxgru.errors import UserError
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
     Progress,
     TrainState,
     clip_by_global_norm,
+    data_mesh,
     fit,
     init_state,
     learning_rate,
@@ -234,3 +240,79 @@ def test_the_state_has_a_buffer_for_each_array():
     assert isinstance(state, TrainState)
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.opt_state))]
     assert len(set(pointers)) == len(pointers)
+
+
+class TestManyDevices:
+    def test_the_numbers_are_one_devices(self):
+        """20 steps with dropout on 1, 2 and 8 devices, float64: only the last bits of sums differ.
+
+        In a process of its own, for the number of a CPU's devices is chosen before JAX starts.
+        """
+        code = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxgru.config import load_config
+from jaxgru.training import init_state, one_copy, optimizer, train_steps
+
+sizes = {"model.hidden_dim": 9, "model.embedding_dim": 5, "model.num_layers": 2,
+         "model.dropout": 0.3, "training.batch_size": 8, "training.sequence_length": 11}
+config = load_config("astra_alpha", {name: str(value) for name, value in sizes.items()})
+tokens = jnp.asarray(np.random.default_rng(0).integers(0, 65, 500), jnp.int32)
+results = []
+for n in (1, 2, 8):
+    mesh = Mesh(np.array(jax.devices()[:n]), ("data",))
+    state = init_state(config.model, config.training)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), state.params)
+    state = state.replace(params=params, opt_state=optimizer(config.training).init(params))
+    on_mesh = jax.device_put((state, tokens), NamedSharding(mesh, PartitionSpec()))
+    state, losses, _ = train_steps(
+        config.model, config.training, *on_mesh, np.int32(20), mesh
+    )
+    results.append([losses[:20], *jax.tree.leaves(one_copy(state.params))])
+for result in results[1:]:
+    for ours, one in zip(result, results[0], strict=True):
+        np.testing.assert_allclose(ours, one, rtol=1e-11, atol=1e-12)
+print("equal:", len(results))
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == "equal: 3\n", done.stderr
+
+    @pytest.mark.parametrize(
+        "devices, size, nearest",
+        [(8, 12, "8 or 16"), (8, 20, "16 or 24"), (8, 3, "8"), (3, 64, "63 or 66")],
+    )
+    def test_a_batch_that_does_not_divide_names_those_that_do(
+        self, devices, size, nearest, monkeypatch
+    ):
+        monkeypatch.setattr(jax, "devices", lambda: jax.local_devices() * devices)
+        says = f"is {size}, but there are {devices} devices.*{nearest}\\."
+        with pytest.raises(UserError, match=says):
+            data_mesh(size)
+
+    @pytest.mark.parametrize(
+        "cores, batch_size, devices", [(2, 64, 2), (16, 64, 2), (2, 63, 1), (1, 64, 1), (4, 128, 4),
+                                       (6, 192, 6), (2, 4, 1)]
+    )  # fmt: skip
+    def test_a_cpus_cores_share_a_batch_of_32_rows_each(
+        self, cores, batch_size, devices, monkeypatch
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        chosen = {}
+        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=chosen.__setitem__)
+        monkeypatch.setattr(jax, "config", config)
+        hardware.share_cpu(batch_size)
+        assert chosen == {"jax_num_cpu_devices": devices}
+
+    def test_what_the_user_has_chosen_stays(self, monkeypatch):
+        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=None)
+        monkeypatch.setattr(jax, "config", config)
+        monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
+        hardware.share_cpu(64)
+        monkeypatch.delenv("XLA_FLAGS")
+        config.jax_num_cpu_devices = 5
+        hardware.share_cpu(64)
