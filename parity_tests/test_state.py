@@ -230,7 +230,7 @@ def test_stateless_text_is_a_first_order_chain(cell):
     prompt = jnp.zeros((200, 1), jnp.int32)
 
     def counts(stateful: bool) -> tuple[np.ndarray, np.ndarray]:
-        text, _, _ = jaxgru.generate(params, jax.random.key(4), prompt, 300, stateful=stateful)
+        text, _, _ = jaxgru.generate(params, jax.random.key(5), prompt, 300, stateful=stateful)
         text = np.asarray(text)
         triples = np.zeros((5, 5, 5))  # before, token, next
         np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)

@@ -184,10 +184,10 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step):
     progress, state = Progress(), init_state(CONFIG.model, CONFIG.training)
     original = training.train_step
 
-    def spoilt(model, recipe, state, tokens):
+    def spoilt(model, recipe, state, tokens, mesh):
         infinite = jnp.where(state.step == bad_step, jnp.inf, 0.0)
         params = state.params.replace(embedding=state.params.embedding + infinite)
-        return original(model, recipe, state.replace(params=params), tokens)
+        return original(model, recipe, state.replace(params=params), tokens, mesh)
 
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
