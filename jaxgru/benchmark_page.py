@@ -7,7 +7,6 @@ by its date, and records: one a task and contestant, with the date of the run th
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 from jaxgru.benchmarking import Started, Task, Timing
 from jaxgru.errors import UserError
-from jaxgru.files import write_bytes, write_text
+from jaxgru.files import write_text
+from jaxgru.plotting import save_figure
 
 Record = dict[str, Any]
 Data = dict[str, Any]
@@ -335,6 +335,4 @@ def plot(path: Path, data: Data) -> None:
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
         axes.legend(fontsize=8, ncols=2)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
-    write_bytes(path, image.getvalue())
+    save_figure(figure, path)

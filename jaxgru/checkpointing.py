@@ -64,13 +64,26 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
 
 def _next_version(family: Path) -> Path:
     while True:
-        numbers = [int(m[1]) for p in family.iterdir() if (m := re.fullmatch(r"v(\d+)", p.name))]
-        run = family / f"v{max(numbers, default=0) + 1}"
+        newest = [int(run.name[1:]) for run in versions(family)[:1]]
+        run = family / f"v{max(newest, default=0) + 1}"
         try:
             run.mkdir()  # fails where another process took the number first
             return run
         except FileExistsError:
             continue
+
+
+def versions(family: Path) -> list[Path]:
+    """A config's run folders, v1, v2, …, newest first; none where there is no such folder."""
+    if not family.is_dir():
+        return []
+    runs = (run for run in family.iterdir() if re.fullmatch(r"v\d+", run.name))
+    return sorted(runs, key=lambda run: -int(run.name[1:]))
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "samples.txt").exists()  # the last file that a run writes
 
 
 def find_run(path: str | Path) -> Path:

@@ -44,7 +44,7 @@ def plot_losses(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
@@ -102,7 +102,7 @@ def plot_memory(
     )
     axes.grid(alpha=0.2)
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_recovery(path: Path, curves: dict[str, list[float]]) -> None:
@@ -134,7 +134,7 @@ def plot_recovery(path: Path, curves: dict[str, list[float]]) -> None:
     )
     axes.grid(alpha=0.2)
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_sensitivity(path: Path, points: dict[str, tuple[int, float, float]]) -> None:
@@ -162,10 +162,11 @@ def plot_sensitivity(path: Path, points: dict[str, tuple[int, float, float]]) ->
         axes.set(title=title, xlabel="parameters", ylabel="nats a character")
         axes.grid(alpha=0.2)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure as a PNG, whole or not at all. Raises OSError where it cannot."""
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=120)
     write_bytes(path, image.getvalue())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.checkpointing import RunError, load_run_config
+from jaxgru.checkpointing import RunError, load_run_config, versions
 from jaxgru.config import Config, load_config
 from jaxgru.study import FILE_NAME
 
@@ -73,16 +73,6 @@ def find_job(runs: Path, job: Job) -> Path | None:
         if same == (config.model, config.training, config.data.corpus, config.data.tokenizer):
             return run
     return None
-
-
-def versions(family: Path) -> list[Path]:
-    """A config's run folders, newest first."""
-    return sorted(family.glob("v[0-9]*"), key=lambda run: -int(run.name[1:]))
-
-
-def is_trained(run: Path) -> bool:
-    """Whether a run came to its end."""
-    return (run / "samples.txt").exists()  # the last file that a run writes
 
 
 def is_measured(run: Path) -> bool:

@@ -88,7 +88,7 @@ def measure(
     progress("the memory curve")
     curve = memory_curve(params, tokens)
     losses = Losses(
-        windows=window_loss(params, tokens, window),
+        windows=curve[window] if window in curve else window_loss(params, tokens, window),
         stream=float(stream.mean()),
         stateless=curve[1],
         num_tokens=len(tokens) - 1,

@@ -253,8 +253,8 @@ def fit(
                 )
                 chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
 
-            params = one_copy(state.params)
-            val_loss = window_loss(params, val_tokens, training.sequence_length)
+            copy = one_copy(state)
+            val_loss = window_loss(copy.params, val_tokens, training.sequence_length)
             if not math.isfinite(val_loss):
                 raise NonFiniteLoss(
                     f"the validation loss is {val_loss} after step {int(state.step)}."
@@ -276,12 +276,12 @@ def fit(
             if val_loss < progress.best_val_loss:
                 progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
                 if training.patience:
-                    best = jax.tree.map(jnp.copy, params)  # the state's own are donated
+                    best = jax.tree.map(jnp.copy, copy.params)  # the state's own are donated
             waited = progress.epoch - progress.best_epoch
             progress.finished = progress.epoch == training.epochs or (
                 0 < training.patience <= waited
             )
-            observer.on_epoch(one_copy(state), best, progress)
+            observer.on_epoch(copy, best, progress)
     state = one_copy(state)
     return state, best if training.patience else state.params
 

@@ -64,7 +64,10 @@ def apply_mask(h: Array, mask: Mask | None) -> Array:
 
 
 def unroll_plain(
-    params: CellParams, x: Float[Array, "T B E"], carry: Carry, mask: Mask | None = None
+    params: CellParams,
+    x: Float[Array, "T B E"] | Lookup,
+    carry: Carry,
+    mask: Mask | None = None,
 ) -> tuple[Float[Array, "T B H"], Carry]:
     """The definition of an unroll: the cell, step by step, differentiated by JAX. Slow."""
 
@@ -74,7 +77,7 @@ def unroll_plain(
         h = apply_mask(hidden(carry), _at_step(mask, keep))
         return ((h, carry[1]) if isinstance(carry, tuple) else h), h
 
-    carry, h = jax.lax.scan(step, carry, (x, mask and mask.keep))
+    carry, h = jax.lax.scan(step, carry, (_looked_up(x), mask and mask.keep))
     return h, carry
 
 
@@ -97,7 +100,7 @@ def unroll(
     """
     p = params
     if isinstance(p, MLPParams):  # no recurrence: every step at once
-        x = x.rows() if isinstance(x, Lookup) else x
+        x = _looked_up(x)
         T = len(x)
         x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
         a = sum(_product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
@@ -162,6 +165,10 @@ def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
         case RNNParams():
             return p.W, p.b, (p.U,)
     raise TypeError(f"no unroll for parameters of type {type(p).__name__}")
+
+
+def _looked_up(x: Array | Lookup) -> Array:
+    return x.rows() if isinstance(x, Lookup) else x
 
 
 def _product(x: Array | Lookup, W: Array) -> Array:

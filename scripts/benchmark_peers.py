@@ -26,7 +26,7 @@ from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_mem
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
-from jaxgru.sampling import filter_logits
+from jaxgru.sampling import draw, filter_logits
 from jaxgru.training import data_mesh, init_state, train_step
 from jaxgru.unroll import unroll_plain
 
@@ -119,16 +119,11 @@ def _jaxgru(task: Task) -> Contestant:
 
 def _plain_scan(task: Task) -> Contestant:
     """Compiled ahead of time in `_jaxgru`, so the other unroll need only be there meanwhile."""
-    fast, jaxgru_model.unroll = jaxgru_model.unroll, _plain_unroll
+    fast, jaxgru_model.unroll = jaxgru_model.unroll, unroll_plain
     try:
         return _jaxgru(task)
     finally:
         jaxgru_model.unroll = fast
-
-
-def _plain_unroll(params: Any, x: Any, carry: Any, mask: Any = None) -> tuple:
-    """`unroll_plain`, which takes rows and not a table to look them up in."""
-    return unroll_plain(params, x.rows() if hasattr(x, "rows") else x, carry, mask)
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
@@ -203,8 +198,8 @@ def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
     def generate(params: Any, key: jax.Array, prompt: jax.Array) -> jax.Array:
         def next_token(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
             logits, carry = model.apply(params, *state)
-            logits = filter_logits(logits[:, -1], TEMPERATURE, top_k)
-            token = jax.random.categorical(key, logits)[:, None].astype(prompt.dtype)
+            token = draw(key, filter_logits(logits[:, -1], TEMPERATURE, top_k))
+            token = token[:, None].astype(prompt.dtype)
             return (token, carry), token
 
         keys = jax.random.split(key, task.num_tokens)

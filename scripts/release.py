@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from jaxgru import load_run, num_params
-from jaxgru.checkpointing import RunError, find_run
+from jaxgru.checkpointing import RunError, find_run, is_finished
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.dataset import load_dataset
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="replace a model of the same name")
     arguments = parser.parse_args()
     run = find_run(arguments.run)
-    if not (run / "samples.txt").exists():  # the last file that a run writes
+    if not is_finished(run):
         raise RunError(f"the run {run} is not finished.")
     params, config, tokenizer = load_run(run)
     target = arguments.folder / f"{config.name}.safetensors"

@@ -16,12 +16,12 @@ import jax
 from rich.console import Console
 
 from jaxgru import init, load_run, num_params, study
-from jaxgru.checkpointing import RunError, load_run_config
+from jaxgru.checkpointing import RunError, is_finished, load_run_config, versions
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.files import write_text
-from jaxgru.reproducing import SEEDS, is_measured, is_trained, versions
+from jaxgru.reproducing import SEEDS, is_measured
 from jaxgru.study_page import Page, Record
 
 console = Console(highlight=False)
@@ -57,7 +57,7 @@ def gather(root: Path) -> Iterable[Record]:
     """The record of every finished run of the study, oldest first; measures what is not yet."""
     for name in SEEDS:
         for run in reversed(versions(root / name)):
-            if not is_trained(run):
+            if not is_finished(run):
                 continue
             config = load_run_config(run)
             changes = changed(config)

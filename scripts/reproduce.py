@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxgru.checkpointing import is_finished
 from jaxgru.command_line import Parser, run_script
-from jaxgru.reproducing import SEEDS, Job, all_jobs, find_job, is_measured, is_trained
+from jaxgru.reproducing import SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent
 MORE_TO_DO, FAILED = 3, 1  # exit codes
@@ -66,7 +67,7 @@ def state(runs: Path, job: Job) -> str:
     run = find_job(runs, job)
     if run is None:
         return "to do"
-    if not is_trained(run):
+    if not is_finished(run):
         return f"begun in {run}"
     return "done" if is_measured(run) else f"trained in {run}, to be measured"
 
@@ -79,7 +80,7 @@ def do(job: Job, runs: Path, deadline: float) -> bool:
         command = ["train", "--config", job.name, "--runs", str(runs), *options]
     else:
         command = ["train", "--resume", str(run)]
-    if (run is None or not is_trained(run)) and not script(command, deadline):
+    if (run is None or not is_finished(run)) and not script(command, deadline):
         return False
     run = find_job(runs, job)
     assert run is not None  # train.py has made it

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from jaxgru.checkpointing import is_finished
 from jaxgru.config import load_config, to_dict
-from jaxgru.reproducing import Job, all_jobs, find_job, is_measured, is_trained
+from jaxgru.reproducing import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
              "scribe_gamma", "leviathan"]  # fmt: skip
@@ -59,12 +60,13 @@ class TestFindJob:
         make_run(family / "v11", seed_1)
         make_run(family / "v12", Job("elman_alpha", (("training.epochs", "1"),)))
         make_run(family / "v13", Job("elman_alpha", (("data.corpus", "mine.txt"),)))
+        make_run(family / "v15-copy", plain)  # the user's own
         (family / "v14").mkdir()  # its process was killed before it wrote a config
         assert find_job(tmp_path, plain) == family / "v10"
         assert find_job(tmp_path, seed_1) == family / "v11"
 
-    def test_a_real_run_is_trained(self, tiny_run):
-        assert is_trained(tiny_run) and not is_measured(tiny_run)
+    def test_a_real_run_is_finished(self, tiny_run):
+        assert is_finished(tiny_run) and not is_measured(tiny_run)
 
 
 class FakeProcess:
@@ -126,7 +128,7 @@ class TestScript:
         assert script("reproduce", "--only", "elman_alpha", "--runs", tmp_path).code == 0
         assert len(fake.commands) == 6
 
-    def test_goes_on_with_what_is_begun_and_measures_what_is_trained(self, script, fake, tmp_path):
+    def test_goes_on_with_what_is_begun_and_measures_what_is_finished(self, script, fake, tmp_path):
         first, second, third = (j for j in all_jobs() if j.name == "bengio_mlp")
         begun = make_run(tmp_path / "bengio_mlp" / "v1", first)
         trained = make_run(tmp_path / "bengio_mlp" / "v2", second, trained=True)
