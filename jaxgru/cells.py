@@ -175,21 +175,21 @@ def hidden(carry: Carry) -> Hidden:
 
 
 def zero_carry(p: CellParams, batch_size: int) -> Carry:
-    """A layer's carry before it has seen anything: zeros, in the parameters' dtype."""
+    """A layer's carry before it has seen anything: zeros, in the biases' dtype."""
 
-    def zeros(*shape: int) -> Array:
-        return jnp.zeros((batch_size, *shape), jax.tree.leaves(p)[0].dtype)
+    def zeros(b: Float[Array, "H"], *shape: int) -> Array:
+        return jnp.zeros((batch_size, *(shape or b.shape)), b.dtype)
 
     match p:
         case GRUParams():
-            return zeros(len(p.bz))
+            return zeros(p.bz)
         case LSTMParams():
-            return zeros(len(p.bf)), zeros(len(p.bf))
+            return zeros(p.bf), zeros(p.bf)
         case RNNParams():
-            return zeros(len(p.b))
+            return zeros(p.b)
         case MLPParams():
-            K, E, H = p.W.shape
-            return zeros(H), zeros(K - 1, E)
+            K, E, _ = p.W.shape
+            return zeros(p.b), zeros(p.b, K - 1, E)
     raise TypeError(f"no carry for parameters of type {type(p).__name__}")
 
 

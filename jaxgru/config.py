@@ -65,6 +65,9 @@ class ModelConfig(_Section):
     dropout_site: Literal["state", "between", "output"] = _field(
         "state", "state: inside the recurrence; between: between layers; output: last layer's"
     )
+    compute_dtype: Literal["float32", "bfloat16"] = _field(
+        "float32", "what products multiply while training; all else, their sums too, is float32"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +112,9 @@ class TrainingConfig(_Section):
     beta2: float = _field(0.999, "AdamW's second-moment decay", at_least=0, below=1)
     epsilon: float = _field(1e-8, "AdamW's denominator offset", above=0)
     max_grad_norm: float = _field(1.0, "gradients are clipped to this global norm", above=0)
+    remat: bool = _field(
+        False, "compute a sequence's √T parts anew for the gradient: less memory, more time"
+    )
     patience: int = _field(
         0, "epochs without a better validation loss before stopping; 0: never stop", at_least=0
     )

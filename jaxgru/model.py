@@ -28,7 +28,7 @@ from jaxgru.cells import (
     zero_carry,
 )
 from jaxgru.config import ModelConfig
-from jaxgru.unroll import Lookup, Mask, apply_mask, layer_stepper, unroll
+from jaxgru.unroll import Lookup, Mask, apply_mask, dot, layer_stepper, unroll
 
 
 @struct.dataclass
@@ -63,14 +63,15 @@ class Dropout:
 
     rate is the probability of dropping a unit. site is where: "state", inside the recurrence of
     every layer (the study's code); "between", each layer's output on its way to the next layer;
-    "output", the last layer's output. first_row is the number of the batch's first row, where the
-    batch is a part of a larger one: a row's masks are the same in whichever part it is.
+    "output", the last layer's output. first_row and first_step are the numbers of the batch's first
+    row and time step, where it is a part of a larger one: the masks are that part of the whole's.
     """
 
     key: PRNGKeyArray
     rate: float = struct.field(pytree_node=False)
     site: str = struct.field(pytree_node=False, default="state")
     first_row: int | Int[Array, ""] = 0
+    first_step: int | Int[Array, ""] = 0
 
 
 SMALL_VOCABULARY = 256  # up to here a sampler multiplies the whole embedding once
@@ -119,6 +120,19 @@ def flatten(tree: Any) -> dict[str, Any]:
 def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
     """A tree in the form of `like` with these leaves, by path; the inverse of `flatten`."""
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flatten(like)])
+
+
+def round_weights(params: Params, dtype: DTypeLike) -> Params:
+    """The parameters with the recurrence's and the head's matrices in a narrower dtype.
+
+    Products with them then take operands of that dtype and give results of the biases' dtype, which
+    is also that of states, gates and logits. The embedding keeps its own: it is looked up.
+    """
+
+    def rounded(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, tree)
+
+    return params.replace(layers=rounded(params.layers), head=rounded(params.head))
 
 
 def initial_carry(params: Params, batch_size: int) -> ModelCarry:
@@ -206,7 +220,7 @@ def stepper(
 def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:
     if params.norm is not None:
         x = layer_norm(params.norm, x)
-    return x @ params.head.Wo + params.head.bo
+    return dot(x, params.head.Wo) + params.head.bo
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
@@ -238,30 +252,37 @@ def dropout_masks(
         )
     H, V = params.head.Wo.shape
     threshold = min(round(dropout.rate * 2**16), 2**16 - 1)
-    scale = jnp.asarray(1 / (1 - threshold / 2**16), params.head.Wo.dtype)
+    scale = jnp.asarray(1 / (1 - threshold / 2**16), params.head.bo.dtype)
     masks: list[tuple[Mask | None, Mask | None]] = []
     for i, key in enumerate(jax.random.split(dropout.key, L)):
         last = i == L - 1
         if dropout.site == "between" and last or dropout.site == "output" and not last:
             masks.append((None, None))
             continue
-        bits = _random_16_bits(key, num_steps, batch_size, H, dropout.first_row)
+        bits = _random_16_bits(
+            key, (num_steps, batch_size, H), dropout.first_step, dropout.first_row
+        )
         mask = Mask(bits >= threshold, scale)
         masks.append((mask, None) if dropout.site == "state" else (None, mask))
     return masks
 
 
 def _random_16_bits(
-    key: PRNGKeyArray, T: int, B: int, H: int, first_row: int | Int[Array, ""]
+    key: PRNGKeyArray,
+    shape: tuple[int, int, int],
+    first_step: int | Int[Array, ""],
+    first_row: int | Int[Array, ""],
 ) -> UInt32[Array, "T B H"]:
     """Uniform on 0 … 2¹⁶ − 1. Four units share one block of Threefry (Salmon et al. 2011, SC '11).
 
     `jax.random.bits` spends a block on every number, however few bits it has: five times the time.
     """
+    T, B, H = shape
     key_words = jax.random.bits(key, (2,), jnp.uint32)
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
-    counters = jnp.stack([t, (b + jnp.uint32(first_row)) * blocks + i])  # no two alike
+    t, b = t + jnp.uint32(first_step), b + jnp.uint32(first_row)
+    counters = jnp.stack([t, b * blocks + i])  # no two alike
     words = threefry_2x32(key_words, counters)
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]

@@ -24,7 +24,15 @@ from jaxgru.batching import random_crops
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll, window_loss
-from jaxgru.model import Dropout, Params, apply, init
+from jaxgru.model import (
+    Dropout,
+    ModelCarry,
+    Params,
+    apply,
+    init,
+    initial_carry,
+    round_weights,
+)
 
 MAX_CHUNK = 64  # steps between two looks at the clock, at most
 CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
@@ -97,10 +105,40 @@ def loss_fn(
     inputs: Int[Array, "B T"],
     targets: Int[Array, "B T"],
     dropout: Dropout | None = None,
+    remat: bool = False,
 ) -> Float[Array, ""]:
-    """Mean cross-entropy of a batch from zero state, nats a token."""
-    logits, _ = apply(params, inputs, None, dropout)
-    return token_nll(logits, targets).mean()
+    """Mean cross-entropy of a batch from zero state, nats a token.
+
+    With remat, the gradient keeps only the state at the start of each of about √T parts of the
+    sequence, and computes a part's activations anew when it comes to it (Chen et al. 2016, arXiv
+    1604.06174): memory for 2√T steps in place of T, for one more forward pass.
+    """
+    if not remat:
+        logits, _ = apply(params, inputs, None, dropout)
+        return token_nll(logits, targets).mean()
+    B, T = inputs.shape
+    length = math.isqrt(T)
+    whole = T - T % length
+
+    @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged anyway
+    def part(carry: ModelCarry, of_part: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
+        start, inputs, targets = of_part
+        masks = dropout and dropout.replace(first_step=start)
+        logits, carry = apply(params, inputs, carry, masks)
+        return carry, token_nll(logits, targets).sum()
+
+    def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:
+        return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
+
+    starts = jnp.arange(0, whole, length)
+    carry, sums = jax.lax.scan(
+        part, initial_carry(params, B), (starts, parts(inputs), parts(targets))
+    )
+    total = sums.sum()
+    if whole < T:
+        _, last = part(carry, (whole, inputs[:, whole:], targets[:, whole:]))
+        total += last
+    return total / (B * T)
 
 
 def train_step(
@@ -120,7 +158,13 @@ def train_step(
 
     def loss_and_grads(params, inputs, targets, dropout_key, first_row=0):
         dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
-        return jax.value_and_grad(loss_fn)(params, inputs, targets, dropout)
+
+        def loss(params):
+            if model.compute_dtype != "float32":
+                params = round_weights(params, model.compute_dtype)
+            return loss_fn(params, inputs, targets, dropout, training.remat)
+
+        return jax.value_and_grad(loss)(params)
 
     def share(params, inputs, targets, dropout_key):
         first_row = jax.lax.axis_index(ROWS) * len(inputs)

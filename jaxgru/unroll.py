@@ -11,6 +11,8 @@ Why it is fast. x·W for all steps is ONE product before the scan. The backward 
 state's gradient and writes down the gradients `da` of the gates' pre-activations, so that each
 weight's gradient is ONE product after it; autodiff would instead add a (H, H) product to an
 accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
+
+Weights may be bfloat16 beside biases and states of float32: see `dot`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgru.cells import (
@@ -56,6 +59,28 @@ class Lookup(NamedTuple):
     def rows(self) -> Float[Array, "T B E"]:
         """The input itself."""
         return jnp.take(self.table, self.index, axis=0)
+
+
+@jax.custom_vjp
+def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
+    """x·W, and x's dtype. Where W is narrower, x is rounded to it; sums are in x's precision.
+
+    So are the gradients: each is one product of operands rounded to W's dtype. That is what
+    matrix units compute (bfloat16 in, float32 out), and what `x @ W` would not ask them for.
+    """
+    return _dot_forward(x, W)[0]
+
+
+def _dot_forward(x, W):
+    return jnp.matmul(x.astype(W.dtype), W, preferred_element_type=x.dtype), (x, W)
+
+
+def _dot_backward(residuals, dy):
+    x, W = residuals
+    return dot(dy, W.T), _outer(x, dy, W.dtype)
+
+
+dot.defvjp(_dot_forward, _dot_backward)
 
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
@@ -141,8 +166,8 @@ def layer_stepper(
     if isinstance(p, GRUParams) and p.reset == "after":
         step = _gru_after_step
     if table is None:
-        return lambda carry, x: step(U, carry, x @ W + b)[0]
-    rows = table @ W + b
+        return lambda carry, x: step(U, carry, dot(x, W) + b)[0]
+    rows = dot(table, W) + b
     return lambda carry, index: step(U, carry, jnp.take(rows, index, axis=0))[0]
 
 
@@ -174,14 +199,15 @@ def _looked_up(x: Array | Lookup) -> Array:
 def _product(x: Array | Lookup, W: Array) -> Array:
     """x·W over all steps as one matrix product; its gradients are one product each, too."""
     if isinstance(x, Lookup):
-        return jnp.take(x.table @ W, x.index, axis=0)
+        return jnp.take(dot(x.table, W), x.index, axis=0)
     T, B, E = x.shape
-    return (x.reshape(T * B, E) @ W).reshape(T, B, -1)
+    return dot(x.reshape(T * B, E), W).reshape(T, B, -1)
 
 
-def _outer(x: Array, da: Array) -> Array:
-    """Σ over steps and batch of xᵀ·da: the gradient of a weight that x is multiplied by."""
-    return x.reshape(-1, x.shape[-1]).T @ da.reshape(-1, da.shape[-1])
+def _outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
+    """Σ over steps and batch of xᵀ·da: the gradient of a weight of this dtype that x meets."""
+    flat_x, flat_da = (y.reshape(-1, y.shape[-1]).astype(dtype) for y in (x, da))
+    return jnp.matmul(flat_x.T, flat_da, preferred_element_type=da.dtype).astype(dtype)
 
 
 def _at_step(mask: Mask | None, keep: Array | None) -> Mask | None:
@@ -203,9 +229,9 @@ def _gru(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array
 
 def _gru_step(U, h, a):
     (Uzr, Un), H = U, h.shape[-1]
-    zr = sigmoid(a[:, : 2 * H] + h @ Uzr)
+    zr = sigmoid(a[:, : 2 * H] + dot(h, Uzr))
     z, r = zr[:, :H], zr[:, H:]
-    n = jnp.tanh(a[:, 2 * H :] + (r * h) @ Un)
+    n = jnp.tanh(a[:, 2 * H :] + dot(r * h, Un))
     return (1 - z) * h + z * n, (zr, n)
 
 
@@ -223,22 +249,22 @@ def _gru_forward(Uzr, Un, h0, a, mask):
 def _gru_backward(residuals, dh_out):
     Uzr, Un, h0, h, zr, n, mask = residuals
     H = h0.shape[-1]
-    h_before = _before(h0, h)
+    h_before, UzrT, UnT = _before(h0, h), Uzr.T, Un.T  # transposed once, not at each step
 
     def step(dh, inputs):
         dh_out, h, zr, n, keep = inputs
         z, r = zr[:, :H], zr[:, H:]
         dh = apply_mask(dh + dh_out, _at_step(mask, keep))
         da_n = dh * z * (1 - n * n)
-        d_rh = da_n @ Un.T
+        d_rh = dot(da_n, UnT)
         da_zr = jnp.concatenate([dh * (n - h), d_rh * h], axis=-1) * zr * (1 - zr)
-        dh = dh * (1 - z) + d_rh * r + da_zr @ Uzr.T
+        dh = dh * (1 - z) + d_rh * r + dot(da_zr, UzrT)
         return dh, jnp.concatenate([da_zr, da_n], axis=-1)
 
     keep = mask and mask.keep
     dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, h_before, zr, n, keep), reverse=True)
-    dUzr = _outer(h_before, da[..., : 2 * H])
-    dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :])
+    dUzr = _outer(h_before, da[..., : 2 * H], Uzr.dtype)
+    dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
     return dUzr, dUn, dh0, da, None
 
 
@@ -255,7 +281,7 @@ def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> A
 
 def _gru_after_step(U, h, a):
     (U, cn), H = U, h.shape[-1]
-    hU = h @ U
+    hU = dot(h, U)
     zr = sigmoid(a[:, : 2 * H] + hU[:, : 2 * H])
     z, r = zr[:, :H], zr[:, H:]
     m = hU[:, 2 * H :] + cn
@@ -277,7 +303,7 @@ def _gru_after_forward(U, cn, h0, a, mask):
 def _gru_after_backward(residuals, dh_out):
     U, h0, h, zr, m, n, mask = residuals
     H = h0.shape[-1]
-    h_before = _before(h0, h)
+    h_before, UT = _before(h0, h), U.T
 
     def step(dh, inputs):
         dh_out, h, zr, m, n, keep = inputs
@@ -285,7 +311,7 @@ def _gru_after_backward(residuals, dh_out):
         dh = apply_mask(dh + dh_out, _at_step(mask, keep))
         da_n = dh * z * (1 - n * n)
         da_zr = jnp.concatenate([dh * (n - h), da_n * m], axis=-1) * zr * (1 - zr)
-        dh = dh * (1 - z) + jnp.concatenate([da_zr, da_n * r], axis=-1) @ U.T
+        dh = dh * (1 - z) + dot(jnp.concatenate([da_zr, da_n * r], axis=-1), UT)
         return dh, jnp.concatenate([da_zr, da_n], axis=-1)
 
     keep = mask and mask.keep
@@ -293,7 +319,7 @@ def _gru_after_backward(residuals, dh_out):
         step, jnp.zeros_like(h0), (dh_out, h_before, zr, m, n, keep), reverse=True
     )
     dm = da[..., 2 * H :] * zr[..., H:]
-    dU = _outer(h_before, jnp.concatenate([da[..., : 2 * H], dm], axis=-1))
+    dU = _outer(h_before, jnp.concatenate([da[..., : 2 * H], dm], axis=-1), U.dtype)
     return dU, dm.sum((0, 1)), dh0, da, None
 
 
@@ -310,7 +336,7 @@ def _lstm(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[
 
 def _lstm_step(U, carry, a):
     (U,), (h, c), H = U, carry, carry[0].shape[-1]
-    a = a + h @ U
+    a = a + dot(h, U)
     fio, g = sigmoid(a[:, : 3 * H]), jnp.tanh(a[:, 3 * H :])
     f, i, o = jnp.split(fio, 3, axis=-1)
     c = f * c + i * g
@@ -331,6 +357,7 @@ def _lstm_forward(U, h0, c0, a, mask):
 def _lstm_backward(residuals, cotangents):
     U, h0, c0, h, c, fio, g, mask = residuals
     dh_out, dc_last = cotangents
+    UT = U.T
 
     def step(carry, inputs):
         (dh, dc), (dh_out, c_before, c, fio, g, keep) = carry, inputs
@@ -340,7 +367,7 @@ def _lstm_backward(residuals, cotangents):
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         da_fio = jnp.concatenate([dc * c_before, dc * g, dh * tanh_c], axis=-1) * fio * (1 - fio)
         da = jnp.concatenate([da_fio, dc * i * (1 - g * g)], axis=-1)
-        return (da @ U.T, dc * f), da
+        return (dot(da, UT), dc * f), da
 
     keep = mask and mask.keep
     (dh0, dc0), da = jax.lax.scan(
@@ -349,7 +376,7 @@ def _lstm_backward(residuals, cotangents):
         (dh_out, _before(c0, c), c, fio, g, keep),
         reverse=True,
     )
-    return _outer(_before(h0, h), da), dh0, dc0, da, None
+    return _outer(_before(h0, h), da, U.dtype), dh0, dc0, da, None
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)
@@ -364,7 +391,7 @@ def _rnn(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
 
 
 def _rnn_step(U, h, a):
-    n = jnp.tanh(a + h @ U[0])
+    n = jnp.tanh(a + dot(h, U[0]))
     return n, (n,)
 
 
@@ -381,14 +408,15 @@ def _rnn_forward(U, h0, a, mask):
 
 def _rnn_backward(residuals, dh_out):
     U, h0, h, n, mask = residuals
+    UT = U.T
 
     def step(dh, inputs):
         dh_out, n, keep = inputs
         da = apply_mask(dh + dh_out, _at_step(mask, keep)) * (1 - n * n)
-        return da @ U.T, da
+        return dot(da, UT), da
 
     dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, n, mask and mask.keep), reverse=True)
-    return _outer(_before(h0, h), da), dh0, da, None
+    return _outer(_before(h0, h), da, U.dtype), dh0, da, None
 
 
 _rnn.defvjp(_rnn_forward, _rnn_backward)

@@ -295,6 +295,7 @@ BAD_VALUES = {
     "model.layer_norm": ["0", "no"],
     "model.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
     "model.dropout_site": ["input", "0"],
+    "model.compute_dtype": ["float16", "16"],
     "data.tokenizer": ["bpe", "1"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000],
@@ -307,6 +308,7 @@ BAD_VALUES = {
     "training.beta2": ["1.0", "-1"],
     "training.epsilon": ["0", "-1e-8"],
     "training.max_grad_norm": ["0", "-1", "inf"],
+    "training.remat": ["1", "yes"],
     "training.patience": ["-1", "1.5"],
     "training.seed": ["-1", "4294967296", "0.5"],
 }

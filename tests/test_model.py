@@ -9,7 +9,7 @@ import pytest
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
-from jaxgru.model import dropout_masks, layer_norm, stepper
+from jaxgru.model import dropout_masks, flatten, layer_norm, round_weights, stepper
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
@@ -142,14 +142,14 @@ def test_a_stepper_is_step_after_step(params, small, monkeypatch):
 
 @pytest.mark.parametrize("H", [1, 4, 5, 130])
 def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
-    """What lets a batch be split over devices: rows 3 and 4 of 6 have the masks that they had."""
+    """What lets a batch be split over devices, and a sequence into parts computed anew."""
     params = jaxgru.init(jax.random.key(0), ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2))
     key = jax.random.key(1)
     whole = dropout_masks(params, Dropout(key, 0.4), 6, 7)
-    part = dropout_masks(params, Dropout(key, 0.4, first_row=3), 2, 7)
+    part = dropout_masks(params, Dropout(key, 0.4, first_row=3, first_step=4), 2, 3)
     for (mask, _), (of_part, _) in zip(whole, part, strict=True):
-        assert of_part.keep.shape == (7, 2, H)
-        np.testing.assert_array_equal(of_part.keep, mask.keep[:, 3:5])
+        assert of_part.keep.shape == (3, 2, H)
+        np.testing.assert_array_equal(of_part.keep, mask.keep[4:, 3:5])
 
 
 def test_dropout_masks_are_fresh_and_of_the_right_rate():
@@ -198,3 +198,18 @@ def test_output_dropout_precedes_the_layer_norm():
 def test_refuses_impossible_dropout(rate, site):
     with pytest.raises(ValueError, match="must be"):
         jaxgru.apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
+    """Logits and states are float32 and near; only matrices of recurrence and head are rounded."""
+    params = perturbed(KINDS[kind])
+    rounded = round_weights(params, jnp.bfloat16)
+    dtypes = {name: leaf.dtype for name, leaf in flatten(rounded).items()}
+    matrices = {name for name, leaf in flatten(params).items() if leaf.ndim > 1} - {"embedding"}
+    assert {name for name, dtype in dtypes.items() if dtype == jnp.bfloat16} == matrices
+    logits, carry = jaxgru.apply(params, TOKENS)
+    near, near_carry = jaxgru.apply(rounded, TOKENS)
+    assert {leaf.dtype for leaf in jax.tree.leaves((near, near_carry))} == {jnp.dtype("float32")}
+    error = np.abs(near - logits).max() / np.abs(logits).max()
+    assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import pytest
 from jaxgru import hardware, training
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
+from jaxgru.model import Dropout, init
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
@@ -26,6 +28,7 @@ from jaxgru.training import (
     fit,
     init_state,
     learning_rate,
+    loss_fn,
     optimizer,
     train_steps,
 )
@@ -316,3 +319,49 @@ print("equal:", len(results))
         monkeypatch.delenv("XLA_FLAGS")
         config.jax_num_cpu_devices = 5
         hardware.share_cpu(64)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16])
+@pytest.mark.parametrize("site", ["state", "between"])
+def test_computing_parts_anew_changes_nothing(length, site):
+    """Loss and gradients in float64, at lengths with and without a rest; the masks are the same."""
+    with jax.enable_x64(True):
+        model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
+        params = init(jax.random.key(0), model, jnp.float64)
+        inputs, targets = jax.random.randint(jax.random.key(1), (2, 3, length), 0, 5)
+        dropout = Dropout(jax.random.key(2), 0.3, site)
+        both = [
+            jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat)))(
+                params, inputs, targets, dropout
+            )
+            for remat in (False, True)
+        ]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-11, 1e-13), *both)
+
+
+def test_parts_computed_anew_need_memory_for_their_length_only():
+    """XLA's own plan of a gradient: 16 times the steps, under 4 times the memory."""
+    model = ModelConfig("gru", 5, 8, 32, 2, dropout=0.1)
+    params = init(jax.random.key(0), model)
+
+    def planned_bytes(length):
+        tokens = jnp.zeros((4, length), jnp.int32)
+        dropout = Dropout(jax.random.key(2), 0.1)
+        gradient = jax.jit(jax.grad(partial(loss_fn, remat=True)))
+        program = gradient.lower(params, tokens, tokens, dropout).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert planned_bytes(4096) < 4 * planned_bytes(256)
+
+
+def test_a_run_in_bfloat16_learns_and_keeps_float32():
+    """Losses near those of float32, not the same; parameters and moments stay float32."""
+    runs = {}
+    for dtype in ("float32", "bfloat16"):
+        model = dataclasses.replace(CONFIG.model, compute_dtype=dtype)
+        state, _, progress = run(dataclasses.replace(CONFIG, model=model))
+        runs[dtype] = [record["train_loss"] for record in progress.records]
+        floats = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
+        assert {x.dtype for x in floats} == {jnp.dtype("float32")}
+    assert runs["float32"] != runs["bfloat16"]
+    np.testing.assert_allclose(runs["bfloat16"], runs["float32"], rtol=0.01)

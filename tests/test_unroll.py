@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells
-from jaxgru.unroll import Lookup, Mask, layer_stepper, unroll, unroll_plain
+from jaxgru.unroll import Lookup, Mask, dot, layer_stepper, unroll, unroll_plain
 
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
@@ -146,3 +146,45 @@ def test_under_vmap(kind):
     xs = jnp.stack([x, -x])
     h, _ = jax.vmap(lambda x: unroll(p, x, carry))(xs)
     np.testing.assert_allclose(h[1], unroll_plain(p, -x, carry)[0], 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
+def test_a_product_with_narrower_weights(shape):
+    """Operands rounded to bfloat16, exact products, float32 sums: by NumPy, in float64."""
+    x, dy = (jax.random.normal(jax.random.key(i), (*shape[:-1], n), jnp.float32)
+             for i, n in ((0, shape[-1]), (1, 4)))  # fmt: skip
+    W = jax.random.normal(jax.random.key(2), (shape[-1], 4), jnp.bfloat16)
+    y, pullback = jax.vjp(dot, x, W)
+    dx, dW = pullback(dy)
+    assert (y.dtype, dx.dtype, dW.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
+    x64, dy64, W64 = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, dy, W))
+    np.testing.assert_allclose(y, x64 @ W64, 1e-6, 1e-6)
+    np.testing.assert_allclose(dx, dy64 @ W64.T, 1e-6, 1e-6)
+    expected = x64.reshape(-1, shape[-1]).T @ dy64.reshape(-1, 4)
+    np.testing.assert_allclose(np.asarray(dW, np.float64), expected, 2**-8, 1e-6)  # rounded, too
+
+
+def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
+    """A step written out in NumPy: h and r ⊙ h rounded on their way into a product, and only there.
+
+    And the gradients: near those of the plain scan, which rounds the weights alone.
+    """
+    p, x, h, mask = problem("gru", 3, 2, 3, 4, masked=True)
+    p, x, h = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in (p, x, h))
+    mask = Mask(mask.keep, mask.scale.astype(jnp.float32))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, p)
+    sigma = lambda a: 1 / (1 + np.exp(-a))
+    rounded = lambda a: np.asarray(jnp.asarray(a, jnp.float32).astype(jnp.bfloat16), np.float64)
+    q, state = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), narrow), np.asarray(h)
+    for t in range(3):
+        u, s = rounded(x[t]), rounded(state)
+        z = sigma(u @ q.Wz + s @ q.Uz + q.bz + q.cz)
+        r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
+        n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
+        state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
+    ours, gradients = value_and_gradients(unroll, narrow, x, h, mask)
+    np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
+    _, plain = value_and_gradients(unroll_plain, narrow, x, h, mask)
+    for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()
