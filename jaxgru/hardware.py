@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -40,3 +42,17 @@ def share_cpu(batch_size: int) -> None:
         jax.config.update(
             "jax_num_cpu_devices", max(n for n in shares if n == 1 or batch_size // n >= MIN_ROWS)
         )
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc's malloc keep what is freed, for the next step to use; elsewhere does nothing.
+
+    By default large blocks go back to the system when they are freed, and a step's buffers come
+    anew, as pages to be zeroed: 53,000 page faults a step of astra_beta, a sixth of its time.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):
+        M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of malloc.h
+        libc.mallopt(M_ARENA_MAX, 1)  # one heap for all threads, that of brk …
+        libc.mallopt(M_MMAP_MAX, 0)  # … for blocks of any size …
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … and never made smaller

@@ -165,6 +165,41 @@ def plot_sensitivity(path: Path, points: dict[str, tuple[int, float, float]]) ->
     save_figure(figure, path)
 
 
+def plot_cost(path: Path, panels: dict[str, dict[str, list[dict[int, float]]]], title: str) -> None:
+    """Draws a step's time and memory against one size after another, log-log, as a PNG.
+
+    Args:
+      panels: by axis label, by "seconds" and "bytes", the plain curve and remat's (or none), each
+        the measured by size.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    units = {"seconds": ("milliseconds a step", 1e3), "bytes": ("megabytes", 1e-6)}
+    grid = figure.subplots(2, len(panels), squeeze=False)
+    for column, (label, measured) in enumerate(panels.items()):
+        for row, (what, curves) in enumerate(measured.items()):
+            axes, (unit, scale) = grid[row][column], units[what]
+            for i, (values, name) in enumerate(zip(curves, ("plain", "remat"), strict=True)):
+                if values:
+                    y = [scale * value for value in values.values()]
+                    axes.plot(list(values), y, color=f"C{i}", marker="o", ms=3.5, label=name)
+            if curves[0]:  # the line of what is proportional, through the last point
+                (first, *_, last), end = curves[0], scale * list(curves[0].values())[-1]
+                axes.plot([first, last], [end * first / last, end], color="0.6", lw=0.8, ls="--",
+                          label="proportional", zorder=1)  # fmt: skip
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set(xlabel=label, ylabel=unit)
+            axes.grid(alpha=0.2)
+            axes.legend(fontsize=8)
+    figure.suptitle(f"A training step of astra_alpha: {title}", fontsize=10)
+    save_figure(figure, path)
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure as a PNG, whole or not at all. Raises OSError where it cannot."""
     image = io.BytesIO()

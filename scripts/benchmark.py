@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import jax
-from benchmark_peers import build, measured_kinds, missing, torch_copy, torch_product
+from benchmark_peers import build, measured_kinds, missing, on_cpu, torch_copy, torch_product
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +45,7 @@ from jaxgru.benchmarking import (
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.hardware import describe_hardware, share_cpu
+from jaxgru.hardware import describe_hardware, keep_freed_memory, share_cpu
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 console = Console(highlight=False)
@@ -57,6 +57,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     arguments = _parse()
     configs = {option: _load(option, arguments) for option in arguments.configs}
+    keep_freed_memory()
     share_cpu(math.gcd(*(config.training.batch_size for config in configs.values())))
     if arguments.probe:
         return _probe(*configs.values(), arguments)
@@ -89,7 +90,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CONTESTANT", default=list(CONTESTANTS),
                         help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
     parser.add_argument("--precision", nargs="+", metavar="P", default=["float32"],
-                        help="of matrix products, on a GPU: " + ", ".join(PRECISIONS))  # fmt: skip
+                        help="of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds (7; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="a smoke test: hardly any repetition")
     parser.add_argument("--memory", action="store_true",
@@ -113,8 +114,8 @@ def _parse() -> argparse.Namespace:
         parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
     if not arguments.compile_limit > 0:
         parser.error(f"--compile-limit is {arguments.compile_limit:g}; it must be above 0.")
-    if arguments.precision != ["float32"] and jax.default_backend() == "cpu":
-        parser.error("--precision can be chosen on a GPU; a CPU computes in float32.")
+    if "tf32" in arguments.precision and on_cpu():
+        parser.error("--precision tf32 is a GPU's; a CPU knows float32 and bfloat16.")
     return arguments
 
 
@@ -134,7 +135,7 @@ class Benchmark:
 
     def __init__(self, arguments: argparse.Namespace, docs: Path | None, kept: Data) -> None:
         self.arguments, self.docs, self.data = arguments, docs, kept
-        self.on_cpu = jax.default_backend() == "cpu"
+        self.on_cpu = on_cpu()
         self.name = datetime.datetime.now().isoformat(timespec="seconds")
         names = [name for name in CONTESTANTS if name in arguments.only]
         if arguments.no_torch_compile:
@@ -166,7 +167,7 @@ class Benchmark:
         repeats = 1 if self.arguments.quick else 5
         sizes = [256] if self.arguments.quick else [1024, 2048, 4096] + [8192] * (not self.on_cpu)
         found = {}
-        for precision in ["float32"] if self.on_cpu else PRECISIONS:
+        for precision in self.arguments.precision if self.on_cpu else PRECISIONS:
             makers = [lambda size, p=precision: jax_product(size, p)]
             if self.has_torch:
                 makers.append(lambda size, p=precision: torch_product(size, p))
@@ -213,7 +214,7 @@ class Benchmark:
             if self.on_cpu and self.arguments.memory:
                 for name in started:
                     status.update(f"{label}: {name}: memory, in a process of its own")
-                    memory[name] = self.peak_memory(name, option, task)
+                    memory[name] = self.peak_memory(name, option, task, precision)
         results = {name: failed.get(name) or (started[name], timings[name]) for name in names}
         records = [
             make_record(self.name, task, precision, name, result, memory.get(name))
@@ -236,11 +237,12 @@ class Benchmark:
         except Exception as error:
             return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
-    def peak_memory(self, name: str, option: str, task: Task) -> int | None:
+    def peak_memory(self, name: str, option: str, task: Task, precision: str) -> int | None:
         """Bytes, of a process that does nothing else; None where it fails."""
         command = [
             *(sys.executable, __file__, "--configs", option, "--only", name),
             *("--probe", task.kind),
+            *("--precision", precision),
             *("--batch-size", str(task.config.training.batch_size)),
             *("--sequence-length", str(task.config.training.sequence_length)),
         ]
@@ -266,7 +268,7 @@ class Benchmark:
 def _probe(config: Config, arguments: argparse.Namespace) -> None:
     """What --memory runs in a process of its own: prints its peak, having worked a little."""
     (task,) = [t for what in KINDS for t in tasks(config, what) if t.kind == arguments.probe]
-    start(lambda: build(arguments.only[0], task, "float32"))
+    start(lambda: build(arguments.only[0], task, *arguments.precision))
     print(peak_resident_bytes())
 
 

@@ -8,6 +8,7 @@ recurrence and nothing else.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -44,6 +45,11 @@ NEEDS = {
 """What each contestant imports beyond jaxgru's own dependencies."""
 
 
+def on_cpu() -> bool:
+    """Whether JAX computes on a CPU."""
+    return jax.default_backend() == "cpu"
+
+
 def missing(name: str) -> str | None:
     """Why a contestant cannot take part here; None: it can."""
     for module in NEEDS[name]:
@@ -51,7 +57,7 @@ def missing(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # whatever an installation in disorder raises
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
-    if "torch" in NEEDS[name] and jax.default_backend() != "cpu" and torch_device() == "cpu":
+    if "torch" in NEEDS[name] and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
 
@@ -60,14 +66,16 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     """A contestant, ready to be called.
 
     Raises:
-      UserError: it has no such model.
+      UserError: it has no such model, or cannot compute in that precision here.
     """
     config = task.config
+    if name in ("plain_scan", "haiku", "nnx") and on_cpu() and precision != "float32":
+        raise UserError("on a CPU it computes in float32 only")
     match name:
         case "jaxgru":
-            return _jaxgru(task)
+            return _jaxgru(task, precision)
         case "plain_scan":
-            return _plain_scan(task)
+            return _plain_scan(task, precision)
         case "torchref":
             return _torch(task, precision, _torchref_model(config))
         case "torch.nn":
@@ -100,14 +108,18 @@ def _random_tokens(task: Task) -> jax.Array:
     return jnp.asarray(tokens, jnp.int32)
 
 
-def _jaxgru(task: Task) -> Contestant:
+def _jaxgru(task: Task, precision: str) -> Contestant:
     model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
+    if precision == "bfloat16":
+        model = dataclasses.replace(model, compute_dtype="bfloat16")
     if task.what == "training":
         mesh = data_mesh(training.batch_size)
         step = lambda state, tokens: train_step(model, training, state, tokens, mesh)
         state = init_state(model, training)
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
     params = jaxgru.init(jax.random.key(0), model)
+    if precision == "bfloat16":
+        params = jaxgru_model.round_weights(params, jnp.bfloat16)
     if task.what == "forward":
         return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
@@ -117,11 +129,11 @@ def _jaxgru(task: Task) -> Contestant:
     )
 
 
-def _plain_scan(task: Task) -> Contestant:
+def _plain_scan(task: Task, precision: str) -> Contestant:
     """Compiled ahead of time in `_jaxgru`, so the other unroll need only be there meanwhile."""
     fast, jaxgru_model.unroll = jaxgru_model.unroll, unroll_plain
     try:
-        return _jaxgru(task)
+        return _jaxgru(task, precision)
     finally:
         jaxgru_model.unroll = fast
 
@@ -278,7 +290,7 @@ def torch_device() -> str:
     """Where torch computes: on a GPU only if JAX does, too."""
     import torch
 
-    return "cuda" if jax.default_backend() != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if not on_cpu() and torch.cuda.is_available() else "cpu"
 
 
 def _synchronize() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxgru import running
 from jaxgru.command_line import Parser, config_overrides, early_value, run_script
 from jaxgru.config import Config, config_names, load_config
+from jaxgru.hardware import keep_freed_memory
 from jaxgru.summary import print_summary
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     if arguments.resume and (overrides or arguments.summary):
         parser.error("--resume goes on with the run's own config and takes no other option.")
 
+    keep_freed_memory()
     if arguments.resume:
         running.resume_run(arguments.resume)
     elif arguments.summary:

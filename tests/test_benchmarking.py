@@ -331,6 +331,11 @@ class TestContestants:
         with pytest.raises(UserError, match="torchref has no such model"):
             peers.build("torchref", Task(config, "forward", 4, 6), "float32")
 
+    @pytest.mark.parametrize("name", ["plain_scan", "haiku", "nnx"])
+    def test_who_computes_in_float32_only(self, peers, name):
+        with pytest.raises(UserError, match="on a CPU it computes in float32 only"):
+            peers.build(name, Task(TINY, "forward", 4, 6), "bfloat16")
+
 
 class TestScript:
     @pytest.mark.parametrize(
@@ -341,6 +346,7 @@ class TestScript:
             (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, plain_scan"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
+            (["--precision", "tf32"], "--precision tf32 is a GPU's; a CPU knows float32 and"),
             (["--repeats", "0"], "--repeats is 0; it must be at least 1"),
             (["--compile-limit", "0"], "--compile-limit is 0"),
             (["--batch-size", "0"], "training.batch_size is 0"),
