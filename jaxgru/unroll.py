@@ -12,6 +12,11 @@ state's gradient and writes down the gradients `da` of the gates' pre-activation
 weight's gradient is ONE product after it; autodiff would instead add a (H, H) product to an
 accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
 
+Within a scan the state lies in columns, h (H, B), as in U·h. For the left factor of a product is
+used as it stands, while XLA's CPU back end packs the right one anew at each step: that should be
+the state and not the weights (H = 512, B = 32: 161 GFLOP/s a core against 107). A sampler's rows
+are few and its product is on all cores: there h·U is faster.
+
 Weights may be bfloat16 beside biases and states of float32: see `dot`.
 """
 
@@ -166,9 +171,9 @@ def layer_stepper(
     if isinstance(p, GRUParams) and p.reset == "after":
         step = _gru_after_step
     if table is None:
-        return lambda carry, x: step(U, carry, dot(x, W) + b)[0]
+        return lambda carry, x: step(ROWS, U, carry, dot(x, W) + b)[0]
     rows = dot(table, W) + b
-    return lambda carry, index: step(U, carry, jnp.take(rows, index, axis=0))[0]
+    return lambda carry, index: step(ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
 
 
 def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
@@ -219,6 +224,30 @@ def _before(h0: Array, h: Array) -> Array:
     return jnp.concatenate([h0[None], h[:-1]])
 
 
+def _times(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
+    """U·h for a state in columns, rounded as in `dot`."""
+    return jnp.matmul(U, h.astype(U.dtype), preferred_element_type=h.dtype)
+
+
+class Layout(NamedTuple):
+    """How the states of a batch lie in a matrix: along which axis the units, and what U·h is."""
+
+    axis: int
+    times: Callable[[Array, Array], Array]
+
+    def split(self, x: Array, *units: int) -> list[Array]:
+        """x cut before these units."""
+        return jnp.split(x, units, self.axis)
+
+
+ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G): a sampler's
+COLUMNS = Layout(0, _times)  # h (H, B), U (G, H): a scan's
+
+
+def _column_mask(mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Mask | None:
+    return mask and Mask(keep.T, mask.scale)
+
+
 # --- GRU. a (T, B, 3H): x·W + b of z, r, n. Uzr (H, 2H), Un (H, H).
 
 
@@ -227,45 +256,52 @@ def _gru(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array
     return _gru_forward(Uzr, Un, h0, a, mask)[0]
 
 
-def _gru_step(U, h, a):
-    (Uzr, Un), H = U, h.shape[-1]
-    zr = sigmoid(a[:, : 2 * H] + dot(h, Uzr))
-    z, r = zr[:, :H], zr[:, H:]
-    n = jnp.tanh(a[:, 2 * H :] + dot(r * h, Un))
+def _gru_step(layout, U, h, a):
+    (Uzr, Un), H = U, h.shape[layout.axis]
+    a_zr, a_n = layout.split(a, 2 * H)
+    zr = sigmoid(a_zr + layout.times(Uzr, h))
+    z, r = layout.split(zr, H)
+    n = jnp.tanh(a_n + layout.times(Un, r * h))
     return (1 - z) * h + z * n, (zr, n)
 
 
 def _gru_forward(Uzr, Un, h0, a, mask):
+    U = Uzr.T, Un.T
+
     def step(h, a_keep):
         a, keep = a_keep
-        h, saved = _gru_step((Uzr, Un), h, a)
-        h = apply_mask(h, _at_step(mask, keep))
-        return h, (h, *saved)
+        h, saved = _gru_step(COLUMNS, U, h, a.T)
+        h = apply_mask(h, _column_mask(mask, keep))
+        return h, (h.T, *saved)
 
-    _, (h, zr, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
+    _, (h, zr, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
     return h, (Uzr, Un, h0, h, zr, n, mask)
 
 
 def _gru_backward(residuals, dh_out):
     Uzr, Un, h0, h, zr, n, mask = residuals
     H = h0.shape[-1]
-    h_before, UzrT, UnT = _before(h0, h), Uzr.T, Un.T  # transposed once, not at each step
+    h_before = _before(h0, h)
 
     def step(dh, inputs):
         dh_out, h, zr, n, keep = inputs
-        z, r = zr[:, :H], zr[:, H:]
-        dh = apply_mask(dh + dh_out, _at_step(mask, keep))
+        h, z, r = h.T, zr[:H], zr[H:]
+        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
         da_n = dh * z * (1 - n * n)
-        d_rh = dot(da_n, UnT)
-        da_zr = jnp.concatenate([dh * (n - h), d_rh * h], axis=-1) * zr * (1 - zr)
-        dh = dh * (1 - z) + d_rh * r + dot(da_zr, UzrT)
-        return dh, jnp.concatenate([da_zr, da_n], axis=-1)
+        d_rh = _times(Un, da_n)
+        da_zr = jnp.concatenate([dh * (n - h), d_rh * h]) * zr * (1 - zr)
+        dh = dh * (1 - z) + d_rh * r + _times(Uzr, da_zr)
+        return dh, (jnp.concatenate([da_zr, da_n]).T, (r * h).T)
 
-    keep = mask and mask.keep
-    dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, h_before, zr, n, keep), reverse=True)
+    dh0, (da, rh) = jax.lax.scan(
+        step,
+        jnp.zeros_like(h0.T),
+        (dh_out, h_before, zr, n, mask and mask.keep),
+        reverse=True,
+    )
     dUzr = _outer(h_before, da[..., : 2 * H], Uzr.dtype)
-    dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
-    return dUzr, dUn, dh0, da, None
+    dUn = _outer(rh, da[..., 2 * H :], Un.dtype)
+    return dUzr, dUn, dh0.T, da, None
 
 
 _gru.defvjp(_gru_forward, _gru_backward)
@@ -279,48 +315,53 @@ def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> A
     return _gru_after_forward(U, cn, h0, a, mask)[0]
 
 
-def _gru_after_step(U, h, a):
-    (U, cn), H = U, h.shape[-1]
-    hU = dot(h, U)
-    zr = sigmoid(a[:, : 2 * H] + hU[:, : 2 * H])
-    z, r = zr[:, :H], zr[:, H:]
-    m = hU[:, 2 * H :] + cn
-    n = jnp.tanh(a[:, 2 * H :] + r * m)
+def _gru_after_step(layout, U, h, a):
+    (U, cn), H = U, h.shape[layout.axis]
+    a_zr, a_n = layout.split(a, 2 * H)
+    Uh_zr, Uh_n = layout.split(layout.times(U, h), 2 * H)
+    zr = sigmoid(a_zr + Uh_zr)
+    z, r = layout.split(zr, H)
+    m = Uh_n + cn
+    n = jnp.tanh(a_n + r * m)
     return (1 - z) * h + z * n, (zr, m, n)
 
 
 def _gru_after_forward(U, cn, h0, a, mask):
+    columns = U.T, cn[:, None]
+
     def step(h, a_keep):
         a, keep = a_keep
-        h, saved = _gru_after_step((U, cn), h, a)
-        h = apply_mask(h, _at_step(mask, keep))
-        return h, (h, *saved)
+        h, saved = _gru_after_step(COLUMNS, columns, h, a.T)
+        h = apply_mask(h, _column_mask(mask, keep))
+        return h, (h.T, *saved)
 
-    _, (h, zr, m, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
+    _, (h, zr, m, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
     return h, (U, h0, h, zr, m, n, mask)
 
 
 def _gru_after_backward(residuals, dh_out):
     U, h0, h, zr, m, n, mask = residuals
     H = h0.shape[-1]
-    h_before, UT = _before(h0, h), U.T
+    h_before = _before(h0, h)
 
     def step(dh, inputs):
         dh_out, h, zr, m, n, keep = inputs
-        z, r = zr[:, :H], zr[:, H:]
-        dh = apply_mask(dh + dh_out, _at_step(mask, keep))
+        z, r = zr[:H], zr[H:]
+        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
         da_n = dh * z * (1 - n * n)
-        da_zr = jnp.concatenate([dh * (n - h), da_n * m], axis=-1) * zr * (1 - zr)
-        dh = dh * (1 - z) + dot(jnp.concatenate([da_zr, da_n * r], axis=-1), UT)
-        return dh, jnp.concatenate([da_zr, da_n], axis=-1)
+        da_zr = jnp.concatenate([dh * (n - h.T), da_n * m]) * zr * (1 - zr)
+        d_Uh = jnp.concatenate([da_zr, da_n * r])
+        dh = dh * (1 - z) + _times(U, d_Uh)
+        return dh, (jnp.concatenate([da_zr, da_n]).T, d_Uh.T)
 
-    keep = mask and mask.keep
-    dh0, da = jax.lax.scan(
-        step, jnp.zeros_like(h0), (dh_out, h_before, zr, m, n, keep), reverse=True
+    dh0, (da, d_Uh) = jax.lax.scan(
+        step,
+        jnp.zeros_like(h0.T),
+        (dh_out, h_before, zr, m, n, mask and mask.keep),
+        reverse=True,
     )
-    dm = da[..., 2 * H :] * zr[..., H:]
-    dU = _outer(h_before, jnp.concatenate([da[..., : 2 * H], dm], axis=-1), U.dtype)
-    return dU, dm.sum((0, 1)), dh0, da, None
+    dcn = d_Uh[..., 2 * H :].sum((0, 1))
+    return _outer(h_before, d_Uh, U.dtype), dcn, dh0.T, da, None
 
 
 _gru_after.defvjp(_gru_after_forward, _gru_after_backward)
@@ -334,49 +375,50 @@ def _lstm(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[
     return _lstm_forward(U, h0, c0, a, mask)[0]
 
 
-def _lstm_step(U, carry, a):
-    (U,), (h, c), H = U, carry, carry[0].shape[-1]
-    a = a + dot(h, U)
-    fio, g = sigmoid(a[:, : 3 * H]), jnp.tanh(a[:, 3 * H :])
-    f, i, o = jnp.split(fio, 3, axis=-1)
+def _lstm_step(layout, U, carry, a):
+    (U,), (h, c) = U, carry
+    H = h.shape[layout.axis]
+    a_fio, a_g = layout.split(a + layout.times(U, h), 3 * H)
+    fio, g = sigmoid(a_fio), jnp.tanh(a_g)
+    f, i, o = layout.split(fio, H, 2 * H)
     c = f * c + i * g
     return (o * jnp.tanh(c), c), (fio, g)
 
 
 def _lstm_forward(U, h0, c0, a, mask):
+    columns = (U.T,)
+
     def step(carry, a_keep):
         a, keep = a_keep
-        (h, c), saved = _lstm_step((U,), carry, a)
-        h = apply_mask(h, _at_step(mask, keep))
-        return (h, c), (h, c, *saved)
+        (h, c), saved = _lstm_step(COLUMNS, columns, carry, a.T)
+        h = apply_mask(h, _column_mask(mask, keep))
+        return (h, c), (h.T, c, *saved)
 
-    (_, c_last), (h, c, fio, g) = jax.lax.scan(step, (h0, c0), (a, mask and mask.keep))
-    return (h, c_last), (U, h0, c0, h, c, fio, g, mask)
+    (_, c_last), (h, c, fio, g) = jax.lax.scan(step, (h0.T, c0.T), (a, mask and mask.keep))
+    return (h, c_last.T), (U, h0, h, _before(c0.T, c), c, fio, g, mask)
 
 
 def _lstm_backward(residuals, cotangents):
-    U, h0, c0, h, c, fio, g, mask = residuals
+    U, h0, h, c_before, c, fio, g, mask = residuals
     dh_out, dc_last = cotangents
-    UT = U.T
 
     def step(carry, inputs):
         (dh, dc), (dh_out, c_before, c, fio, g, keep) = carry, inputs
-        f, i, o = jnp.split(fio, 3, axis=-1)
+        f, i, o = jnp.split(fio, 3)
         tanh_c = jnp.tanh(c)
-        dh = apply_mask(dh + dh_out, _at_step(mask, keep))
+        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
-        da_fio = jnp.concatenate([dc * c_before, dc * g, dh * tanh_c], axis=-1) * fio * (1 - fio)
-        da = jnp.concatenate([da_fio, dc * i * (1 - g * g)], axis=-1)
-        return (dot(da, UT), dc * f), da
+        da_fio = jnp.concatenate([dc * c_before, dc * g, dh * tanh_c]) * fio * (1 - fio)
+        da = jnp.concatenate([da_fio, dc * i * (1 - g * g)])
+        return (_times(U, da), dc * f), da.T
 
-    keep = mask and mask.keep
     (dh0, dc0), da = jax.lax.scan(
         step,
-        (jnp.zeros_like(h0), dc_last),
-        (dh_out, _before(c0, c), c, fio, g, keep),
+        (jnp.zeros_like(h0.T), dc_last.T),
+        (dh_out, c_before, c, fio, g, mask and mask.keep),
         reverse=True,
     )
-    return _outer(_before(h0, h), da, U.dtype), dh0, dc0, da, None
+    return _outer(_before(h0, h), da, U.dtype), dh0.T, dc0.T, da, None
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)
@@ -390,33 +432,36 @@ def _rnn(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
     return _rnn_forward(U, h0, a, mask)[0]
 
 
-def _rnn_step(U, h, a):
-    n = jnp.tanh(a + dot(h, U[0]))
+def _rnn_step(layout, U, h, a):
+    n = jnp.tanh(a + layout.times(U[0], h))
     return n, (n,)
 
 
 def _rnn_forward(U, h0, a, mask):
+    columns = (U.T,)
+
     def step(h, a_keep):
         a, keep = a_keep
-        h, saved = _rnn_step((U,), h, a)
-        h = apply_mask(h, _at_step(mask, keep))
-        return h, (h, *saved)
+        h, saved = _rnn_step(COLUMNS, columns, h, a.T)
+        h = apply_mask(h, _column_mask(mask, keep))
+        return h, (h.T, *saved)
 
-    _, (h, n) = jax.lax.scan(step, h0, (a, mask and mask.keep))
+    _, (h, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
     return h, (U, h0, h, n, mask)
 
 
 def _rnn_backward(residuals, dh_out):
     U, h0, h, n, mask = residuals
-    UT = U.T
 
     def step(dh, inputs):
         dh_out, n, keep = inputs
-        da = apply_mask(dh + dh_out, _at_step(mask, keep)) * (1 - n * n)
-        return dot(da, UT), da
+        da = apply_mask(dh + dh_out.T, _column_mask(mask, keep)) * (1 - n * n)
+        return _times(U, da), da.T
 
-    dh0, da = jax.lax.scan(step, jnp.zeros_like(h0), (dh_out, n, mask and mask.keep), reverse=True)
-    return _outer(_before(h0, h), da, U.dtype), dh0, da, None
+    dh0, da = jax.lax.scan(
+        step, jnp.zeros_like(h0.T), (dh_out, n, mask and mask.keep), reverse=True
+    )
+    return _outer(_before(h0, h), da, U.dtype), dh0.T, da, None
 
 
 _rnn.defvjp(_rnn_forward, _rnn_backward)
