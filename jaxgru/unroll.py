@@ -22,6 +22,7 @@ Weights may be bfloat16 beside biases and states of float32: see `dot`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -140,7 +141,7 @@ def unroll(
     a = _product(x, W) + b
     match p:
         case GRUParams(reset="before"):
-            h = _gru(*U, carry, a, mask)
+            h = _gru_of(U[0], carry)(*U, carry, a, mask)
         case GRUParams():
             h = _gru_after(*U, carry, a, mask)
         case RNNParams():
@@ -174,6 +175,20 @@ def layer_stepper(
         return lambda carry, x: step(ROWS, U, carry, dot(x, W) + b)[0]
     rows = dot(table, W) + b
     return lambda carry, index: step(ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
+
+
+def _gru_of(Uzr: Array, h0: Array) -> Callable[..., Array]:
+    """`_gru`, or what does the same faster on this device.
+
+    The kernel for Hopper multiplies in bfloat16, so it takes weights of that dtype alone. It has
+    been interpreted and compiled, but never run; until it has, it must be asked for.
+    """
+    if Uzr.dtype == jnp.bfloat16 and os.environ.get("JAXGRU_HOPPER_KERNEL") == "1":
+        from jaxgru.kernels import gru_hopper  # which imports this file
+
+        if gru_hopper.supports(*h0.shape, h0.dtype):
+            return gru_hopper.gru
+    return _gru
 
 
 def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:

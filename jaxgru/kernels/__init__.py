@@ -1,0 +1,1 @@
+"""Accelerated unrolls for one kind of device each, behind the contract of `unroll.py`."""

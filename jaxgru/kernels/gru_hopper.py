@@ -1,0 +1,390 @@
+"""The GRU of `unroll.py` (reset before the product) on Hopper GPUs: one kernel for all the steps.
+
+A scan starts several kernels a step and reads U from memory again each time. Here ONE kernel lives
+through all T steps and U stays in shared memory: a warpgroup owns 64 hidden units, of 64 rows of
+the batch, and holds U's columns that lead to them; their state and gates are in its registers.
+
+    step:  r = σ(a_r + h·Ur)              publish r ⊙ h
+           z = σ(a_z + h·Uz)              (while r ⊙ h travels)
+           n = tanh(a_n + (r ⊙ h)·Un)
+           h' = (1 − z) ⊙ h + z ⊙ n       publish h'
+
+A product needs all H units, so twice a step the warpgroups publish what they computed. In one
+thread block (H ≤ 128) they write it to the block's shared memory. Beyond that a cluster of H/64
+blocks writes it to global memory, that is to the L2 cache, and reads it back 64 units at a time:
+at H = 512 U fills 192 of a block's 227 KB, which leaves no room for a whole h (64 KB) to be sent
+there. The order is that of Mosaic's collective matmul: a block awaits its own copy to global memory
+and arrives at the barrier; who has passed the barrier copies it in, by the same engine.
+
+State, gates and sums are float32. The operands of the products are rounded to bfloat16, as
+`unroll.dot` does where U is bfloat16; where U is float32 that is the one difference from the scan.
+After Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.nn import sigmoid
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgru.unroll import Mask, _before, _outer
+
+BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
+SLOTS = 4  # tiles in flight from global memory; what is left beside U at H = 512
+MAX_CLUSTER = 8  # blocks; what every Hopper GPU can place
+SHARED_BYTES = 227 * 1024 - 1024  # of a block, less the barriers
+Z, R, N = range(3)  # of a, and of U
+
+
+def clusters(H: int) -> list[int]:
+    """Of how many thread blocks a cluster may be: one for all H units, or one for every 64."""
+    sizes = {1, H // BLOCK} if H > 0 and H % BLOCK == 0 else {}
+    return sorted(C for C in sizes if C <= MAX_CLUSTER and _shared_bytes(H, C) <= SHARED_BYTES)
+
+
+def _shared_bytes(H: int, cluster: int) -> int:
+    """Shared memory of a thread block: its columns of Uz, Ur and Un, and what they multiply.
+
+    H = 128 in 1 block: 3 · 128 · 128 · 2 bytes and 8 tiles, 160 KB; H = 192 would need 312.
+    H = 512 in 8 blocks: 3 · 512 · 64 · 2 bytes and 4 tiles, 224 KB.
+    """
+    U = 3 * (H // BLOCK) ** 2 // cluster
+    return (U + _tiles(H, cluster, kinds=4)) * BLOCK * BLOCK * 2
+
+
+def _tiles(H: int, cluster: int, kinds: int) -> int:
+    """How many (64, 64) blocks have room beside U: all that is published, or what is on its way."""
+    return kinds * H // BLOCK if cluster == 1 else SLOTS
+
+
+def supports(
+    B: int, H: int, dtype: DTypeLike = jnp.float32, device: jax.Device | None = None
+) -> bool:
+    """Whether the kernel can run.
+
+    Args:
+      B: rows, any number: they are padded to a multiple of 64.
+      H: units: 64, 128 and on to 512.
+      dtype: of the state and of a; U may be float32 or bfloat16.
+      device: where it would run, the default device if None. wgmma is Hopper's alone.
+    """
+    device = device or jax.devices()[0]
+    hopper = device.platform == "gpu" and getattr(device, "compute_capability", "") == "9.0"
+    return hopper and B > 0 and jnp.dtype(dtype) == jnp.float32 and bool(clusters(H))
+
+
+class _Warpgroup(NamedTuple):
+    """What a warpgroup can do. Values are (64, 64): the rows and the units that are its own.
+
+    Events 0 and 1 take turns: who has waited for one knows that all others are past the other.
+    """
+
+    read: Callable[..., Array]
+    """read(x, t, part): its block of x at step t; of z, r or n (part) where x has several."""
+    write: Callable[..., None]
+    """write(x, t, value, part): the same into an output."""
+    publish: Callable[..., None]
+    """publish(event, (kind, value), …): all warpgroups of its rows can read values as bfloat16."""
+    wait: Callable[[int], None]
+    """wait(event): until all of them have published for it."""
+    product: Callable[..., Array]
+    """product(kind, gate, after): what all have published as this kind times the gate's U, its own
+    columns; waits first for the event `after`, if any. Sums are float32."""
+
+
+def _run(
+    body: Callable[[_Warpgroup, Array, Sequence[Any], Sequence[Any]], Array],
+    U: Float[Array, "H_by_64 3*H 64"],
+    state: Float[Array, "B H"],
+    inputs: Sequence[Float[Array, "T B _"]],
+    outputs: Sequence[int],
+    kinds: int,
+    cluster: int | None,
+    interpret: Any,
+) -> tuple[Array, ...]:
+    """Runs `body` in every warpgroup: the part that both directions in time share.
+
+    Args:
+      body: from a warpgroup's means, its block of the state, and references to the inputs and to
+        the outputs, to its block of the state after the last step.
+      U: for each 64 units the columns that lead to them, of the gates' U one below the other.
+      state: before the first step.
+      inputs: series in time, H units wide or a multiple.
+      outputs: how many times H units wide each output is.
+      kinds: how many kinds of values are published, each with room of its own.
+      cluster: thread blocks that share H, one of `clusters(H)`; None: the fewest.
+      interpret: False, or parameters of Mosaic GPU's interpreter.
+
+    Returns:
+      The outputs (T, B, _), then the state after the last step.
+    """
+    (T, B), H = inputs[0].shape[:2], state.shape[-1]
+    C = cluster or min(clusters(H), default=0)
+    if C not in clusters(H):
+        raise ValueError(f"H is {H}, in {C} thread blocks; there is a kernel for {clusters(H)}.")
+    rows, blocks = -(-B // BLOCK), H // BLOCK
+    warpgroups = blocks // C  # in a thread block
+    tile = (BLOCK, BLOCK)
+    alone = C == 1
+
+    def kernel(*refs, weights, tiles, weights_loaded, loaded, published):
+        U_ref, state_in, *refs = refs
+        ins, outs = refs[: len(inputs)], refs[len(inputs) :]
+        state_out, exchange = outs[len(outputs)], outs[-1]  # no exchange where a block is alone
+        row, mine = lax.axis_index("row"), lax.axis_index("warpgroup")
+        block = lax.axis_index("cluster") * warpgroups + mine
+
+        def read(x, t, part=0):
+            x = x.at[t, row, :, part, block, :]
+            return x[...] if interpret else _load(x)
+
+        def write(x, t, value, part=0):
+            x[t, row, :, part, block, :] = value
+
+        def place(kind, i):
+            return kind * blocks + i if alone else (row * kinds + kind) * blocks + i
+
+        def publish(event, *pairs):
+            places = [place(kind, block) for kind, _ in pairs]
+            slots = places if alone else range(len(pairs))
+            for slot, (_, value) in zip(slots, pairs, strict=True):
+                tiles[slot] = value.astype(jnp.bfloat16)
+            plgpu.commit_smem()
+            if not alone:
+                for slot, to in zip(slots, places, strict=True):
+                    plgpu.copy_smem_to_gmem(tiles.at[slot], exchange.at[to])
+                plgpu.wait_smem_to_gmem(0)
+            plgpu.barrier_arrive(published.at[event])
+
+        def wait(event):
+            plgpu.barrier_wait(published.at[event])
+
+        def fetch(kind, i):
+            if i < blocks:
+                slot = i % SLOTS
+                plgpu.copy_gmem_to_smem(
+                    exchange.at[place(kind, i)], tiles.at[slot], loaded.at[slot]
+                )
+
+        def product(kind, gate, after=None):
+            def multiply(acc):
+                for i in range(blocks):
+                    slot = place(kind, i) if alone else i % SLOTS
+                    if not alone:
+                        plgpu.barrier_wait(loaded.at[slot])
+                    U_rows = pl.ds((gate * blocks + i) * BLOCK, BLOCK)
+                    plgpu.wgmma(acc, tiles.at[slot], weights.at[mine, U_rows])
+                    if i > 0 and not alone:
+                        plgpu.wgmma_wait(1)  # the product before this one is done with its slot
+                        fetch(kind, i - 1 + SLOTS)
+                return acc[...]
+
+            if after is not None:
+                wait(after)
+            for i in range(0 if alone else SLOTS):
+                fetch(kind, i)
+            return pl.run_scoped(multiply, plgpu.ACC(tile))
+
+        for i in range(3 * blocks):  # a tile at a time, as everything else is copied
+            U_rows = pl.ds(i * BLOCK, BLOCK)
+            plgpu.copy_gmem_to_smem(
+                U_ref.at[block, U_rows], weights.at[mine, U_rows], weights_loaded
+            )
+        plgpu.barrier_wait(weights_loaded)
+        means = _Warpgroup(read, write, publish, wait, product)
+        write(state_out, 0, body(means, read(state_in, 0), ins, outs[: len(outputs)]))
+
+    def split(x):
+        """(T, B, k·H) to (T, rows, 64, k, blocks, 64): each warpgroup's block has an index."""
+        x = jnp.pad(x, [(0, 0), (0, rows * BLOCK - B), (0, 0)])
+        return x.reshape(len(x), rows, BLOCK, -1, blocks, BLOCK)
+
+    def joined(x):
+        return x.reshape(len(x), rows * BLOCK, -1)[:, :B]
+
+    shapes = [(T, rows, BLOCK, k, blocks, BLOCK) for k in outputs]
+    shapes.append((1, rows, BLOCK, 1, blocks, BLOCK))
+    out_type = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    if alone:
+        events = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=2)
+    else:
+        events = plgpu.ClusterBarrier(collective_axes=("cluster",), num_barriers=2)
+        out_type.append(jax.ShapeDtypeStruct((rows * kinds * blocks, *tile), jnp.bfloat16))
+    swizzled = (plgpu.TilingTransform((8, BLOCK)), plgpu.SwizzleTransform(2 * BLOCK))
+    results = plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        scratch_types=dict(
+            weights=plgpu.SMEM((warpgroups, 3 * H, BLOCK), jnp.bfloat16, transforms=swizzled),
+            tiles=plgpu.SMEM((_tiles(H, C, kinds), *tile), jnp.bfloat16, transforms=swizzled),
+            weights_loaded=plgpu.Barrier(num_arrivals=warpgroups * 3 * blocks),
+            loaded=plgpu.Barrier(num_barriers=SLOTS),
+            published=events,
+        ),
+        grid=(rows,),
+        grid_names=("row",),
+        cluster=(C,),
+        cluster_names=("cluster",),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        kernel_name=body.__name__,
+        interpret=interpret,
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup  # the default from JAX 0.11 on
+        ),
+    )(U.astype(jnp.bfloat16), *map(split, (state[None], *inputs)))
+    *series, last = map(joined, results[: len(shapes)])
+    return *series, last[0]
+
+
+# Registers of a warpgroup from and to global memory; before JAX 0.11 the index was an argument.
+_load = partial(plgpu.load, optimized=False)
+if jax.__version_info__ < (0, 11):
+    _load = partial(_load, idx=None)
+
+
+def _columns(*U: Float[Array, "H H"]) -> Float[Array, "H_by_64 3*H 64"]:
+    """For each 64 units the columns that lead to them, of all the matrices one below the other."""
+    U = jnp.concatenate(U)
+    return U.reshape(len(U), -1, BLOCK).swapaxes(0, 1)
+
+
+def _scaled(mask: Mask | None) -> list[Array]:
+    """What h' is multiplied by, float32; nothing where there is no mask."""
+    return [] if mask is None else [mask.keep * mask.scale]
+
+
+def gru_forward(
+    Uzr: Float[Array, "H 2*H"],
+    Un: Float[Array, "H H"],
+    h0: Float[Array, "B H"],
+    a: Float[Array, "T B 3*H"],
+    mask: Mask | None,
+    *,
+    cluster: int | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "T B H"], Float[Array, "T B 2*H"], Float[Array, "T B H"]]:
+    """The (masked) state after each step, and z, r and n of each step; arguments as in `_gru`."""
+    T = len(a)
+    # Of h there are two, of even and of odd steps: while a slow warpgroup still multiplies h by Uz,
+    # a fast one may publish h'
+    RH = 2
+
+    def gru_forward_steps(do, h, inputs, outputs):
+        (a, *scale), (h_out, zr_out, n_out) = inputs, outputs
+
+        def step(t, h):
+            r = sigmoid(do.read(a, t, part=R) + do.product(t % 2, R, after=0))
+            do.publish(1, (RH, r * h))
+            z = sigmoid(do.read(a, t, part=Z) + do.product(t % 2, Z))
+            n = jnp.tanh(do.read(a, t, part=N) + do.product(RH, N, after=1))
+            h = (1 - z) * h + z * n
+            for x in scale:
+                h = h * do.read(x, t)
+            do.publish(0, ((t + 1) % 2, h))
+            do.write(h_out, t, h)
+            do.write(zr_out, t, z, part=Z)
+            do.write(zr_out, t, r, part=R)
+            do.write(n_out, t, n)
+            return h
+
+        do.publish(0, (0, h))
+        h = lax.fori_loop(0, T, step, h)
+        do.wait(0)  # no block may end before the others have arrived at its barrier
+        return h
+
+    U = _columns(*jnp.split(Uzr, 2, axis=1), Un)
+    h, zr, n, _ = _run(
+        gru_forward_steps, U, h0, [a, *_scaled(mask)], (1, 2, 1), 3, cluster, interpret
+    )
+    return h, zr, n
+
+
+def gru_backward(
+    Uzr: Float[Array, "H 2*H"],
+    Un: Float[Array, "H H"],
+    h_before: Float[Array, "T B H"],
+    zr: Float[Array, "T B 2*H"],
+    n: Float[Array, "T B H"],
+    mask: Mask | None,
+    dh_out: Float[Array, "T B H"],
+    *,
+    cluster: int | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "B H"], Float[Array, "T B 3*H"]]:
+    """The gradients of h0 and of a: the reverse scan of `unroll._gru_backward`."""
+    T = len(n)
+    DA_N, DA_R, DA_Z = range(3)  # and 3: of da_z there are two, for the reason that h has
+
+    def gru_backward_steps(do, dh, inputs, outputs):
+        (dh_out, h_before, zr, n, *scale), (da,) = inputs, outputs
+
+        def step(i, dh):
+            t = T - 1 - i
+            dh = dh + do.read(dh_out, t)
+            for x in scale:
+                dh = dh * do.read(x, t)
+            z_t, r_t = do.read(zr, t, part=Z), do.read(zr, t, part=R)
+            n_t, h = do.read(n, t), do.read(h_before, t)
+            da_n = dh * z_t * (1 - n_t * n_t)
+            da_z = dh * (n_t - h) * z_t * (1 - z_t)
+            do.publish(0, (DA_N, da_n), (DA_Z + t % 2, da_z))
+            d_rh = do.product(DA_N, N, after=0)
+            da_r = d_rh * h * r_t * (1 - r_t)
+            do.publish(1, (DA_R, da_r))
+            do.write(da, t, da_z, part=Z)
+            do.write(da, t, da_r, part=R)
+            do.write(da, t, da_n, part=N)
+            dh = dh * (1 - z_t) + d_rh * r_t
+            return dh + do.product(DA_Z + t % 2, Z) + do.product(DA_R, R, after=1)
+
+        return lax.fori_loop(0, T, step, dh)
+
+    U = _columns(*(U.T for U in (*jnp.split(Uzr, 2, axis=1), Un)))
+    series = [dh_out, h_before, zr, n, *_scaled(mask)]
+    start = jnp.zeros_like(n[0])
+    da, dh0 = _run(gru_backward_steps, U, start, series, (3,), 4, cluster, interpret)
+    return dh0, da
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def gru(
+    Uzr: Float[Array, "H 2*H"],
+    Un: Float[Array, "H H"],
+    h0: Float[Array, "B H"],
+    a: Float[Array, "T B 3*H"],
+    mask: Mask | None,
+    cluster: int | None = None,
+    interpret: Any = False,
+) -> Float[Array, "T B H"]:
+    """`unroll._gru`, its gradient included, wherever `supports` says yes."""
+    return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
+
+
+def _forward(Uzr, Un, h0, a, mask, cluster, interpret):
+    h, zr, n = gru_forward(Uzr, Un, h0, a, mask, cluster=cluster, interpret=interpret)
+    return h, (Uzr, Un, h0, h, zr, n, mask)
+
+
+def _backward(cluster, interpret, residuals, dh_out):
+    Uzr, Un, h0, h, zr, n, mask = residuals
+    H = h0.shape[-1]
+    h_before = _before(h0, h)
+    dh0, da = gru_backward(
+        Uzr, Un, h_before, zr, n, mask, dh_out, cluster=cluster, interpret=interpret
+    )
+    dUzr = _outer(h_before, da[..., : 2 * H], Uzr.dtype)
+    dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
+    return dUzr, dUn, dh0, da, None
+
+
+gru.defvjp(_forward, _backward)
