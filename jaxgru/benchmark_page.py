@@ -22,6 +22,7 @@ Data = dict[str, Any]
 
 CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
+    "hopper": "this library with its kernel for Hopper GPUs (`JAXGRU_HOPPER_KERNEL=1`)",
     "plain_scan": "this library with `unroll_plain`: the cell in a `lax.scan`, differentiated by "
     "JAX (sampling one token at a time unrolls nothing, so it is not measured there)",
     "torchref": "the same model in plain PyTorch, a Python loop over time",

@@ -44,6 +44,8 @@ from jaxgru.cells import (
     plus,
 )
 
+KERNEL = "JAXGRU_HOPPER_KERNEL"  # an environment variable; 1: use the kernel
+
 
 class Mask(NamedTuple):
     """Which units survive dropout, and the factor 1/(1 − p) that makes up for the others."""
@@ -183,7 +185,7 @@ def _gru_of(Uzr: Array, h0: Array) -> Callable[..., Array]:
     The kernel for Hopper multiplies in bfloat16, so it takes weights of that dtype alone. It has
     been interpreted and compiled, but never run; until it has, it must be asked for.
     """
-    if Uzr.dtype == jnp.bfloat16 and os.environ.get("JAXGRU_HOPPER_KERNEL") == "1":
+    if Uzr.dtype == jnp.bfloat16 and os.environ.get(KERNEL) == "1":
         from jaxgru.kernels import gru_hopper  # which imports this file
 
         if gru_hopper.supports(*h0.shape, h0.dtype):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,14 +28,16 @@ from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_mem
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
+from jaxgru.kernels import gru_hopper
 from jaxgru.sampling import draw, filter_logits
 from jaxgru.training import data_mesh, init_state, train_step
-from jaxgru.unroll import unroll_plain
+from jaxgru.unroll import KERNEL, unroll_plain
 
 TEMPERATURE, TOP_K = 0.8, 30
 
 NEEDS = {
     "jaxgru": [],
+    "hopper": [],
     "plain_scan": [],
     "torchref": ["torch", "torchref"],
     "torch.nn": ["torch", "torchref"],
@@ -57,6 +60,8 @@ def missing(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # whatever an installation in disorder raises
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
+        return "there is no Hopper GPU"
     if "torch" in NEEDS[name] and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
@@ -74,6 +79,8 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     match name:
         case "jaxgru":
             return _jaxgru(task, precision)
+        case "hopper":
+            return _hopper(task, precision)
         case "plain_scan":
             return _plain_scan(task, precision)
         case "torchref":
@@ -91,7 +98,8 @@ def build(name: str, task: Task, precision: str) -> Contestant:
 
 def measured_kinds(name: str) -> tuple[str, ...]:
     """What a contestant is measured at."""
-    return ("training", "forward") if name == "plain_scan" else ("training", "forward", "sampling")
+    unrolls = ("training", "forward")
+    return unrolls if name in ("hopper", "plain_scan") else (*unrolls, "sampling")
 
 
 # --- jaxgru
@@ -127,6 +135,20 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
     return Contestant(
         calling(lambda: jaxgru.generate(params, key, tokens, task.num_tokens, **options))
     )
+
+
+def _hopper(task: Task, precision: str) -> Contestant:
+    """Compiled ahead of time in `_jaxgru`, as the other unroll is."""
+    model, B = task.config.model, task.batch_size
+    if (precision, model.cell, model.reset) != ("bfloat16", "gru", "before"):
+        raise UserError("the kernel is of a GRU that resets before, and multiplies in bfloat16")
+    if not gru_hopper.supports(B, model.hidden_dim):
+        raise UserError(f"there is no kernel for {model.hidden_dim} units")
+    os.environ[KERNEL] = "1"
+    try:
+        return _jaxgru(task, precision)
+    finally:
+        del os.environ[KERNEL]
 
 
 def _plain_scan(task: Task, precision: str) -> Contestant:

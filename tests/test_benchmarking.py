@@ -280,7 +280,9 @@ class TestContestants:
     def test_the_page_knows_them_all(self, peers):
         assert list(peers.NEEDS) == list(CONTESTANTS)
 
-    @pytest.mark.parametrize("name", [n for n in CONTESTANTS if n != "torch.compile"])
+    @pytest.mark.parametrize(
+        "name", [n for n in CONTESTANTS if n not in ("hopper", "torch.compile")]
+    )
     def test_trains(self, peers, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
         assert not peers.missing(name)
@@ -325,6 +327,7 @@ class TestContestants:
         monkeypatch.setitem(sys.modules, "haiku", None)
         assert peers.missing("haiku").startswith("haiku cannot be imported")
         assert peers.missing("jaxgru") is None
+        assert peers.missing("hopper") == "there is no Hopper GPU"
 
     def test_a_model_that_torchref_lacks(self, peers):
         config = replace(TINY, model=replace(TINY.model, second_bias=False, reset="after"))
@@ -343,7 +346,7 @@ class TestScript:
         [
             (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
             (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
-            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, plain_scan"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, hopper"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
             (["--precision", "tf32"], "--precision tf32 is a GPU's; a CPU knows float32 and"),
@@ -409,7 +412,7 @@ class TestScript:
         assert list(tmp_path.iterdir()) == []
 
     def test_everything_in_a_process(self, tmp_path, monkeypatch):
-        """Every contestant but torch.compile, at everything, and all the files."""
+        """Every contestant but torch.compile and a GPU's kernel, at everything, and all files."""
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles in half the time
         (tmp_path / "tiny.toml").write_text(TINY_TOML)
         options = ["--configs", tmp_path / "tiny.toml", "--quick", "--no-torch-compile"]
@@ -418,7 +421,7 @@ class TestScript:
         data = json.loads((tmp_path / "docs" / "benchmarks.json").read_text())
         (run,) = data["runs"].values()
         assert run["ceilings"]["float32"] > 0 and run["versions"]["jax"] == jax.__version__
-        names = {name for name in CONTESTANTS if name != "torch.compile"}
+        names = set(CONTESTANTS) - {"torch.compile", "hopper"}
         found: dict[str, set[str]] = {}
         for r in data["records"]:
             assert r["config"] == "tiny" and "failed" not in r

@@ -1,0 +1,71 @@
+"""Runs, one after another, everything that waits for a GPU; each part has its own time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxgru.command_line import Parser, run_script
+
+SCRIPTS = Path(__file__).parent
+PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]
+BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISHED]
+PARTS = {
+    "kernel": (4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
+                   "-k", "on_a_gpu"]),
+    "training": (10, [*BENCHMARK, "--what", "training", "forward",
+                      "--precision", "float32", "tf32", "bfloat16", "--repeats", "5"]),
+    "sampling": (6, [*BENCHMARK, "--what", "sampling", "--repeats", "5"]),
+    "torch.compile": (8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what", "training",
+                          "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
+    "cost": (4, ["scripts/cost.py"]),
+    "gamma": (3, ["scripts/train.py", "--config", "astra_gamma"]),
+    "gamma_bfloat16": (3, ["scripts/train.py", "--config", "astra_gamma",
+                           "--model.compute_dtype", "bfloat16"]),
+    "study": (10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
+}  # fmt: skip
+"""Minutes that each may take, and its command: the kernel first, for all else may wait for it."""
+
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """Reads the arguments; runs the parts; says how each ended."""
+    parser = Parser(__doc__)
+    parser.add_argument("--only", nargs="+", metavar="PART", default=list(PARTS),
+                        help=", ".join(PARTS))  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="print the commands, and do nothing")
+    arguments = parser.parse_args()
+    for name in arguments.only:
+        if name not in PARTS:
+            parser.error(f"there is no part {name!r}; there are {', '.join(PARTS)}.")
+    ended = {}
+    for name in arguments.only:
+        minutes, command = PARTS[name]
+        console.print(f"[bold]{name}[/bold]: python {' '.join(command)}", soft_wrap=True)
+        if not arguments.list:
+            ended[name] = run(command, minutes)
+    for name, how in ended.items():
+        console.print(f"{name}: {how}")
+    raise SystemExit(any(how != "done" for how in ended.values()))
+
+
+def run(command: list[str], minutes: float) -> str:
+    """One part in a process of its own, which finds this repository's jaxgru; how it ended."""
+    paths = [str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=SCRIPTS.parent, env=environment, timeout=60 * minutes
+        )
+    except subprocess.TimeoutExpired:
+        return f"stopped after {minutes:g} minutes"
+    return "done" if done.returncode == 0 else f"exit code {done.returncode}"
+
+
+if __name__ == "__main__":
+    run_script(main)

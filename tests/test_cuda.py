@@ -1,0 +1,43 @@
+"""The parts that wait for a GPU: each names scripts, options and tests that there are."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def cuda():
+    return runpy.run_path(str(ROOT / "scripts" / "cuda.py"))
+
+
+def test_every_part_can_be_started(cuda):
+    """A script's own parser knows its options; pytest finds the tests."""
+    for minutes, command in cuda["PARTS"].values():
+        assert 0 < minutes <= 10
+        files = [word for word in command if word.endswith(".py")]
+        assert files and all((ROOT / file).is_file() for file in files)
+        source = "".join(path.read_text() for path in (ROOT / "scripts").glob("*.py"))
+        fields = ("--model.compute_dtype", "--config")
+        options = [word for word in command if word.startswith("--") and word not in fields]
+        assert all(f'"{option}"' in source for option in options)
+    assert "def test_on_a_gpu" in (ROOT / "tests" / "test_gru_hopper.py").read_text()
+
+
+def test_a_part_that_fails_or_takes_too_long_is_said(cuda):
+    assert cuda["run"](["-c", "import jaxgru.errors"], 1) == "done"
+    assert cuda["run"](["-c", "raise SystemExit(3)"], 1) == "exit code 3"
+    assert cuda["run"](["-c", "while True: pass"], 0.001) == "stopped after 0.001 minutes"
+
+
+def test_listing_does_nothing(script, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})  # a part would need it
+    done = script("cuda", "--list", "--only", "gamma")
+    assert done.code == 0
+    assert "gamma: python scripts/train.py --config astra_gamma" in done.out
+    assert script("cuda", "--only", "delta").err.startswith("cuda.py: there is no part 'delta'")
+    assert sys.argv[0].endswith("cuda.py")
