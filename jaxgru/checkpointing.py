@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import tomli_w
+from jax.sharding import Mesh
 
 from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params, flatten, init, unflatten
+from jaxgru.sharding import shardings
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.training import Progress, TrainState, init_state
 
@@ -179,9 +181,12 @@ def save(
 
 
 def restore(
-    manager: CheckpointManager, run: Path, config: Config
+    manager: CheckpointManager, run: Path, config: Config, mesh: Mesh | None = None
 ) -> tuple[TrainState, Params | None, Progress]:
     """The newest checkpoint: what `fit` needs to go on.
+
+    mesh: the devices to restore onto, each its own part, however many it was written from; None:
+    the default device alone.
 
     Raises:
       RunError: there is none, or it does not fit the config.
@@ -190,11 +195,17 @@ def restore(
 
     step = _newest(manager, run)
     like = jax.eval_shape(lambda: init_state(config.model, config.training))
-    params = _restore_tree(manager, step, "params", like.params)
-    rest = _restore_tree(manager, step, "optimizer", jax.eval_shape(_optimizer_tree, like))
+    like_params, like_rest = like.params, jax.eval_shape(_optimizer_tree, like)
+    if mesh is not None:
+        where = shardings((like_params, like_rest), mesh, config.training.shard_parameters)
+        like_params, like_rest = jax.tree.map(
+            lambda leaf, sharding: leaf.update(sharding=sharding), (like_params, like_rest), where
+        )
+    params = _restore_tree(manager, step, "params", like_params)
+    rest = _restore_tree(manager, step, "optimizer", like_rest)
     best = None
     if "best" in _items(manager, step):
-        best = _restore_tree(manager, step, "best", like.params)
+        best = _restore_tree(manager, step, "best", like_params)
     with _reading(_where(manager, step)):
         item = ocp.args.Composite(progress=ocp.args.JsonRestore())
         progress = Progress(**manager.restore(step, args=item)["progress"])
@@ -236,7 +247,7 @@ def _reading(where: str) -> Iterator[None]:
 
 
 def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -> Any:
-    """An item in the form of `like`, onto the default device, whichever it was written from."""
+    """An item in the form of `like`, where its leaves' shardings say, else the default device."""
     import orbax.checkpoint as ocp
 
     where = _where(manager, step)
@@ -253,7 +264,7 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
             )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
         for name, leaf in wanted.items()
     }
     with _reading(where):

@@ -104,7 +104,10 @@ class TrainingConfig(_Section):
     section = "training"
     epochs: int = _field(10, "epochs", at_least=1)
     steps_per_epoch: int = _field(200, "optimizer steps an epoch", at_least=1)
-    batch_size: int = _field(64, "sequences a step", at_least=1)
+    batch_size: int = _field(64, "sequences a step; shared by all devices", at_least=1)
+    gradient_accumulation: int = _field(
+        1, "batches an optimizer step, one after another: the memory of one", at_least=1
+    )
     sequence_length: int = _field(128, "tokens a sequence", at_least=1)
     learning_rate: float = _field(3e-3, "in the first epoch; cosine to 0, epoch by epoch", above=0)
     weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
@@ -118,7 +121,20 @@ class TrainingConfig(_Section):
     patience: int = _field(
         0, "epochs without a better validation loss before stopping; 0: never stop", at_least=0
     )
+    shard_parameters: bool = _field(
+        False, "cut parameters and optimizer state over the devices, in place of a copy on each"
+    )
     seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Sequences that one optimizer step sees."""
+        return self.gradient_accumulation * self.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees."""
+        return self.rows_per_step * self.sequence_length
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,15 @@ from jaxgru.files import write_text
 from jaxgru.hardware import share_cpu
 from jaxgru.model import Params
 from jaxgru.plotting import plot_losses
+from jaxgru.processes import from_first, is_first, many, together
 from jaxgru.sampling import generate
+from jaxgru.sharding import data_mesh, shardings, spread
 from jaxgru.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
     Progress,
     TrainState,
-    data_mesh,
     fit,
     init_state,
 )
@@ -44,12 +45,19 @@ def start_run(config: Config, root: Path) -> Path:
       UserError: the corpus or the folder cannot be used, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
-    share_cpu(config.training.batch_size)
-    mesh = data_mesh(config.training.batch_size)
-    config, dataset = load_dataset(config)
-    run = checkpointing.create_run(root, config, dataset.tokenizer)
-    state = init_state(config.model, config.training)
-    _train(run, config, dataset, mesh, state, None, Progress())
+    mesh = _devices(config)
+
+    def create() -> tuple[Path, Config, Dataset] | None:
+        if not is_first():
+            return None
+        complete, dataset = load_dataset(config)
+        return checkpointing.create_run(root, complete, dataset.tokenizer), complete, dataset
+
+    created = together(create)
+    told = from_first(created and str(created[0].absolute()))
+    run = created[0] if created else Path(told)
+    config, dataset = together(lambda: created[1:] if created else _load(run))
+    _train(run, config, dataset, mesh, _fresh_state(config, mesh), None, Progress())
     return run
 
 
@@ -62,18 +70,39 @@ def resume_run(path: str | Path) -> Path:
       UserError: there is no such run, its checkpoint or corpus do not fit, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
-    run = checkpointing.find_run(path)
-    config = checkpointing.load_run_config(run)
-    share_cpu(config.training.batch_size)
-    mesh = data_mesh(config.training.batch_size)
-    config, dataset = load_dataset(config, load_tokenizer(run))
+    found = together(lambda: str(checkpointing.find_run(path)) if is_first() else None)
+    run = Path(from_first(found))
+    mesh = _devices(together(lambda: checkpointing.load_run_config(run)))
+    config, dataset = together(lambda: _load(run))
     with checkpointing.open_checkpoints(run) as manager:
         if manager.latest_step() is None:
-            state, best, progress = init_state(config.model, config.training), None, Progress()
+            state, best, progress = _fresh_state(config, mesh), None, Progress()
         else:
-            state, best, progress = checkpointing.restore(manager, run, config)
+            state, best, progress = together(
+                lambda: checkpointing.restore(manager, run, config, mesh)
+            )
     _train(run, config, dataset, mesh, state, best, progress)
     return run
+
+
+def _devices(config: Config) -> Mesh:
+    """The devices that share a batch: all of them; of one process on a CPU, its cores.
+
+    Several processes take a CPU's cores as their launcher has shared them out.
+    """
+    if not many():
+        share_cpu(config.training.batch_size)
+    return data_mesh(config.training.batch_size)
+
+
+def _load(run: Path) -> tuple[Config, Dataset]:
+    return load_dataset(checkpointing.load_run_config(run), load_tokenizer(run))
+
+
+def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
+    """On the mesh, and nowhere else: a caller that kept the whole would keep its memory, too."""
+    state = init_state(config.model, config.training)
+    return spread(state, shardings(state, mesh, config.training.shard_parameters))
 
 
 def _train(
@@ -85,7 +114,10 @@ def _train(
     best: Params | None,
     progress: Progress,
 ) -> None:
+    console.quiet = not is_first()
     devices = f"{mesh.size} × {jax.devices()[0].device_kind}"
+    if many():
+        devices += f" in {jax.process_count()} processes"
     console.print(
         f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
         f" tokens, {dataset.source}; {devices}; {run}",
@@ -105,7 +137,8 @@ def _train(
         def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
             progress.records[-1] |= _peak_memory()
             checkpointing.save(manager, state, best, progress)
-            _write_reports(run, config, progress)
+            if is_first():
+                _write_reports(run, config, progress)
             record = progress.records[-1]
             console.print(
                 f"epoch {record['epoch']:>3}  train {record['train_loss']:.4f}  "
@@ -130,6 +163,13 @@ def _train(
             step = manager.latest_step()
             kept = f"the last good checkpoint is of step {step}" if step else "none was saved yet"
             raise NonFiniteLoss(f"{error} Nothing after it is kept; {kept}.") from error
+    if is_first():
+        _finish(run, config, dataset, params, progress)
+
+
+def _finish(
+    run: Path, config: Config, dataset: Dataset, params: Params, progress: Progress
+) -> None:
     _write_reports(run, config, progress)
     samples = sample_text(params, dataset.tokenizer, opening(dataset))
     write_text(run / "samples.txt", samples)
@@ -180,7 +220,7 @@ def _write_reports(run: Path, config: Config, progress: Progress) -> None:
 
 def _peak_memory() -> dict[str, float]:
     """The most memory used so far, in MB of 10⁶ bytes: the device's, or on a CPU the process's."""
-    statistics = jax.devices()[0].memory_stats() or {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         peak = statistics["peak_bytes_in_use"]
     else:
@@ -203,5 +243,7 @@ def _bar(config: Config) -> Iterator[tuple[Bar, int]]:
         TextColumn("{task.fields[loss]}  {task.fields[rate]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     ]
-    with Bar(*columns, console=console, speed_estimate_period=120, transient=True) as bar:
+    with Bar(
+        *columns, console=console, speed_estimate_period=120, transient=True, disable=console.quiet
+    ) as bar:
         yield bar, bar.add_task("", total=total, epoch="compiling", loss="", rate="")

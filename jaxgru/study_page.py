@@ -305,8 +305,7 @@ class Page:
     def cost(self) -> str:
         rows = []
         for run in self.all:
-            training = load_config(run["config"]).training
-            tokens = training.batch_size * training.sequence_length
+            tokens = load_config(run["config"]).training.tokens_per_step
             rates = [epoch["tokens_per_second"] / tokens for epoch in run["epochs"]]
             seconds = sum(epoch["seconds"] for epoch in run["epochs"])
             memory = max(epoch["peak_memory_mb"] for epoch in run["epochs"])

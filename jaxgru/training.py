@@ -33,10 +33,11 @@ from jaxgru.model import (
     initial_carry,
     round_weights,
 )
+from jaxgru.processes import anywhere, from_first
+from jaxgru.sharding import ROWS, gather, one_copy, scatter_mean, shardings, specs, spread
 
 MAX_CHUNK = 64  # steps between two looks at the clock, at most
 CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
-ROWS = "data"  # the mesh axis over which a batch's rows are spread
 
 
 class NonFiniteLoss(UserError):
@@ -151,35 +152,82 @@ def train_step(
     """One optimizer step on one batch of random crops; returns the loss before the step.
 
     With a mesh (`data_mesh`), each device takes its share of the batch's rows; the gradients are
-    those of the whole batch, to the rounding of one sum. State and tokens are then on all devices.
+    those of the whole batch, to the rounding of one sum. Tokens are then on all devices, the state
+    as `shardings` says. Where parameters are cut (ZeRO stage 3, Rajbhandari et al. 2020, arXiv
+    1910.02054), each device gathers them for the step and keeps its piece of the mean gradient.
     """
     crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    batch = random_crops(crop_key, tokens, training.batch_size, training.sequence_length)
+    batch = random_crops(crop_key, tokens, training.rows_per_step, training.sequence_length)
 
     def loss_and_grads(params, inputs, targets, dropout_key, first_row=0):
-        dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
+        def of_part(inputs, targets, first_row):
+            dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
 
-        def loss(params):
-            if model.compute_dtype != "float32":
-                params = round_weights(params, model.compute_dtype)
-            return loss_fn(params, inputs, targets, dropout, training.remat)
+            def loss(params):
+                if model.compute_dtype != "float32":
+                    params = round_weights(params, model.compute_dtype)
+                return loss_fn(params, inputs, targets, dropout, training.remat)
 
-        return jax.value_and_grad(loss)(params)
+            return jax.value_and_grad(loss)(params)
 
-    def share(params, inputs, targets, dropout_key):
-        first_row = jax.lax.axis_index(ROWS) * len(inputs)
-        of_share = loss_and_grads(params, inputs, targets, dropout_key, first_row)
-        return jax.lax.pmean(of_share, ROWS)
+        return mean_of_parts(of_part, training.gradient_accumulation, inputs, targets, first_row)
 
     if mesh is None or mesh.size == 1:
         loss, grads = loss_and_grads(state.params, *batch, dropout_key)
-    else:
-        specs = (P(), P(ROWS), P(ROWS), P())
-        run = jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-        loss, grads = run(state.params, *batch, dropout_key)
+        return _update(training, state, grads), loss
+
+    cuts = specs(state.params, mesh, training.shard_parameters)
+
+    def share(params, inputs, targets, dropout_key):
+        first_row = jax.lax.axis_index(ROWS) * len(inputs)
+        params = gather(params, cuts)
+        loss, grads = loss_and_grads(params, inputs, targets, dropout_key, first_row)
+        return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts)
+
+    run = jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(cuts, P(ROWS), P(ROWS), P()),
+        out_specs=(P(), cuts),
+        check_vma=False,
+    )
+    loss, grads = run(state.params, *batch, dropout_key)
+    state = _update(training, state, grads)
+    where = shardings(state, mesh, training.shard_parameters)  # as it came: it goes round a loop
+    return jax.lax.with_sharding_constraint(state, where), loss
+
+
+def _update(training: TrainingConfig, state: TrainState, grads: Params) -> TrainState:
     updates, opt_state = optimizer(training).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, opt_state, state.key, state.step + 1), loss
+    return TrainState(params, opt_state, state.key, state.step + 1)
+
+
+def mean_of_parts(
+    loss_and_grads: Callable,
+    num_parts: int,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    first_row: int | Int[Array, ""],
+) -> tuple[Float[Array, ""], Params]:
+    """`loss_and_grads(inputs, targets, first_row)` of a batch, by parts: the memory of one.
+
+    The parts are equal, so the mean of their means is the mean of the whole.
+    """
+    if num_parts == 1:
+        return loss_and_grads(inputs, targets, first_row)
+    B, T = inputs.shape
+    rows = B // num_parts
+    parts = (x.reshape(num_parts, rows, T) for x in (inputs, targets))
+    first_rows = first_row + rows * jnp.arange(num_parts)
+
+    def add(total: Any, part: tuple) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, loss_and_grads(*part)), None
+
+    like = jax.eval_shape(loss_and_grads, inputs[:rows], targets[:rows], first_row)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    total, _ = jax.lax.scan(add, zeros, (*parts, first_rows))
+    return jax.tree.map(lambda x: x / num_parts, total)
 
 
 @partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")
@@ -265,10 +313,10 @@ def fit(
       NonFiniteLoss: a training or validation loss is infinite or NaN.
     """
     training, schedule = config.training, learning_rate(config.training)
-    tokens_a_step = training.batch_size * training.sequence_length
     train_tokens, val_tokens = jnp.asarray(train_tokens), jnp.asarray(val_tokens)
     if mesh is not None:
-        state, train_tokens = jax.device_put((state, train_tokens), NamedSharding(mesh, P()))
+        state = spread(state, shardings(state, mesh, training.shard_parameters))
+        train_tokens = spread(train_tokens, NamedSharding(mesh, P()))
     run_steps = train_steps.lower(
         config.model, training, state, train_tokens, np.int32(1), mesh
     ).compile()  # before the clock starts: tokens a second are of steps, not of the compiler
@@ -277,13 +325,13 @@ def fit(
         while not progress.finished:
             chunk = 1
             while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
-                if interrupted():
-                    observer.on_interrupt(one_copy(state), best, progress)
+                if anywhere(interrupted()):  # and all processes stop
+                    observer.on_interrupt(state, best, progress)
                     raise KeyboardInterrupt
                 started = time.perf_counter()
-                chunk = min(chunk, training.steps_per_epoch - done)
+                chunk = from_first(min(chunk, training.steps_per_epoch - done))  # clocks differ
                 state, losses, n = run_steps(state, train_tokens, np.int32(chunk))
-                losses = np.asarray(losses[: int(n)]).tolist()
+                losses = np.asarray(losses)[: int(n)].tolist()
                 seconds = time.perf_counter() - started
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteLoss(
@@ -293,25 +341,27 @@ def fit(
                 progress.epoch_losses += losses
                 progress.epoch_seconds += seconds
                 observer.on_steps(
-                    progress.epoch, done + chunk, losses[-1], chunk * tokens_a_step / seconds
+                    progress.epoch,
+                    done + chunk,
+                    losses[-1],
+                    chunk * training.tokens_per_step / seconds,
                 )
                 chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
 
-            copy = one_copy(state)
-            val_loss = window_loss(copy.params, val_tokens, training.sequence_length)
+            step, T = jnp.asarray(int(state.step)), training.sequence_length
+            val_loss = window_loss(one_copy(state.params, mesh), val_tokens, T)
+            val_loss = from_first(val_loss)  # the same decisions everywhere
             if not math.isfinite(val_loss):
-                raise NonFiniteLoss(
-                    f"the validation loss is {val_loss} after step {int(state.step)}."
-                )
+                raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
             progress.records.append(
                 {
                     "epoch": progress.epoch + 1,
-                    "step": int(state.step),
-                    "learning_rate": float(f"{schedule(state.step - 1):.6g}"),
+                    "step": int(step),
+                    "learning_rate": float(f"{schedule(step - 1):.6g}"),
                     "train_loss": float(np.mean(progress.epoch_losses)),
                     "val_loss": val_loss,
                     "tokens_per_second": training.steps_per_epoch
-                    * tokens_a_step
+                    * training.tokens_per_step
                     / progress.epoch_seconds,
                     "seconds": progress.epoch_seconds,
                 }
@@ -320,37 +370,13 @@ def fit(
             if val_loss < progress.best_val_loss:
                 progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
                 if training.patience:
-                    best = jax.tree.map(jnp.copy, copy.params)  # the state's own are donated
+                    best = jax.tree.map(jnp.copy, state.params)  # the state's own are donated
             waited = progress.epoch - progress.best_epoch
             progress.finished = progress.epoch == training.epochs or (
                 0 < training.patience <= waited
             )
-            observer.on_epoch(copy, best, progress)
-    state = one_copy(state)
-    return state, best if training.patience else state.params
-
-
-def data_mesh(batch_size: int) -> Mesh:
-    """All devices, in one row, over which a batch's rows are spread.
-
-    Raises:
-      UserError: the batch does not divide; the message names the nearest sizes that do.
-    """
-    devices = np.array(jax.devices())
-    n = len(devices)
-    if batch_size % n:
-        below = batch_size // n * n
-        nearest = f"{below} or {below + n}" if below else str(n)
-        raise UserError(
-            f"training.batch_size is {batch_size}, but there are {n} devices to share it; "
-            f"the nearest sizes that divide are {nearest}."
-        )
-    return Mesh(devices, (ROWS,))
-
-
-def one_copy(tree: Any) -> Any:
-    """Arrays that every device has, on the first device alone."""
-    return jax.device_put(tree, jax.devices()[0])
+            observer.on_epoch(state, best, progress)
+    return state, one_copy(best if training.patience else state.params, mesh)
 
 
 @contextlib.contextmanager

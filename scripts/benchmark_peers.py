@@ -30,7 +30,8 @@ from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
 from jaxgru.kernels import gru_hopper
 from jaxgru.sampling import draw, filter_logits
-from jaxgru.training import data_mesh, init_state, train_step
+from jaxgru.sharding import data_mesh
+from jaxgru.training import init_state, train_step
 from jaxgru.unroll import KERNEL, unroll_plain
 
 TEMPERATURE, TOP_K = 0.8, 30

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxgru import running
+from jaxgru import processes, running
 from jaxgru.command_line import Parser, config_overrides, early_value, run_script
 from jaxgru.config import Config, config_names, load_config
 from jaxgru.hardware import keep_freed_memory
 from jaxgru.summary import print_summary
+
+DISTRIBUTED = ("coordinator", "processes", "process")
 
 
 def main() -> None:
@@ -20,6 +22,13 @@ def main() -> None:
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, exactly")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="where runs are kept")
     parser.add_argument("--summary", action="store_true", help="print the parameters and stop")
+    many = parser.add_argument_group("many processes (the same command in each)")
+    many.add_argument(
+        "--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started"
+    )
+    many.add_argument("--distributed.coordinator", metavar="HOST:PORT", help="of process 0")
+    many.add_argument("--distributed.processes", metavar="N", help="how many there are")
+    many.add_argument("--distributed.process", metavar="I", help="which this is, from 0")
     name = early_value("--config")  # before the rest: --help shows this config's values
     parser.add_config_fields(load_config(name) if name else Config())
     arguments = parser.parse_args()
@@ -30,12 +39,16 @@ def main() -> None:
         parser.error("--resume goes on with the run's own config and takes no other option.")
 
     keep_freed_memory()
-    if arguments.resume:
-        running.resume_run(arguments.resume)
-    elif arguments.summary:
-        print_summary(load_config(arguments.config, overrides))
-    else:
-        running.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
+    given = [getattr(arguments, f"distributed.{name}") for name in DISTRIBUTED]
+    if arguments.distributed or any(given):
+        processes.join(*given)
+    with processes.ending_together():
+        if arguments.resume:
+            running.resume_run(arguments.resume)
+        elif arguments.summary:
+            print_summary(load_config(arguments.config, overrides))
+        else:
+            running.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
 
 
 if __name__ == "__main__":

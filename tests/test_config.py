@@ -301,6 +301,8 @@ BAD_VALUES = {
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000],
     "training.steps_per_epoch": ["0"],
     "training.batch_size": ["0", "-64", "64.0"],
+    "training.gradient_accumulation": ["0", "1.5"],
+    "training.shard_parameters": ["1", "yes", "True"],
     "training.sequence_length": ["0"],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
     "training.weight_decay": ["-0.01", "inf"],

@@ -4,8 +4,6 @@ import dataclasses
 import math
 import os
 import signal
-import subprocess
-import sys
 import types
 from functools import partial
 
@@ -18,13 +16,13 @@ from jaxgru import hardware, training
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.model import Dropout, init
+from jaxgru.sharding import data_mesh
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
     Progress,
     TrainState,
     clip_by_global_norm,
-    data_mesh,
     fit,
     init_state,
     learning_rate,
@@ -246,44 +244,6 @@ def test_the_state_has_a_buffer_for_each_array():
 
 
 class TestManyDevices:
-    def test_the_numbers_are_one_devices(self):
-        """20 steps with dropout on 1, 2 and 8 devices, float64: only the last bits of sums differ.
-
-        In a process of its own, for the number of a CPU's devices is chosen before JAX starts.
-        """
-        code = """
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_enable_x64", True)
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxgru.config import load_config
-from jaxgru.training import init_state, one_copy, optimizer, train_steps
-
-sizes = {"model.hidden_dim": 9, "model.embedding_dim": 5, "model.num_layers": 2,
-         "model.dropout": 0.3, "training.batch_size": 8, "training.sequence_length": 11}
-config = load_config("astra_alpha", {name: str(value) for name, value in sizes.items()})
-tokens = jnp.asarray(np.random.default_rng(0).integers(0, 65, 500), jnp.int32)
-results = []
-for n in (1, 2, 8):
-    mesh = Mesh(np.array(jax.devices()[:n]), ("data",))
-    state = init_state(config.model, config.training)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), state.params)
-    state = state.replace(params=params, opt_state=optimizer(config.training).init(params))
-    on_mesh = jax.device_put((state, tokens), NamedSharding(mesh, PartitionSpec()))
-    state, losses, _ = train_steps(
-        config.model, config.training, *on_mesh, np.int32(20), mesh
-    )
-    results.append([losses[:20], *jax.tree.leaves(one_copy(state.params))])
-for result in results[1:]:
-    for ours, one in zip(result, results[0], strict=True):
-        np.testing.assert_allclose(ours, one, rtol=1e-11, atol=1e-12)
-print("equal:", len(results))
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.stdout == "equal: 3\n", done.stderr
-
     @pytest.mark.parametrize(
         "devices, size, nearest",
         [(8, 12, "8 or 16"), (8, 20, "16 or 24"), (8, 3, "8"), (3, 64, "63 or 66")],

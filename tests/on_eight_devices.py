@@ -1,0 +1,133 @@
+"""What test_scaling.py looks at: runs on 1, 2 and 8 virtual devices. Prints one line of JSON.
+
+A process of its own, for the number of a CPU's devices is chosen before JAX starts.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+from jaxgru.checkpointing import open_checkpoints, restore, save  # noqa: E402
+from jaxgru.config import Config, ModelConfig, TrainingConfig  # noqa: E402
+from jaxgru.sharding import ROWS, shardings  # noqa: E402
+from jaxgru.training import Progress, init_state, optimizer, train_steps  # noqa: E402
+
+MODEL = ModelConfig("gru", 64, 24, 16, 2, dropout=0.3)  # every axis divides by 8
+RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10)
+TOKENS = np.random.default_rng(0).integers(0, 64, 500).astype(np.int32)
+
+
+def mesh_of(devices):
+    return Mesh(np.array(jax.devices()[:devices]), (ROWS,))
+
+
+def start(recipe, devices, dtype):
+    """A fresh state on so many devices, and a compiled `train_steps` for it."""
+    mesh, state = mesh_of(devices), init_state(MODEL, recipe)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), state.params)
+    state = state.replace(params=params, opt_state=optimizer(recipe).init(params))
+    state = jax.device_put(state, shardings(state, mesh, recipe.shard_parameters))
+    tokens = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec()))
+    steps = train_steps.lower(MODEL, recipe, state, tokens, np.int32(1), mesh).compile()
+
+    def run(state, num_steps):
+        state, losses, _ = steps(state, tokens, np.int32(num_steps))
+        return state, np.asarray(losses)[:num_steps]
+
+    return state, run, steps.memory_analysis().temp_size_in_bytes
+
+
+def numbers(state):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+
+
+def bits(state):
+    state = state.replace(key=jax.random.key_data(state.key))
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state))
+
+
+def bytes_held(state):
+    """Bytes of parameters and moments: of the whole, and the most that one device has."""
+    leaves = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
+    on_each = {device: 0 for device in leaves[0].sharding.device_set}
+    for leaf in leaves:
+        for shard in leaf.addressable_shards:
+            on_each[shard.device] += shard.data.nbytes
+    return sum(leaf.nbytes for leaf in leaves), max(on_each.values())
+
+
+def difference(a, b):
+    """The largest relative difference of two runs' losses, and absolute of their parameters."""
+    (a, a_losses), (b, b_losses) = a, b
+    losses = float(np.abs(a_losses / b_losses - 1).max())
+    return [losses, float(np.abs(numbers(a) - numbers(b)).max())]
+
+
+def of_devices_and_parts():
+    """40 float64 steps: one device and one batch, against more devices and the batch in parts."""
+    part = dataclasses.replace(RECIPE, gradient_accumulation=3)
+    recipes = {
+        "one": (dataclasses.replace(RECIPE, batch_size=24), 1),
+        "three parts": (part, 1),
+        "eight devices": (dataclasses.replace(RECIPE, batch_size=24), 8),
+        "three parts, eight devices, sharded": (
+            dataclasses.replace(part, shard_parameters=True),
+            8,
+        ),
+    }
+    results, memory = {}, {}
+    for name, (recipe, devices) in recipes.items():
+        state, run, memory[name] = start(recipe, devices, jnp.float64)
+        results[name] = run(state, 40)
+    one = results.pop("one")
+    return {
+        "differences": {name: difference(result, one) for name, result in results.items()},
+        "memory": memory,
+    }
+
+
+def of_checkpoints(folder):
+    """50 float32 steps on n devices, and 20 there, a checkpoint, and 30 on m devices."""
+    kinds = {"1": (1, False), "8": (8, False), "8 sharded": (8, True), "2 sharded": (2, True)}
+    recipes = {k: dataclasses.replace(RECIPE, shard_parameters=s) for k, (_, s) in kinds.items()}
+    results, held, programs = {}, {}, {}
+    for kind, (devices, _) in kinds.items():
+        state, run, _ = start(recipes[kind], devices, jnp.float32)
+        held[kind], programs[kind] = bytes_held(state), run
+        state, first = run(state, 20)
+        with open_checkpoints(folder / kind) as manager:
+            save(manager, state, None, Progress())
+        before = bits(state)
+        state, last = run(state, 30)
+        results[kind] = (before, state, np.concatenate([first, last]))
+
+    resumed = {}
+    for source, target in [("1", "8"), ("8", "1"), ("8 sharded", "1"), ("8 sharded", "2 sharded"),
+                           ("8 sharded", "8 sharded")]:  # fmt: skip
+        config = Config("tiny", MODEL, training=recipes[target])
+        with open_checkpoints(folder / source) as manager:
+            state, _, _ = restore(manager, folder, config, mesh_of(kinds[target][0]))
+        before, expected, losses = results[source]
+        same = bits(state) == before
+        state, last = programs[target](state, 30)
+        apart = difference((state, last), (expected, losses[20:]))
+        resumed[f"{source} -> {target}"] = [same, bits(state) == bits(expected), *apart]
+    one = results["1"][1:]
+    return {
+        "differences": {kind: difference(result[1:], one) for kind, result in results.items()},
+        "bytes": held,
+        "resumed": resumed,
+    }
+
+
+print(json.dumps(of_devices_and_parts() | {"float32": of_checkpoints(Path(sys.argv[1]))}))

@@ -1,0 +1,310 @@
+"""Many devices and many processes train as one device does, and read each other's checkpoints."""
+
+import dataclasses
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxgru
+from jaxgru import running
+from jaxgru.dataset import load_dataset
+from jaxgru.processes import join, together
+from jaxgru.scaling import Machine, cost, first_bound_by_sending
+from jaxgru.sharding import cut
+from jaxgru.training import Observer, Progress, fit, init_state
+
+TESTS = Path(__file__).parent
+TRAIN = TESTS.parent / "scripts" / "train.py"
+ULP = 2**-23  # float32's, relative
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What on_eight_devices.py has seen."""
+    command = [sys.executable, TESTS / "on_eight_devices.py", tmp_path_factory.mktemp("runs")]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class TestDevices:
+    """Eight virtual devices, in one process of their own: see on_eight_devices.py."""
+
+    def test_devices_and_parts_of_a_batch_do_not_change_the_numbers(self, seen):
+        """40 steps with dropout, float64: the losses, relative, and the parameters, absolute."""
+        assert len(seen["differences"]) == 3
+        for name, differences in seen["differences"].items():
+            assert max(differences) < 1e-11, name
+
+    def test_accumulation_takes_the_memory_of_one_part(self, seen):
+        assert seen["memory"]["three parts"] < 0.6 * seen["memory"]["one"]
+
+    def test_float32_agrees_to_the_last_bits(self, seen):
+        """50 steps: 3 units in the last place of a loss, as measured; 16 are allowed."""
+        for name, (losses, params) in seen["float32"]["differences"].items():
+            assert losses < 16 * ULP and params < 16 * ULP, name
+
+    def test_each_device_has_its_share_of_parameters_and_moments(self, seen):
+        whole = seen["float32"]["bytes"]["1"][0]
+        held = {kind: most for kind, (_, most) in seen["float32"]["bytes"].items()}
+        assert held == {"1": whole, "8": whole, "8 sharded": whole // 8, "2 sharded": whole // 2}
+
+    @pytest.mark.parametrize(
+        "way", ["1 -> 8", "8 -> 1", "8 sharded -> 1", "8 sharded -> 2 sharded"]
+    )
+    def test_a_checkpoint_is_read_on_any_number_of_devices(self, seen, way):
+        """What comes back has every bit; the 30 losses after it those of the undisturbed run."""
+        same_state, _, losses, params = seen["float32"]["resumed"][way]
+        assert same_state and losses < 16 * ULP and params < 16 * ULP
+
+    def test_on_as_many_devices_the_end_has_the_same_bits(self, seen):
+        assert seen["float32"]["resumed"]["8 sharded -> 8 sharded"] == [True, True, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "shape, n, expected",
+    [
+        ((24, 16), 8, P("data")),
+        ((16, 24), 8, P(None, "data")),
+        ((65, 16), 8, P(None, "data")),  # the longest that divides
+        ((16, 16), 8, P("data")),
+        ((65,), 8, P()),
+        ((), 8, P()),
+        ((24, 16), 1, P()),
+    ],
+)
+def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected):
+    assert cut(shape, n) == expected
+
+
+# --- Processes
+
+OPTIONS = {
+    "model.embedding_dim": 4,
+    "model.hidden_dim": 8,
+    "model.dropout": 0.2,
+    "training.epochs": 8,
+    "training.steps_per_epoch": 20,
+    "training.batch_size": 4,
+    "training.gradient_accumulation": 2,
+    "training.shard_parameters": "true",
+    "training.sequence_length": 16,
+    "training.patience": 8,
+}
+
+
+def two_processes(log, *arguments):
+    """Starts both with these arguments; their output goes to files named by their numbers."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    pair = []
+    for process in range(2):
+        command = [sys.executable, TRAIN, *arguments]
+        command += ["--distributed.coordinator", f"localhost:{port}"]
+        command += ["--distributed.processes", 2, "--distributed.process", process]
+        with open(log / f"{process}.err", "w") as errors:
+            pair.append(
+                subprocess.Popen(
+                    list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True
+                )
+            )
+    return pair
+
+
+def start(tmp_path, tiny_text):
+    options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    return two_processes(
+        tmp_path,
+        "--config",
+        "astra_alpha",
+        "--data.corpus",
+        tiny_text,
+        "--runs",
+        tmp_path,
+        *options,
+    )
+
+
+def end(tmp_path, pair, limit=300):
+    """Both processes' exit codes and what they wrote; neither may take longer than `limit`."""
+    try:
+        outputs = [process.communicate(timeout=limit)[0] for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    errors = [(tmp_path / f"{process}.err").read_text() for process in range(2)]
+    return [process.returncode for process in pair], outputs, errors
+
+
+def signalled(tmp_path, pair, victim, number):
+    """Sends one of them a signal after the first epoch reported; both must end in a minute."""
+    limit = threading.Timer(300, lambda: [process.kill() for process in pair])
+    limit.start()
+    while not (line := pair[0].stdout.readline()).startswith("epoch"):
+        assert line, (tmp_path / "0.err").read_text()
+    limit.cancel()
+    pair[victim].send_signal(number)
+    return end(tmp_path, pair, limit=60)
+
+
+def losses(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [[r["train_loss"], r["val_loss"]] for r in records]
+
+
+def assert_as_undisturbed(run):
+    """The run's losses and result are those of one process on one device, to rounding."""
+    params, config, tokenizer = jaxgru.load_run(run)
+    _, dataset = load_dataset(config, tokenizer)
+    progress, state = Progress(), init_state(config.model, config.training)
+    observer, tokens = Observer(), (dataset.train, dataset.validation)
+    _, result = fit(config, state, None, progress, *tokens, observer)
+    undisturbed = [[r["train_loss"], r["val_loss"]] for r in progress.records]
+    np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, result)
+    assert (run / "samples.txt").exists() and (run / "loss.png").exists()
+
+
+def test_one_of_two_processes_dies_and_the_run_goes_on_in_one(tmp_path, tiny_text):
+    codes, outputs, errors = signalled(tmp_path, start(tmp_path, tiny_text), 1, signal.SIGKILL)
+    assert codes == [1, -signal.SIGKILL]
+    assert "another process of this run seems to have died" in errors[0]
+    assert "--resume" in errors[0] and "Traceback" not in errors[0]
+    assert "epoch" not in outputs[1]
+    run = tmp_path / "astra_alpha" / "v1"
+    assert [path.name for path in run.parent.glob("v*")] == ["v1"]
+    assert 1 <= len(losses(run)) < 8
+    running.resume_run(run)
+    assert_as_undisturbed(run)
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on(tmp_path, tiny_text):
+    """SIGTERM to one saves in both; then process 0 is killed; then both go on to the end."""
+    codes, outputs, _ = signalled(tmp_path, start(tmp_path, tiny_text), 1, signal.SIGTERM)
+    run = tmp_path / "astra_alpha" / "v1"
+    assert codes == [130, 130] and f"--resume {run}" in outputs[0]
+    codes, _, errors = signalled(
+        tmp_path, two_processes(tmp_path, "--resume", run), 0, signal.SIGKILL
+    )
+    assert codes[0] == -signal.SIGKILL and codes[1] not in (0, None)
+    assert "another" in errors[1] and "died" in errors[1]  # our sentence, or JAX's before it
+    codes, outputs, errors = end(tmp_path, two_processes(tmp_path, "--resume", run))
+    assert codes == [0, 0], errors
+    assert "Done" in outputs[0] and "Done" not in outputs[1]
+    assert_as_undisturbed(run)
+
+
+@pytest.mark.slow
+def test_a_failure_in_one_process_is_told_in_the_other(tmp_path, tiny_text):
+    """Process 0 cannot make the run folder."""
+    (tmp_path / "astra_alpha").write_text("in the way")
+    codes, _, errors = end(tmp_path, start(tmp_path, tiny_text))
+    assert codes == [2, 2]
+    assert "cannot be written" in errors[0]
+    assert "process 0 cannot go on" in errors[1]
+
+
+class TestJoining:
+    @pytest.mark.parametrize(
+        "given, says",
+        [
+            (("localhost", "2", "0"), "coordinator is 'localhost'; it must be HOST:PORT"),
+            (("localhost:1234", "two", "0"), "number of processes is 'two'"),
+            (("localhost:1234", "2", "-1"), "process's number is '-1'"),
+            (("localhost:1234", "2", "2"), "process 2 of 2, but they are counted from 0 to 1"),
+            (("localhost:1234", "2", None), "cannot meet .*--distributed.process"),
+            ((None, None, None), "cannot meet .*SLURM"),
+        ],
+    )
+    def test_what_is_missing_or_wrong_is_said(self, given, says, monkeypatch):
+        for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+            monkeypatch.delenv(name, raising=False)
+
+        def initialize(coordinator, processes, process, **_):
+            """As JAX does it, before it would look for the others."""
+            if None in (coordinator, processes, process):
+                raise ValueError("coordinator_address should be defined.")
+            raise AssertionError("it should have been refused")
+
+        monkeypatch.setattr(jax.distributed, "initialize", initialize)
+        with pytest.raises(jaxgru.UserError, match=says):
+            join(*given)
+
+    def test_the_environment_says_what_is_not_given(self, monkeypatch):
+        seen = []
+        monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **_: seen.append(given))
+        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "there:1")
+        monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+        monkeypatch.setenv("JAX_PROCESS_ID", "1")
+        join()
+        join(process=2)
+        assert seen == [("there:1", 3, 1), ("there:1", 3, 2)]
+
+    def test_one_process_needs_no_others(self):
+        assert together(lambda: 3) == 3
+        with pytest.raises(jaxgru.UserError, match="wrong"):
+            together(lambda: (_ for _ in ()).throw(jaxgru.UserError("wrong")))
+
+
+class TestFormulas:
+    def test_leviathan_on_eight_devices_by_hand(self):
+        """All its arrays divide by 8 but the head's bias, 65 numbers, which each device has."""
+        machine = Machine(flops=1e12, memory=1e12, link=1e9, network=1e8)
+        seen = cost(jaxgru.load_config("leviathan"), 8, 512, machine)
+        P = 24_248_129
+        assert (seen.parameters, seen.moments, seen.gradients) == (4 * P, 8 * P, 4 * P)
+        assert seen.cut_parameters == 4 * ((P - 65) // 8 + 65)
+        assert seen.cut_moments == 2 * seen.cut_parameters
+        assert seen.sent == 2 * 7 * 4 * P // 8
+        assert seen.sending == seen.sent / 1e9
+        # 4 gates of (input + hidden) × hidden in 3 layers and the head; 2 operations, 3 passes
+        products = 4 * 1024 * ((768 + 1024) + 2 * (1024 + 1024)) + 1024 * 65
+        assert seen.computing == 6 * products * 512 * 128 / 1e12
+        machine = dataclasses.replace(machine, flops=1e15)
+        one_row = cost(jaxgru.load_config("leviathan"), 9, 1, machine)
+        assert one_row.computing == 2 * 128 * 4 * 3 * 4 * 1024**2 / 1e12  # U, twice a time step
+        assert one_row.sending == one_row.sent / 1e8
+
+    def test_where_sending_takes_over(self):
+        config = jaxgru.load_config("leviathan")
+        first = first_bound_by_sending(config, Machine(), rows=64)
+        below, at = (cost(config, n, 64, Machine()) for n in (first - 1, first))
+        assert below.sending <= below.computing and at.sending > at.computing
+        assert at.accumulation == math.ceil(at.sending / at.computing) > 1 == below.accumulation
+        assert first_bound_by_sending(config, Machine(network=1e15, link=1e15), rows=64) is None
+
+    def test_the_page_is_what_the_script_makes(self, script):
+        page = TESTS.parent / "docs" / "scaling.md"
+        copy = Path.cwd() / "scaling.md"
+        copy.write_text(page.read_text())
+        assert script("scaling", "--update", copy).code == 0
+        assert copy.read_text() == page.read_text()
+        table = script("scaling", "--config", "leviathan", "--rows", 512).out
+        assert page.read_text().count("| --- |") == 3 and table.strip() in page.read_text()
+
+    @pytest.mark.parametrize(
+        "arguments, says",
+        [
+            (["--devices", "3"], "a batch of 64 rows cannot be shared by 3 devices"),
+            (["--devices", "0"], "0 devices"),
+            (["--rows", "0"], "0 rows"),
+            (["--flops", "-1"], "flops is -1.0; it must be above 0"),
+            (["--config", "bengio_mlp"], "only recurrences"),
+            (["--update", "nowhere.md"], "No such file"),
+        ],
+    )
+    def test_what_cannot_be_computed(self, script, arguments, says):
+        done = script("scaling", *arguments)
+        assert done.code == 2 and says in done.err and "Traceback" not in done.err
