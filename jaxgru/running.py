@@ -49,7 +49,8 @@ def start_run(config: Config, root: Path) -> Path:
     config, dataset = load_dataset(config)
     run = checkpointing.create_run(root, config, dataset.tokenizer)
     state = init_state(config.model, config.training)
-    _train(run, config, dataset, mesh, state, None, Progress())
+    with checkpointing.claim(run):
+        _train(run, config, dataset, mesh, state, None, Progress())
     return run
 
 
@@ -59,20 +60,22 @@ def resume_run(path: str | Path) -> Path:
     A run that was stopped before its first checkpoint starts again.
 
     Raises:
-      UserError: there is no such run, its checkpoint or corpus do not fit, or a loss is not finite.
+      UserError: there is no such run, another process trains it, its folder cannot be written, its
+        checkpoint or corpus do not fit, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
     run = checkpointing.find_run(path)
     config = checkpointing.load_run_config(run)
     share_cpu(config.training.batch_size)
-    mesh = data_mesh(config.training.batch_size)
-    config, dataset = load_dataset(config, load_tokenizer(run))
-    with checkpointing.open_checkpoints(run) as manager:
-        if manager.latest_step() is None:
-            state, best, progress = init_state(config.model, config.training), None, Progress()
-        else:
-            state, best, progress = checkpointing.restore(manager, run, config)
-    _train(run, config, dataset, mesh, state, best, progress)
+    with checkpointing.claim(run):
+        mesh = data_mesh(config.training.batch_size)
+        config, dataset = load_dataset(config, load_tokenizer(run))
+        with checkpointing.open_checkpoints(run) as manager:
+            if manager.latest_step() is None:
+                state, best, progress = init_state(config.model, config.training), None, Progress()
+            else:
+                state, best, progress = checkpointing.restore(manager, run, config)
+        _train(run, config, dataset, mesh, state, best, progress)
     return run
 
 
