@@ -1,11 +1,15 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, told from spoilt ones, and locked."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+PART = ".part"  # ends the name of a file that is being written
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -14,7 +18,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
       OSError: the folder cannot be written; the old file is untouched.
     """
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -31,3 +35,65 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of the text as UTF-8, newlines as they stand."""
     write_bytes(path, text.encode())
+
+
+def remove_parts(path: Path) -> None:
+    """Removes what a process that was killed inside `write_bytes(path, …)` left beside the file."""
+    for part in path.parent.glob(f".{path.name}.*{PART}"):
+        part.unlink(missing_ok=True)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file below a folder, by its path in there ("/" between names).
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
+
+
+def file_hash(path: Path) -> str:
+    """A file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_writable(folder: Path) -> None:
+    """Makes a file without a name in a folder: permission bits say nothing to root, or of mounts.
+
+    Raises:
+      OSError: no file can be made there.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Holds a lock on a file that is there; yields False where another process holds it.
+
+    It is flock's, so the kernel drops it when the process ends, however that comes about, and the
+    file is neither written nor left behind. Where there are no such locks (Windows, some network
+    folders), everyone gets it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    try:
+        handle = os.open(path, os.O_RDWR)  # NFS gives this lock to writers only …
+    except OSError:
+        handle = os.open(path, os.O_RDONLY)  # … and a read-only folder has none
+    try:
+        ours = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            ours = False
+        except OSError:
+            pass
+        yield ours
+    finally:
+        os.close(handle)

@@ -57,7 +57,8 @@ def start_run(config: Config, root: Path) -> Path:
     told = from_first(created and str(created[0].absolute()))
     run = created[0] if created else Path(told)
     config, dataset = together(lambda: created[1:] if created else _load(run))
-    _train(run, config, dataset, mesh, _fresh_state(config, mesh), None, Progress())
+    with _claimed(run):
+        _train(run, config, dataset, mesh, _fresh_state(config, mesh), None, Progress())
     return run
 
 
@@ -67,22 +68,32 @@ def resume_run(path: str | Path) -> Path:
     A run that was stopped before its first checkpoint starts again.
 
     Raises:
-      UserError: there is no such run, its checkpoint or corpus do not fit, or a loss is not finite.
+      UserError: there is no such run, another process trains it, its folder cannot be written, its
+        checkpoint or corpus do not fit, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
     found = together(lambda: str(checkpointing.find_run(path)) if is_first() else None)
     run = Path(from_first(found))
     mesh = _devices(together(lambda: checkpointing.load_run_config(run)))
-    config, dataset = together(lambda: _load(run))
-    with checkpointing.open_checkpoints(run) as manager:
-        if manager.latest_step() is None:
-            state, best, progress = _fresh_state(config, mesh), None, Progress()
-        else:
-            state, best, progress = together(
-                lambda: checkpointing.restore(manager, run, config, mesh)
-            )
-    _train(run, config, dataset, mesh, state, best, progress)
+    with _claimed(run):
+        config, dataset = together(lambda: _load(run))
+        with checkpointing.open_checkpoints(run) as manager:
+            if manager.latest_step() is None:
+                state, best, progress = _fresh_state(config, mesh), None, Progress()
+            else:
+                state, best, progress = together(
+                    lambda: checkpointing.restore(manager, run, config, mesh)
+                )
+        _train(run, config, dataset, mesh, state, best, progress)
     return run
+
+
+@contextlib.contextmanager
+def _claimed(run: Path) -> Iterator[None]:
+    """`checkpointing.claim`; where the first of several processes is refused, all are."""
+    with contextlib.ExitStack() as claim:
+        together(lambda: claim.enter_context(checkpointing.claim(run)))
+        yield
 
 
 def _devices(config: Config) -> Mesh:

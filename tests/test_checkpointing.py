@@ -1,7 +1,9 @@
 """Run folders, and checkpoints that give back every bit."""
 
 import dataclasses
+import errno
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,19 @@ import pytest
 import tomli_w
 
 import jaxgru
-from jaxgru.checkpointing import RunError, create_run, find_run, open_checkpoints, restore, save
+from jaxgru import checkpointing
+from jaxgru.checkpointing import (
+    CHECKSUMS,
+    RunError,
+    claim,
+    create_run,
+    find_run,
+    open_checkpoints,
+    restore,
+    save,
+)
 from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
+from jaxgru.errors import UserError
 from jaxgru.tokenizers import CharacterTokenizer, TokenizerError
 from jaxgru.training import Progress, init_state, train_steps
 
@@ -138,3 +151,166 @@ def test_reading_a_run_writes_nothing(tmp_path):
     before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     jaxgru.load_run(run)
     assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+
+
+def make_two(root):
+    """A run with checkpoints of steps 2 and 3; the states of both."""
+    run, config, state, *_ = make_run(root)
+    later = state.replace(
+        params=jax.tree.map(lambda leaf: leaf + 1, state.params), step=jnp.array(3)
+    )
+    with open_checkpoints(run) as manager:
+        save(manager, later, None, Progress())
+    return run, config, state, later
+
+
+def restore_from(run, config):
+    with claim(run), open_checkpoints(run) as manager:
+        return restore(manager, run, config)[0]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}  # fmt: skip
+
+
+def test_one_bit_in_any_file_is_noticed_and_the_checkpoint_before_is_read(tmp_path, capfd):
+    run, config, state, _ = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for name, data in files_of(newest).items():
+        flip(newest / name)
+        before = files_of(run)
+        params, _, _ = jaxgru.load_run(run)
+        assert_same(params, state.params)
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and f"checkpoint {newest} is broken (" in said
+        assert "that of step 2 is used" in said
+        if name.name != CHECKSUMS:  # a flipped bit there may name a file that never was
+            assert f"({name} is not as it was written)" in said
+        assert files_of(run) == before  # reading a run writes nothing
+        (newest / name).write_bytes(data)
+    jaxgru.load_run(run)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_again(
+    tmp_path, capfd
+):
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for aside in ("3.broken", "3.broken2"):
+        (newest / "optimizer" / "_METADATA").unlink()
+        broken = files_of(newest)
+        assert_same(restore_from(run, config), state)
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and "optimizer/_METADATA is missing" in said
+        assert f"it is kept as {aside}, and the run goes on from step 2" in said
+        assert files_of(newest.with_name(aside)) == broken
+        with open_checkpoints(run) as manager:
+            save(manager, later, None, Progress())
+        assert_same(restore_from(run, config), later)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["2", "3", "3.broken", "3.broken2"]
+
+
+def test_an_item_that_is_gone_is_missed(tmp_path):
+    """Without its checksums a checkpoint whose best parameters are gone would seem to have none."""
+    run, _, _, kept, _ = make_run(tmp_path, best=True)
+    shutil.rmtree(run / "checkpoints" / "2" / "best")
+    with pytest.raises(RunError, match="checkpoints/2: best/_METADATA is missing"):
+        jaxgru.load_run(run)
+
+
+def test_without_checksums_a_checkpoint_counts_as_good_if_it_can_be_read(tmp_path, capfd):
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for folder in (newest, newest.with_name("2")):
+        (folder / CHECKSUMS).unlink()
+    assert_same(restore_from(run, config), later)
+    (newest / "params" / "_METADATA").write_text('{"tree_metadata": {')
+    assert_same(restore_from(run, config), state)
+    assert "3.broken, and the run goes on from step 2" in capfd.readouterr().err
+
+
+def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
+    run, config, *_ = make_two(tmp_path)
+    for step in ("2", "3"):
+        flip(run / "checkpoints" / step / "progress" / "metadata")
+    before = files_of(run)
+    for _ in range(2):
+        with pytest.raises(RunError, match="no checkpoint that is whole .*3: .*2: .*delete"):
+            restore_from(run, config)
+        with pytest.raises(RunError, match="no checkpoint that is whole"):
+            jaxgru.load_run(run)
+    assert files_of(run) == before
+
+
+def test_one_at_a_time_holds_a_run(tmp_path):
+    run, *_ = make_run(tmp_path)
+    before = files_of(run)
+    with claim(run):
+        with pytest.raises(RunError, match=f"{run} is being trained by another process"):
+            with claim(run):
+                raise AssertionError("two hold it")
+        jaxgru.load_run(run)  # whoever only reads need not wait
+    with claim(run):
+        pass
+    assert files_of(run) == before
+
+
+def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
+    run, *_ = make_run(tmp_path)
+    before = files_of(run)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp" / "params"
+    half.mkdir(parents=True)
+    (half / "d").write_bytes(b"half")
+    (run / ".loss.png.x1y2z3.part").write_bytes(b"half")
+    jaxgru.load_run(run)
+    assert half.exists()  # it may be under way
+    with claim(run):
+        assert files_of(run) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
+    run, *_ = make_run(tmp_path)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
+    with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):
+        with claim(run):
+            half.mkdir()
+            raise error
+    assert not half.exists()
+    with claim(run):
+        pass
+
+
+@pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug"), KeyError()])
+def test_other_errors_pass_as_they_are(tmp_path, error):
+    run, *_ = make_run(tmp_path)
+    with pytest.raises(type(error)) as raised, claim(run):
+        raise error
+    assert raised.value is error
+
+
+def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
+    family = tmp_path / "tiny"
+    (family / "v2").mkdir(parents=True)  # another process is ahead of us …
+    (family / "v2" / "config.toml").touch()
+    (family / "v3").mkdir()  # … and a third has not come so far
+    (family / "v1").mkdir()
+    (family / "v1" / "config.toml").touch()
+    checkpointing._point(family / "latest", family / "v1")
+    assert os.readlink(family / "latest") == "v2"
+    assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from jaxgru.files import write_bytes, write_text
+from jaxgru.files import check_writable, hashes, locked, remove_parts, write_bytes, write_text
 
 
 def test_bytes_and_text_arrive_as_they_are(tmp_path):
@@ -66,3 +66,57 @@ def test_a_folder_in_the_files_place_stays(tmp_path):
     with pytest.raises(OSError):
         write_bytes(tmp_path / "file", b"x")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_hashes_name_every_file_and_change_with_every_byte(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    write_text(tmp_path / "a" / "b" / "abc", "abc")
+    write_text(tmp_path / "empty", "")
+    before = hashes(tmp_path)
+    assert before == {  # FIPS 180-2, appendix B.1; and of no bytes
+        "a/b/abc": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        "empty": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    }
+    write_text(tmp_path / "empty", "\0")
+    assert hashes(tmp_path)["empty"] != before["empty"]
+
+
+def test_the_parts_of_a_write_that_was_killed_are_removed(tmp_path, monkeypatch):
+    """Killed at its last moment: neither renamed nor tidied up."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        patch.setattr(os, "unlink", lambda _: None)
+        with pytest.raises(Killed):
+            write_bytes(tmp_path / "file", b"new")
+    assert len(os.listdir(tmp_path)) == 1
+    write_bytes(tmp_path / "file", b"whole")
+    write_bytes(tmp_path / "file2", b"other")
+    remove_parts(tmp_path / "file")
+    assert sorted(os.listdir(tmp_path)) == ["file", "file2"]
+
+
+def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):
+    path = tmp_path / "file"
+    write_bytes(path, b"data")
+    with locked(path) as ours:
+        with locked(path) as theirs:
+            assert (ours, theirs) == (True, False)
+        with locked(path) as theirs:  # whoever was refused has not let go of it
+            assert not theirs
+    with locked(path) as ours:
+        assert ours
+    assert path.read_bytes() == b"data" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_that_can_be_written_and_one_that_cannot(tmp_path):
+    check_writable(tmp_path)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError):
+        check_writable(tmp_path / "missing")

@@ -439,7 +439,8 @@ class TestBadRuns:
         assert ("letters" if "letters" in new else "does not fit its config") in message
 
     def test_one_whose_checkpoint_is_broken(self, refused, name, run_copy):
-        """6 is the step of the newest; first its parameters' index is cut short, then they go."""
+        """6 is the only step left; first its parameters' index is cut short, then they go."""
+        shutil.rmtree(run_copy / "checkpoints" / "3")
         params = run_copy / "checkpoints" / "6" / "params"
         (params / "_METADATA").write_text('{"tree_metadata": {')
         assert str(params.parent) in refused(name, "--run", run_copy)
