@@ -38,7 +38,7 @@ from jaxgru.errors import UserError
 from jaxgru.files import check_writable, file_hash, hashes, locked, remove_parts, write_text
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.sharding import shardings
+from jaxgru.sharding import row_shardings, shardings
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.training import Progress, TrainState, init_state
 
@@ -342,10 +342,11 @@ def restore(
     """
     import orbax.checkpoint as ocp
 
-    like = jax.eval_shape(lambda: init_state(config.model, config.training))
+    like = jax.eval_shape(lambda: init_state(config.model, config.training, config.data.sampling))
     like_params, like_rest = like.params, jax.eval_shape(_optimizer_tree, like)
     if mesh is not None:
         where = shardings((like_params, like_rest), mesh, config.training.shard_parameters)
+        where[1]["carry"] = row_shardings(like.carry, mesh)
         like_params, like_rest = jax.tree.map(
             lambda leaf, sharding: leaf.update(sharding=sharding), (like_params, like_rest), where
         )
@@ -360,7 +361,8 @@ def restore(
             item = ocp.args.Composite(progress=ocp.args.JsonRestore())
             progress = Progress(**manager.restore(step, args=item)["progress"])
         key = jax.random.wrap_key_data(rest["key"])
-        return TrainState(params, rest["opt_state"], key, rest["step"]), best, progress
+        state = TrainState(params, rest["opt_state"], key, rest["step"], rest["carry"])
+        return state, best, progress
 
     restored, step, broken = _read_newest(manager, run, read)
     for folder, fault in broken.items() if jax.process_index() == 0 else ():
@@ -436,7 +438,7 @@ def _set_aside(folder: Path) -> Path:
 
 def _optimizer_tree(state: TrainState) -> dict[str, Any]:
     key = jax.random.key_data(state.key)
-    return {"opt_state": state.opt_state, "key": key, "step": state.step}
+    return {"opt_state": state.opt_state, "key": key, "step": state.step, "carry": state.carry}
 
 
 def _no_checkpoint(run: Path) -> RunError:

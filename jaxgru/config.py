@@ -93,6 +93,10 @@ class DataConfig(_Section):
     section = "data"
     corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
     tokenizer: Literal["characters", "sentencepiece"] = _field("characters", "kind of token")
+    sampling: Literal["crops", "streams"] = _field(
+        "crops",
+        "crops: at random, each from zero state; streams: one a row, the state handed on",
+    )
     validation_fraction: float = _field(0.1, "the corpus's end, held out", above=0, below=1)
     sha256: str = _field("", "what the corpus must hash to; filled in when a run is made")
 

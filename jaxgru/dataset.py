@@ -45,7 +45,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Co
     if tokenizer is None:
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
     train, validation = split(tokenizer.encode(corpus.text), data.validation_fraction)
-    check_length(len(train), config.training.sequence_length, "the training split")
+    check_length(len(train), config.training, data.sampling, "the training split")
     if len(validation) < 2:
         raise UserError(
             f"the validation split has {len(validation)} tokens, but a loss needs at least 2."

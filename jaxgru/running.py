@@ -24,7 +24,7 @@ from jaxgru.model import Params
 from jaxgru.plotting import plot_losses
 from jaxgru.processes import from_first, is_first, many, together
 from jaxgru.sampling import generate
-from jaxgru.sharding import data_mesh, shardings, spread
+from jaxgru.sharding import data_mesh, spread
 from jaxgru.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.training import (
     NonFiniteLoss,
@@ -33,6 +33,7 @@ from jaxgru.training import (
     TrainState,
     fit,
     init_state,
+    state_shardings,
 )
 
 console = Console(highlight=False)
@@ -112,8 +113,8 @@ def _load(run: Path) -> tuple[Config, Dataset]:
 
 def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
     """On the mesh, and nowhere else: a caller that kept the whole would keep its memory, too."""
-    state = init_state(config.model, config.training)
-    return spread(state, shardings(state, mesh, config.training.shard_parameters))
+    state = init_state(config.model, config.training, config.data.sampling)
+    return spread(state, state_shardings(state, mesh, config.training))
 
 
 def _train(

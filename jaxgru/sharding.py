@@ -60,6 +60,11 @@ def shardings(tree: Any, mesh: Mesh, sharded: bool) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, sharded))
 
 
+def row_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Of arrays whose first axis is a batch's rows: each device has its own rows."""
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, P(ROWS)), tree)
+
+
 def spread(tree: Any, shardings: Any) -> Any:
     """Lays arrays out over a mesh; of arrays that each process has alike, each device its part."""
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.batching import random_crops
+from jaxgru.batching import random_crops, stream_windows
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll, window_loss
@@ -34,7 +34,16 @@ from jaxgru.model import (
     round_weights,
 )
 from jaxgru.processes import anywhere, from_first
-from jaxgru.sharding import ROWS, gather, one_copy, scatter_mean, shardings, specs, spread
+from jaxgru.sharding import (
+    ROWS,
+    gather,
+    one_copy,
+    row_shardings,
+    scatter_mean,
+    shardings,
+    specs,
+    spread,
+)
 
 MAX_CHUNK = 64  # steps between two looks at the clock, at most
 CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
@@ -46,19 +55,35 @@ class NonFiniteLoss(UserError):
 
 @struct.dataclass
 class TrainState:
-    """All that one step needs and changes. The key stays: a step folds its number into it."""
+    """All that one step needs and changes. The key stays: a step folds its number into it.
+
+    carry is the recurrent state that a step hands to the next, where training reads contiguous
+    streams; None where each step begins random crops from zeros.
+    """
 
     params: Params
     opt_state: Any
     key: PRNGKeyArray
     step: Int[Array, ""]
+    carry: ModelCarry | None = None
 
 
-def init_state(model: ModelConfig, training: TrainingConfig) -> TrainState:
-    """A fresh state: weights and the key of batches and dropout both come from the seed."""
+def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "crops") -> TrainState:
+    """A fresh state: weights and the key of batches and dropout both come from the seed.
+
+    sampling: "crops" or "streams", as in `DataConfig`.
+    """
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
-    return TrainState(params, optimizer(training).init(params), key, jnp.zeros((), jnp.int32))
+    carry = initial_carry(params, training.rows_per_step) if sampling == "streams" else None
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(params, optimizer(training).init(params), key, step, carry)
+
+
+def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> TrainState:
+    """Where a state lies on a mesh: see `shardings`; each device has its own rows of the carry."""
+    rest = shardings(state.replace(carry=None), mesh, training.shard_parameters)
+    return rest.replace(carry=row_shardings(state.carry, mesh))
 
 
 def learning_rate(training: TrainingConfig) -> optax.Schedule:
@@ -107,16 +132,17 @@ def loss_fn(
     targets: Int[Array, "B T"],
     dropout: Dropout | None = None,
     remat: bool = False,
-) -> Float[Array, ""]:
-    """Mean cross-entropy of a batch from zero state, nats a token.
+    carry: ModelCarry | None = None,
+) -> tuple[Float[Array, ""], ModelCarry]:
+    """Mean cross-entropy of a batch, nats a token, and the state after it; carry None: from zeros.
 
     With remat, the gradient keeps only the state at the start of each of about √T parts of the
     sequence, and computes a part's activations anew when it comes to it (Chen et al. 2016, arXiv
     1604.06174): memory for 2√T steps in place of T, for one more forward pass.
     """
     if not remat:
-        logits, _ = apply(params, inputs, None, dropout)
-        return token_nll(logits, targets).mean()
+        logits, carry = apply(params, inputs, carry, dropout)
+        return token_nll(logits, targets).mean(), carry
     B, T = inputs.shape
     length = math.isqrt(T)
     whole = T - T % length
@@ -131,15 +157,14 @@ def loss_fn(
     def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:
         return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
 
+    carry = initial_carry(params, B) if carry is None else carry
     starts = jnp.arange(0, whole, length)
-    carry, sums = jax.lax.scan(
-        part, initial_carry(params, B), (starts, parts(inputs), parts(targets))
-    )
+    carry, sums = jax.lax.scan(part, carry, (starts, parts(inputs), parts(targets)))
     total = sums.sum()
     if whole < T:
-        _, last = part(carry, (whole, inputs[:, whole:], targets[:, whole:]))
+        carry, last = part(carry, (whole, inputs[:, whole:], targets[:, whole:]))
         total += last
-    return total / (B * T)
+    return total / (B * T), carry
 
 
 def train_step(
@@ -151,83 +176,109 @@ def train_step(
 ) -> tuple[TrainState, Float[Array, ""]]:
     """One optimizer step on one batch of random crops; returns the loss before the step.
 
+    Where the state has a carry, the batch is the streams' next windows (`stream_windows`), from the
+    state after those before them; the gradient ends at a window's start. This is truncated
+    backpropagation through time (Williams & Peng 1990, Neural Computation 2(4)).
+
     With a mesh (`data_mesh`), each device takes its share of the batch's rows; the gradients are
     those of the whole batch, to the rounding of one sum. Tokens are then on all devices, the state
-    as `shardings` says. Where parameters are cut (ZeRO stage 3, Rajbhandari et al. 2020, arXiv
-    1910.02054), each device gathers them for the step and keeps its piece of the mean gradient.
+    as `state_shardings` says. Where parameters are cut (ZeRO stage 3, Rajbhandari et al. 2020,
+    arXiv 1910.02054), each device gathers them for the step and keeps its piece of the mean
+    gradient.
     """
     crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    batch = random_crops(crop_key, tokens, training.rows_per_step, training.sequence_length)
+    sizes = training.rows_per_step, training.sequence_length
+    if state.carry is None:
+        carry, batch = None, random_crops(crop_key, tokens, *sizes)
+    else:
+        *batch, from_zeros = stream_windows(tokens, state.step, *sizes)
+        carry = jax.tree.map(lambda h: jnp.where(from_zeros, 0, h), state.carry)
 
-    def loss_and_grads(params, inputs, targets, dropout_key, first_row=0):
-        def of_part(inputs, targets, first_row):
+    def loss_and_grads(params, carry, inputs, targets, dropout_key, first_row=0):
+        def of_part(carry, inputs, targets, first_row):
             dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
 
             def loss(params):
                 if model.compute_dtype != "float32":
                     params = round_weights(params, model.compute_dtype)
-                return loss_fn(params, inputs, targets, dropout, training.remat)
+                return loss_fn(params, inputs, targets, dropout, training.remat, carry)
 
-            return jax.value_and_grad(loss)(params)
+            (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            return (value, grads), None if carry is None else new_carry
 
-        return mean_of_parts(of_part, training.gradient_accumulation, inputs, targets, first_row)
+        rows = carry, inputs, targets
+        return mean_of_parts(of_part, training.gradient_accumulation, rows, first_row)
 
     if mesh is None or mesh.size == 1:
-        loss, grads = loss_and_grads(state.params, *batch, dropout_key)
-        return _update(training, state, grads), loss
+        (loss, grads), carry = loss_and_grads(state.params, carry, *batch, dropout_key)
+        return _update(training, state, grads, carry), loss
 
     cuts = specs(state.params, mesh, training.shard_parameters)
 
-    def share(params, inputs, targets, dropout_key):
+    def share(params, carry, inputs, targets, dropout_key):
         first_row = jax.lax.axis_index(ROWS) * len(inputs)
         params = gather(params, cuts)
-        loss, grads = loss_and_grads(params, inputs, targets, dropout_key, first_row)
-        return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts)
+        (loss, grads), carry = loss_and_grads(
+            params, carry, inputs, targets, dropout_key, first_row
+        )
+        return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry
 
     run = jax.shard_map(
         share,
         mesh=mesh,
-        in_specs=(cuts, P(ROWS), P(ROWS), P()),
-        out_specs=(P(), cuts),
+        in_specs=(cuts, P(ROWS), P(ROWS), P(ROWS), P()),
+        out_specs=(P(), cuts, P(ROWS)),
         check_vma=False,
     )
-    loss, grads = run(state.params, *batch, dropout_key)
-    state = _update(training, state, grads)
-    where = shardings(state, mesh, training.shard_parameters)  # as it came: it goes round a loop
+    loss, grads, carry = run(state.params, carry, *batch, dropout_key)
+    state = _update(training, state, grads, carry)
+    where = state_shardings(state, mesh, training)  # as it came: it goes round a loop
     return jax.lax.with_sharding_constraint(state, where), loss
 
 
-def _update(training: TrainingConfig, state: TrainState, grads: Params) -> TrainState:
+def _update(
+    training: TrainingConfig, state: TrainState, grads: Params, carry: ModelCarry | None
+) -> TrainState:
     updates, opt_state = optimizer(training).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, opt_state, state.key, state.step + 1)
+    return TrainState(params, opt_state, state.key, state.step + 1, carry)
 
 
 def mean_of_parts(
-    loss_and_grads: Callable,
+    of_part: Callable[..., tuple[Any, Any]],
     num_parts: int,
-    inputs: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
+    rows: tuple[Any, ...],
     first_row: int | Int[Array, ""],
-) -> tuple[Float[Array, ""], Params]:
-    """`loss_and_grads(inputs, targets, first_row)` of a batch, by parts: the memory of one.
+) -> tuple[Any, Any]:
+    """`of_part(*rows, first_row)` of a batch, by parts: the memory of one.
 
     The parts are equal, so the mean of their means is the mean of the whole.
+
+    Args:
+      of_part: returns means over its rows, and arrays of its rows; loss and gradients, and a carry.
+      rows: arrays (or trees of them) whose first axis is the batch's rows.
+      first_row: the number of the first of them.
+
+    Returns:
+      The means of the whole batch, and the arrays of all of its rows.
     """
     if num_parts == 1:
-        return loss_and_grads(inputs, targets, first_row)
-    B, T = inputs.shape
-    rows = B // num_parts
-    parts = (x.reshape(num_parts, rows, T) for x in (inputs, targets))
-    first_rows = first_row + rows * jnp.arange(num_parts)
+        return of_part(*rows, first_row)
+    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)
+    rows_a_part = jax.tree.leaves(parts)[0].shape[1]
+    first_rows = first_row + rows_a_part * jnp.arange(num_parts)
 
-    def add(total: Any, part: tuple) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, loss_and_grads(*part)), None
+    def add(total: Any, part: tuple) -> tuple[Any, Any]:
+        rows, first_row = part
+        means, new_rows = of_part(*rows, first_row)
+        return jax.tree.map(jnp.add, total, means), new_rows
 
-    like = jax.eval_shape(loss_and_grads, inputs[:rows], targets[:rows], first_row)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    total, _ = jax.lax.scan(add, zeros, (*parts, first_rows))
-    return jax.tree.map(lambda x: x / num_parts, total)
+    one = jax.tree.map(lambda x: x[0], parts)
+    means, _ = jax.eval_shape(of_part, *one, first_row)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
+    total, new_rows = jax.lax.scan(add, zeros, (parts, first_rows))
+    joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
+    return jax.tree.map(lambda x: x / num_parts, total), joined
 
 
 @partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")
@@ -315,7 +366,7 @@ def fit(
     training, schedule = config.training, learning_rate(config.training)
     train_tokens, val_tokens = jnp.asarray(train_tokens), jnp.asarray(val_tokens)
     if mesh is not None:
-        state = spread(state, shardings(state, mesh, training.shard_parameters))
+        state = spread(state, state_shardings(state, mesh, training))
         train_tokens = spread(train_tokens, NamedSharding(mesh, P()))
     run_steps = train_steps.lower(
         config.model, training, state, train_tokens, np.int32(1), mesh

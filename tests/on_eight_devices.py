@@ -18,9 +18,15 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from jaxgru.checkpointing import open_checkpoints, restore, save  # noqa: E402
-from jaxgru.config import Config, ModelConfig, TrainingConfig  # noqa: E402
-from jaxgru.sharding import ROWS, shardings  # noqa: E402
-from jaxgru.training import Progress, init_state, optimizer, train_steps  # noqa: E402
+from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
+from jaxgru.sharding import ROWS  # noqa: E402
+from jaxgru.training import (  # noqa: E402
+    Progress,
+    init_state,
+    optimizer,
+    state_shardings,
+    train_steps,
+)
 
 MODEL = ModelConfig("gru", 64, 24, 16, 2, dropout=0.3)  # every axis divides by 8
 RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10)
@@ -31,12 +37,14 @@ def mesh_of(devices):
     return Mesh(np.array(jax.devices()[:devices]), (ROWS,))
 
 
-def start(recipe, devices, dtype):
+def start(recipe, devices, dtype, sampling="crops"):
     """A fresh state on so many devices, and a compiled `train_steps` for it."""
-    mesh, state = mesh_of(devices), init_state(MODEL, recipe)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), state.params)
-    state = state.replace(params=params, opt_state=optimizer(recipe).init(params))
-    state = jax.device_put(state, shardings(state, mesh, recipe.shard_parameters))
+    mesh, state = mesh_of(devices), init_state(MODEL, recipe, sampling)
+    params, carry = (
+        jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for tree in (state.params, state.carry)
+    )
+    state = state.replace(params=params, opt_state=optimizer(recipe).init(params), carry=carry)
+    state = jax.device_put(state, state_shardings(state, mesh, recipe))
     tokens = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec()))
     steps = train_steps.lower(MODEL, recipe, state, tokens, np.int32(1), mesh).compile()
 
@@ -96,6 +104,27 @@ def of_devices_and_parts():
     }
 
 
+def of_streams(folder):
+    """Streams, their carry on 1 device and on 8: 20 steps, and 6 and a checkpoint and 14."""
+    ends = {}
+    for devices in (1, 8):
+        state, run, _ = start(RECIPE, devices, jnp.float32, "streams")
+        state, first = run(state, 6)
+        with open_checkpoints(folder / f"streams {devices}") as manager:
+            save(manager, state, None, Progress())
+        state, last = run(state, 14)
+        ends[devices] = state, np.concatenate([first, last])
+    config = Config("tiny", MODEL, DataConfig(sampling="streams"), RECIPE)
+    with open_checkpoints(folder / "streams 1") as manager:
+        state, _, _ = restore(manager, folder, config, mesh_of(8))
+    state, last = run(state, 14)
+    return {
+        "differences": difference(ends[8], ends[1]),
+        "resumed": difference((state, last), (ends[1][0], ends[1][1][6:])),
+        "carry a device": state.carry[0].addressable_shards[0].data.shape,
+    }
+
+
 def of_checkpoints(folder):
     """50 float32 steps on n devices, and 20 there, a checkpoint, and 30 on m devices."""
     kinds = {"1": (1, False), "8": (8, False), "8 sharded": (8, True), "2 sharded": (2, True)}
@@ -130,4 +159,6 @@ def of_checkpoints(folder):
     }
 
 
-print(json.dumps(of_devices_and_parts() | {"float32": of_checkpoints(Path(sys.argv[1]))}))
+folder = Path(sys.argv[1])
+seen = of_devices_and_parts() | {"float32": of_checkpoints(folder), "streams": of_streams(folder)}
+print(json.dumps(seen))

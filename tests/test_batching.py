@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgru.batching import check_length, random_crops, windows
+from jaxgru.batching import check_length, random_crops, stream_windows, windows
+from jaxgru.config import TrainingConfig
 from jaxgru.errors import UserError
 
 
@@ -44,14 +45,48 @@ class TestRandomCrops:
 class TestCheckLength:
     @pytest.mark.parametrize("length", [1, 5, 128])
     def test_the_shortest_text_has_exactly_one_crop(self, length):
-        check_length(length + 2, length, "the text")
+        check_length(length + 2, TrainingConfig(sequence_length=length), "crops", "the text")
         inputs, targets = random_crops(jax.random.key(0), jnp.arange(length + 2), 50, length)
         np.testing.assert_array_equal(inputs, np.tile(np.arange(length), (50, 1)))
         np.testing.assert_array_equal(targets, np.tile(np.arange(1, length + 1), (50, 1)))
 
     def test_one_token_less_is_refused_with_the_numbers(self):
         with pytest.raises(UserError, match="the text has 129 tokens.*128.*at least 130"):
-            check_length(129, 128, "the text")
+            check_length(129, TrainingConfig(), "crops", "the text")
+
+    def test_streams_need_a_window_each(self):
+        recipe = TrainingConfig(batch_size=3, gradient_accumulation=2, sequence_length=5)
+        check_length(31, recipe, "streams", "the text")
+        inputs, targets, _ = stream_windows(jnp.arange(31), 9, 6, 5)
+        np.testing.assert_array_equal(inputs.ravel(), np.arange(30))
+        np.testing.assert_array_equal(targets.ravel(), np.arange(1, 31))
+        with pytest.raises(
+            UserError, match="has 30 tokens, but 6 streams .* of 5 need at least 31"
+        ):
+            check_length(30, recipe, "streams", "the text")
+
+
+class TestStreamWindows:
+    def test_by_hand(self):
+        """Two streams of 5 predictions, in windows of 2: the fifth of each is left out."""
+        steps = [stream_windows(jnp.arange(10, 22), step, 2, 2) for step in range(3)]
+        np.testing.assert_array_equal(
+            [inputs for inputs, _, _ in steps],
+            [[[10, 11], [15, 16]], [[12, 13], [17, 18]], [[10, 11], [15, 16]]],
+        )
+        assert [bool(first) for _, _, first in steps] == [True, False, True]
+
+    @pytest.mark.parametrize("n, B, T", [(2, 1, 1), (40, 1, 7), (101, 5, 4), (64, 3, 21)])
+    def test_a_rows_windows_are_one_piece_of_the_text(self, n, B, T):
+        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, n))
+        length = (n - 1) // B
+        steps = [stream_windows(tokens, step, B, T) for step in range(length // T)]
+        inputs, targets = (np.concatenate([s[i] for s in steps], axis=1) for i in (0, 1))
+        assert inputs.shape[1] > length - T
+        for row in range(B):
+            piece = np.asarray(tokens)[row * length :]
+            np.testing.assert_array_equal(inputs[row], piece[: inputs.shape[1]])
+            np.testing.assert_array_equal(targets[row], piece[1 : inputs.shape[1] + 1])
 
 
 class TestWindows:

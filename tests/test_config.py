@@ -297,6 +297,7 @@ BAD_VALUES = {
     "model.dropout_site": ["input", "0"],
     "model.compute_dtype": ["float16", "16"],
     "data.tokenizer": ["bpe", "1"],
+    "data.sampling": ["crop", "true"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000],
     "training.steps_per_epoch": ["0"],

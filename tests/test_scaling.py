@@ -67,6 +67,12 @@ class TestDevices:
         same_state, _, losses, params = seen["float32"]["resumed"][way]
         assert same_state and losses < 16 * ULP and params < 16 * ULP
 
+    def test_streams_are_shared_out_with_their_carry(self, seen):
+        """Each of 8 devices has one row's; the numbers are those of one device, resumed, too."""
+        streams = seen["streams"]
+        assert max(streams["differences"]) < 16 * ULP and max(streams["resumed"]) < 16 * ULP
+        assert streams["carry a device"] == [1, 16]
+
     def test_on_as_many_devices_the_end_has_the_same_bits(self, seen):
         assert seen["float32"]["resumed"]["8 sharded -> 8 sharded"] == [True, True, 0, 0]
 

@@ -15,7 +15,8 @@ import pytest
 from jaxgru import hardware, training
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
-from jaxgru.model import Dropout, init
+from jaxgru.evaluation import token_nll
+from jaxgru.model import Dropout, apply, init
 from jaxgru.sharding import data_mesh
 from jaxgru.training import (
     NonFiniteLoss,
@@ -284,14 +285,14 @@ class TestManyDevices:
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 @pytest.mark.parametrize("site", ["state", "between"])
 def test_computing_parts_anew_changes_nothing(length, site):
-    """Loss and gradients in float64, at lengths with and without a rest; the masks are the same."""
+    """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
     with jax.enable_x64(True):
         model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
         params = init(jax.random.key(0), model, jnp.float64)
         inputs, targets = jax.random.randint(jax.random.key(1), (2, 3, length), 0, 5)
         dropout = Dropout(jax.random.key(2), 0.3, site)
         both = [
-            jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat)))(
+            jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
                 params, inputs, targets, dropout
             )
             for remat in (False, True)
@@ -307,7 +308,7 @@ def test_parts_computed_anew_need_memory_for_their_length_only():
     def planned_bytes(length):
         tokens = jnp.zeros((4, length), jnp.int32)
         dropout = Dropout(jax.random.key(2), 0.1)
-        gradient = jax.jit(jax.grad(partial(loss_fn, remat=True)))
+        gradient = jax.jit(jax.grad(partial(loss_fn, remat=True), has_aux=True))
         program = gradient.lower(params, tokens, tokens, dropout).compile()
         return program.memory_analysis().temp_size_in_bytes
 
@@ -325,3 +326,40 @@ def test_a_run_in_bfloat16_learns_and_keeps_float32():
         assert {x.dtype for x in floats} == {jnp.dtype("float32")}
     assert runs["float32"] != runs["bfloat16"]
     np.testing.assert_allclose(runs["bfloat16"], runs["float32"], rtol=0.01)
+
+
+STREAMS = dataclasses.replace(CONFIG.training, gradient_accumulation=2)
+
+
+def test_streams_hand_their_state_on():
+    """Losses of windows 0, 1, … of 4 streams, by `apply` on each whole stream up to there.
+
+    With a learning rate of nothing the parameters stay, so each loss is that of one long sequence.
+    After 12 windows of 4 (a stream has 49 predictions) they begin again, from zeros.
+    """
+    still = dataclasses.replace(STREAMS, learning_rate=1e-30)
+    model = dataclasses.replace(CONFIG.model, dropout=0.0)
+    state = init_state(model, still, "streams")
+    streams = np.stack([TOKENS[49 * row : 49 * row + 49] for row in range(4)])
+    logits, _ = apply(state.params, streams[:, :48])
+    nll = np.asarray(token_nll(logits, streams[:, 1:])).reshape(4, 12, 4).mean((0, 2))
+    _, losses, _ = train_steps(model, still, state, TOKENS, 14)
+    np.testing.assert_allclose(losses[:14], np.append(nll, nll[:2]), rtol=1e-6)
+    _, crops, _ = train_steps(model, still, init_state(model, still), TOKENS, 2)
+    assert not np.allclose(crops[:2], nll[:2])
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mlp"])
+def test_a_stream_computed_by_parts_is_the_same(cell):
+    """By parts of the batch and of the sequence, with dropout: the same losses and state."""
+    context = 3 if cell == "mlp" else 0
+    model = ModelConfig(cell, 3, 2, 4, 2, dropout=0.2, context_length=context)
+    whole = dataclasses.replace(STREAMS, batch_size=4, gradient_accumulation=1)
+    ends = []
+    for recipe in (whole, STREAMS, dataclasses.replace(whole, remat=True)):
+        state = init_state(model, recipe, "streams")
+        state, losses, _ = train_steps(model, recipe, state, TOKENS, 5)
+        ends.append((losses[:5], state.carry))
+        assert any(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(state.carry))
+    for end in ends[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ends[0], end)
