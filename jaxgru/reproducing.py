@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,14 @@ VARIANTS = [
     {"model.hidden_dim": "256"},
     {"model.num_layers": "2"},
     {"model.num_layers": "3"},
+    *({"data.sampling": "streams", "training.seed": str(seed)} for seed in range(3)),
+    *(
+        {"data.sampling": "streams", "model.dropout": "0", "training.seed": str(seed)}
+        for seed in range(3)
+    ),
 ]
-"""What is changed in astra_alpha: what its dropout costs; what a state is worth, size by size."""
+"""What is changed in astra_alpha: what its dropout costs; what a state is worth, size by size; what
+training on contiguous streams in place of random crops is worth, with dropout and without."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ def find_job(runs: Path, job: Job) -> Path | None:
             found = load_run_config(run)
         except RunError:  # made by a process that was killed at once
             continue
-        same = (found.model, found.training, found.data.corpus, found.data.tokenizer)
-        if same == (config.model, config.training, config.data.corpus, config.data.tokenizer):
+        data = dataclasses.replace(config.data, sha256=found.data.sha256)
+        if found.data == data and (found.model, found.training) == (config.model, config.training):
             return run
     return None
 

@@ -19,6 +19,7 @@ Record = dict[str, Any]
 
 FILLED = 0.01  # nats a token over the stream: below this a state counts as filled
 DROPOUT_FIELDS = {"model.dropout", "model.dropout_site"}
+STREAM_FIELDS = {"data.sampling", "model.dropout"}
 
 
 class Page:
@@ -38,8 +39,8 @@ class Page:
         """The whole page."""
         parts = [
             self.opening(), self.models(), self.memory(), self.recovery(), self.sensitivity(),
-            self.chain(), self.text(), self.dropout(), self.claims(), PLACEMENT, self.epochs(),
-            self.cost(),
+            self.chain(), self.text(), self.dropout(), self.streams(), self.claims(), PLACEMENT,
+            self.epochs(), self.cost(),
         ]  # fmt: skip
         return "\n".join(part for part in parts if part)
 
@@ -271,6 +272,43 @@ class Page:
             "dropout between layers: with one layer there is no such place, and the run ends with "
             "the same bits as one without dropout.\n\n" + table(head, rows) + said
         )
+
+    def streams(self) -> str:
+        """Random crops against contiguous streams, with the study's dropout and without."""
+        groups: dict[tuple[str, float], list[Record]] = {}
+        for run in self.all:
+            changes = run["changes"]
+            if run["config"] == "astra_alpha" and set(changes) <= STREAM_FIELDS:
+                how = changes.get("data.sampling", "crops"), changes.get("model.dropout", 0.1)
+                groups.setdefault(how, []).append(run)
+        if not any(sampling == "streams" for sampling, _ in groups):
+            return ""
+        rows = []
+        for (sampling, rate), runs in sorted(groups.items(), key=lambda item: -item[0][1]):
+            columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
+            columns += [[run["study"][w] for run in runs] for w in ("windows", "stream")]
+            filled_after = ", ".join(str(filled(run["study"])) for run in runs)
+            rows.append([sampling, rate, len(runs), *map(mean_and_range, columns), filled_after])
+        said = []
+        for rate, with_ in ((0.1, "With the study's dropout"), (0, "Without dropout")):
+            if {("streams", rate), ("crops", rate)} <= groups.keys():
+                crops, streams = (
+                    statistics.mean(run["study"]["stream"] for run in groups[how, rate])
+                    for how in ("crops", "streams")
+                )
+                how = "better" if streams < crops else "worse"
+                much = f"{abs(crops - streams):.3f} nats a character {how}"
+                said.append(f"{with_} streams are **{much}** on the stream.")
+        head = ["sampling", "dropout", "seeds", "training loss", "windows", "stream",
+                f"state filled (to {FILLED}) after"]  # fmt: skip
+        return (
+            "## Random crops, or streams that hand their state on\n\n"
+            "The study trains on random crops, each from the zero state. With `--data.sampling "
+            "streams` a batch's rows are contiguous streams and the state goes from window to "
+            "window (truncated backpropagation through time): the same number of tokens, in "
+            "another order. *windows* are evaluated from zeros, the stream with its state. "
+            + " ".join(said) + "\n\n" + table(head, rows)
+        )  # fmt: skip
 
     def claims(self) -> str:
         rows = [[claim, *verdict(self)] for claim, verdict in CLAIMS]

@@ -83,13 +83,17 @@ def gather(root: Path) -> Iterable[Record]:
 
 
 def changed(config: Config) -> dict[str, Any] | None:
-    """How a run's model differs from the published one; None where its training does, too."""
+    """How a run's model and data differ from the published; None where its training does, too."""
     published = load_config(config.name)
     training = dataclasses.replace(config.training, seed=published.training.seed)
     if (training, config.data.corpus) != (published.training, published.data.corpus):
         return None
-    ours, theirs = (dataclasses.asdict(c.model) for c in (config, published))
-    return {f"model.{name}": ours[name] for name in ours if ours[name] != theirs[name]}
+    changes = {}
+    for section in ("model", "data"):
+        ours, theirs = (dataclasses.asdict(getattr(c, section)) for c in (config, published))
+        ours.pop("sha256", None)  # filled in when a run is made
+        changes |= {f"{section}.{name}": ours[name] for name in ours if ours[name] != theirs[name]}
+    return changes
 
 
 def count(name: str) -> list[float]:

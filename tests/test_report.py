@@ -139,6 +139,22 @@ def test_dropout_is_compared_over_seeds(tmp_path):
     assert "| between, 0.1 | 1 |" in text and "| no dropout | 1 |" in text
 
 
+def test_streams_against_crops(tmp_path):
+    """Means over seeds; what is said follows them; a run of streams is not the published one."""
+    handed_on = {"data.sampling": "streams"}
+    runs = [run(), run(seed=1, stream=1.6), run(changes=handed_on, stream=1.45)]
+    assert "hand their state on" not in page(tmp_path, *runs[:2])
+    text = page(tmp_path, *runs)
+    assert "With the study's dropout streams are **0.100 nats a character better** on the" in text
+    assert "| crops | 0.1 | 2 |" in text and "| streams | 0.1 | 1 |" in text
+    assert "Without dropout" not in text
+    none = {"model.dropout": 0.0}
+    more = [run(changes=none, stream=1.4), run(changes=none | handed_on, stream=1.41)]
+    assert "Without dropout streams are **0.010 nats a character worse**" in page(
+        tmp_path, *runs, *more
+    )
+
+
 def test_first_below():
     assert first_below([0.5, 0.02, 0.009, 0.0]) == 2
     assert first_below([0.5, 0.001, -0.02, 0.0]) == 3  # it came back

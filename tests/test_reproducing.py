@@ -36,8 +36,9 @@ class TestJobs:
         assert [job.name for job in jobs[:7]] == PUBLISHED
         assert all(job.config.training.seed == 0 for job in jobs[:7])
         for name in PUBLISHED[:3]:
-            plain = [j.config for j in jobs if j.name == name and j.config.model ==
-                     load_config(name).model]  # fmt: skip
+            published = load_config(name)
+            plain = [j.config for j in jobs if j.name == name and (j.config.model, j.config.data)
+                     == (published.model, published.data)]  # fmt: skip
             assert sorted(config.training.seed for config in plain) == [0, 1, 2]
 
     def test_dropout_without_and_between_is_tried_on_astra_alpha(self):
@@ -46,7 +47,7 @@ class TestJobs:
         assert {(0.1, "state"), (0.0, "state"), (0.1, "between")} <= tried
 
     def test_no_two_are_the_same_run(self):
-        configs = [(j.name, j.config.model, j.config.training) for j in all_jobs()]
+        configs = [(j.name, j.config.model, j.config.training, j.config.data) for j in all_jobs()]
         assert len(set(configs)) == len(configs)
 
 
@@ -61,6 +62,7 @@ class TestFindJob:
         make_run(family / "v12", Job("elman_alpha", (("training.epochs", "1"),)))
         make_run(family / "v13", Job("elman_alpha", (("data.corpus", "mine.txt"),)))
         make_run(family / "v15-copy", plain)  # the user's own
+        make_run(family / "v16", Job("elman_alpha", (("data.sampling", "streams"),)))
         (family / "v14").mkdir()  # its process was killed before it wrote a config
         assert find_job(tmp_path, plain) == family / "v10"
         assert find_job(tmp_path, seed_1) == family / "v11"
