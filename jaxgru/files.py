@@ -1,15 +1,32 @@
-"""Files written whole or not at all, told from spoilt ones, and locked."""
+"""Files written whole or not at all, told from spoilt ones, locked, read if they have an end."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 PART = ".part"  # ends the name of a file that is being written
+
+
+def read_bytes(path: Path) -> bytes:
+    """A regular file's content. A pipe might never answer, a device never end.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError:  # a NUL or half a surrogate pair in the name
+        raise OSError(errno.EINVAL, "no file can have that name") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to read a folder says what is wrong
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    return path.read_bytes()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

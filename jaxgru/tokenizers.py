@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from jaxgru.errors import UserError
-from jaxgru.files import write_bytes
+from jaxgru.files import read_bytes, write_bytes
+
+BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
 
 
 class TokenizerError(UserError):
@@ -64,6 +67,7 @@ class CharacterTokenizer:
         vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a text of distinct characters")
+        vocabulary.encode()  # JSON can hold half a surrogate pair, which no file or terminal takes
         return cls(vocabulary)
 
     def to_bytes(self) -> bytes:
@@ -156,15 +160,18 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
-        tokens = np.array(self._processor.encode(text), np.int32)
-        if (tokens == self._processor.unk_id()).any():
+        unknown = sorted(c for c in set(text) if "\ud800" <= c <= "\udfff")  # not for C++
+        if not unknown:
+            parts = map(self._processor.encode, _blocks(text))
+            tokens = np.concatenate([np.array(part, np.int32) for part in parts])
+            if (tokens != self._processor.unk_id()).all():
+                return tokens
             pieces = {c: self._processor.encode(c) for c in sorted(set(text))}
             unknown = [c for c in pieces if self._processor.unk_id() in pieces[c]]
-            raise TokenizerError(
-                f"the vocabulary of {self.vocab_size} pieces lacks "
-                f"{', '.join(map(repr, unknown[:10]))}{', …' if len(unknown) > 10 else ''}."
-            )
-        return tokens
+        raise TokenizerError(
+            f"the vocabulary of {self.vocab_size} pieces lacks "
+            f"{', '.join(map(repr, unknown[:10]))}{', …' if len(unknown) > 10 else ''}."
+        )
 
     def decode(self, tokens: np.ndarray) -> str:
         """The tokens' text, with single spaces for white space."""
@@ -177,6 +184,21 @@ class SentencePieceTokenizer:
     def save(self, folder: Path) -> None:
         """Writes tokenizer.model."""
         write_bytes(folder / self.file_name, self.to_bytes())
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The text in parts that begin with a word, where SentencePiece would begin a piece anyway.
+
+    It takes 45 bytes a character while it encodes, so a long text must not be encoded at once.
+    """
+    start = 0
+    while len(text) - start > BLOCK:
+        cut = re.compile(r"\s(?=\w)").search(text, start + BLOCK // 2, start + BLOCK)
+        if cut is None:
+            raise TokenizerError(f"there is no new word in {BLOCK // 2:,} characters of the text.")
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
 
 
 def learn_tokenizer(kind: str, text: str, vocab_size: int) -> Tokenizer:
@@ -206,7 +228,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     kind = CharacterTokenizer.kind if path.suffix == ".json" else SentencePieceTokenizer.kind
     try:
-        return tokenizer_from_bytes(kind, path.read_bytes())
+        return tokenizer_from_bytes(kind, read_bytes(path))
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
     except TokenizerError as error:

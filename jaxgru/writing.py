@@ -9,17 +9,19 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from jaxgru.baselines import NGram
 from jaxgru.errors import UserError
-from jaxgru.model import Params
+from jaxgru.model import ModelCarry, Params, apply
 from jaxgru.sampling import check_sampling, generate
 from jaxgru.tokenizers import Tokenizer
 
 PIECE = 16  # tokens generated between two prints
+READ = 2**13  # tokens of a prompt read at once: what is held grows with them
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,12 @@ def _recurrent(
 ) -> Callable[[int], np.ndarray]:
     """What gives the next so many tokens, each time from the state where it stopped."""
     key = jax.random.fold_in(jax.random.key(options.seed), sample)
-    tokens, carry = jnp.asarray(prompt)[None], None
+    carry = None
+    if not options.stateful:
+        prompt = prompt[-1:]  # the state after the others would be thrown away
+    while len(prompt) > READ:
+        carry, prompt = _read(params, prompt[None, :READ], carry), prompt[READ:]
+    tokens = jnp.asarray(prompt)[None]
 
     def go_on(num_tokens: int) -> np.ndarray:
         nonlocal tokens, carry, key
@@ -130,6 +137,12 @@ def _recurrent(
         return np.asarray(new[0])
 
     return go_on
+
+
+@jax.jit
+def _read(params: Params, tokens: Int[Array, "B T"], carry: ModelCarry | None) -> ModelCarry:
+    """The state after these tokens; no logits are computed."""
+    return apply(params, tokens, carry)[1]
 
 
 def _ngram(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxgru import study
 from jaxgru.checkpointing import find_run
@@ -85,7 +86,8 @@ def _chain(record: study.Record) -> Table:
     table.add_column("period", justify="right")
     table.add_column("from so many of the tokens", justify="right")
     for cycle in record["cycles"]:
-        table.add_row(repr(cycle["text"]), str(cycle["period"]), f"{cycle['basin']:.0%}")
+        # as Text, for in a plain str Rich takes "[/b]" for markup
+        table.add_row(Text(repr(cycle["text"])), str(cycle["period"]), f"{cycle['basin']:.0%}")
     return table
 
 

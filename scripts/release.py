@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 
 from jaxgru import load_run, num_params
@@ -16,6 +15,7 @@ from jaxgru.files import write_text
 from jaxgru.hardware import describe_hardware
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.pretrained import FOLDER
+from jaxgru.records import load_metrics
 
 MAX_BYTES = 5_000_000  # what the package may carry of one model
 
@@ -38,7 +38,7 @@ def main() -> None:
         raise RunError(f"{config.name} is larger than the {MAX_BYTES:,} bytes that may ship.")
     _, dataset = load_dataset(config, tokenizer)
     losses = evaluate(params, dataset.validation, tokenizer, config.training.sequence_length)
-    epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer)
     write_text(target.with_suffix(".md"), card(config, num_params(params), losses, epochs))
     print(f"{config.name} written to {target}")

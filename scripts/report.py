@@ -21,6 +21,7 @@ from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.files import write_text
+from jaxgru.records import load_kept, load_metrics, load_record
 from jaxgru.reproducing import SEEDS, is_measured
 from jaxgru.study_page import Page, Record
 
@@ -34,8 +35,8 @@ def main() -> None:
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
-    kept = json.loads(path.read_text()) if (path := docs / "study.json").exists() else {}
-    records = {key(r): r for r in [*kept.get("runs", []), *gather(Path(arguments.runs))]}
+    kept = load_kept(path) if (path := docs / "study.json").exists() else []
+    records = {key(r): r for r in [*kept, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
@@ -69,7 +70,6 @@ def gather(root: Path) -> Iterable[Record]:
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
                 study.save_record(run, study.measure(params, tokenizer, dataset, window))
-            lines = (run / "metrics.jsonl").read_text().splitlines()
             yield {
                 "config": name,
                 "changes": changes,
@@ -77,8 +77,8 @@ def gather(root: Path) -> Iterable[Record]:
                 "parameters": num_params(
                     jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
                 ),
-                "epochs": [json.loads(line) for line in lines],
-                "study": json.loads((run / study.FILE_NAME).read_text()),
+                "epochs": load_metrics(run / "metrics.jsonl"),
+                "study": load_record(run / study.FILE_NAME),
             }
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import tomllib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +28,7 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from jaxgru.config import Config, from_dict, to_dict
+from jaxgru.config import Config, ConfigError, from_dict, parse_toml, to_dict
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes
 from jaxgru.model import Params, flatten, init, unflatten
@@ -76,7 +76,7 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         the tensor or the metadata at fault.
     """
     where = f"{path} cannot be used"
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise InteropError(f"there is no file {path}.")
     try:
         with safe_open(path, framework="numpy") as file:
@@ -109,8 +109,8 @@ def _check_metadata(where: str, metadata: Mapping[str, str]) -> None:
 
 def _config(where: str, metadata: Mapping[str, str]) -> Config:
     try:
-        return from_dict(tomllib.loads(metadata["config"]))
-    except ValueError as error:  # not TOML, or a ConfigError
+        return from_dict(parse_toml(metadata["config"].encode()))
+    except ConfigError as error:
         raise InteropError(f"{where}: its config is broken: {error}") from error
 
 

@@ -10,8 +10,8 @@ import dataclasses
 import datetime
 import io
 import math
+import os
 import re
-import reprlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +24,10 @@ import numpy as np
 from jaxgru.cells import GRUParams
 from jaxgru.config import Config, DataConfig, ModelConfig, config_names, load_config
 from jaxgru.corpus import load_corpus
+from jaxgru.errors import shown
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes, import_torch
+from jaxgru.interop.pickles import check_pickle
 from jaxgru.model import Params, flatten, init, unflatten
 from jaxgru.tokenizers import Tokenizer, learn_tokenizer
 
@@ -183,8 +185,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
     model_class = checkpoint.get("model_class")
     if not isinstance(model_class, str) or model_class not in _LAYOUTS:
         raise InteropError(
-            f"{where}: model_class is {reprlib.repr(model_class)}; it must be "
-            f"{' or '.join(_LAYOUTS)}."
+            f"{where}: model_class is {shown(model_class)}; it must be {' or '.join(_LAYOUTS)}."
         )
     layout = _LAYOUTS[model_class]
     tensors = _tensors(where, checkpoint, path.stat().st_size)
@@ -202,14 +203,20 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
 def _read(path: Path, where: str) -> dict[str, Any]:
     """The dict in the file; nothing in it is run."""
     torch = import_torch()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InteropError(f"there is no file {path}.")
     try:
         with zipfile.ZipFile(path) as file:
             # PyTorch writes its members uncompressed; a compressed one might fill the memory.
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise InteropError(f"{where}: it is compressed, as PyTorch never writes a file.")
+            # Thousands of members that are one and the same would take for ever to compare.
+            if sum(member.file_size for member in file.infolist()) > path.stat().st_size:
+                raise InteropError(f"{where}: its members claim to be larger than the file.")
             damaged = file.testzip()  # PyTorch itself does not compare the check sums
+            for member in file.infolist():
+                if member.filename.endswith("data.pkl"):
+                    check_pickle(file.read(member))
         if damaged is not None:
             raise InteropError(f"{where}: it is damaged, for {damaged} fails its check sum.")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -240,8 +247,7 @@ def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[
     for name, tensor in tensors.items():
         dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
         if not isinstance(name, str) or not dense or tensor.device.type != "cpu":
-            shown = reprlib.repr(name)
-            raise InteropError(f"{where}: {shown} in its state_dict is no dense tensor.")
+            raise InteropError(f"{where}: {shown(name)} in its state_dict is no dense tensor.")
         if tensor.dtype != torch.float32:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be float32.")
@@ -262,7 +268,7 @@ def _config(
         value = checkpoint[key]
         if type(value) is not int or not 1 <= value < 2**31:
             raise InteropError(
-                f"{where}: {key} is {reprlib.repr(value)}; it must be a whole number, at least 1 "
+                f"{where}: {key} is {shown(value)}; it must be a whole number, at least 1 "
                 "and below 2**31."
             )
         if fields.setdefault(field, value) != value:
@@ -272,13 +278,13 @@ def _config(
     dropout = checkpoint["dropout"]
     if type(dropout) not in (int, float) or not 0 <= dropout < 1:  # NaN is refused here, too
         raise InteropError(
-            f"{where}: dropout is {reprlib.repr(dropout)}; it must be at least 0 and below 1."
+            f"{where}: dropout is {shown(dropout)}; it must be at least 0 and below 1."
         )
     for key in ("model_name", "timestamp", "version"):
         value = checkpoint[key]
         number = type(value) is int or type(value) is float and math.isfinite(value)
         if not (isinstance(value, str) or number and key != "model_name"):
-            raise InteropError(f"{where}: {key} is {reprlib.repr(value)}, which it cannot be.")
+            raise InteropError(f"{where}: {key} is {shown(value)}, which it cannot be.")
     pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
     found = {match[1] for name in tensors if (match := re.match(pattern, name))}
     if len(found) != fields["num_layers"]:
