@@ -12,10 +12,11 @@ state's gradient and writes down the gradients `da` of the gates' pre-activation
 weight's gradient is ONE product after it; autodiff would instead add a (H, H) product to an
 accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
 
-Within a scan the state lies in columns, h (H, B), as in U·h. For the left factor of a product is
+While training, the state lies in columns, h (H, B), as in U·h. For the left factor of a product is
 used as it stands, while XLA's CPU back end packs the right one anew at each step: that should be
-the state and not the weights (H = 512, B = 32: 161 GFLOP/s a core against 107). A sampler's rows
-are few and its product is on all cores: there h·U is faster.
+the state and not the weights (H = 512, B = 32: 161 GFLOP/s a core against 107). That is training,
+where each core has its own rows (`hardware.share_cpu`). Without a gradient the state lies in rows:
+there a product is on all cores, and h·U is faster.
 
 Weights may be bfloat16 beside biases and states of float32: see `dot`.
 """
@@ -257,12 +258,25 @@ class Layout(NamedTuple):
         return jnp.split(x, units, self.axis)
 
 
-ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G): a sampler's
-COLUMNS = Layout(0, _times)  # h (H, B), U (G, H): a scan's
+ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
+COLUMNS = Layout(0, _times)  # h (H, B), U (G, H)
 
 
 def _column_mask(mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Mask | None:
     return mask and Mask(keep.T, mask.scale)
+
+
+def _forward_only(step: Callable, U: tuple, carry: Carry, a: Array, mask: Mask | None) -> tuple:
+    """All steps where no gradient is wanted: (h of every step, the last carry)."""
+
+    def one(carry, a_keep):
+        a, keep = a_keep
+        carry, _ = step(ROWS, U, carry, a)
+        h = apply_mask(hidden(carry), _at_step(mask, keep))
+        return ((h, carry[1]) if isinstance(carry, tuple) else h), h
+
+    carry, h = jax.lax.scan(one, carry, (a, mask and mask.keep))
+    return h, carry
 
 
 # --- GRU. a (T, B, 3H): x·W + b of z, r, n. Uzr (H, 2H), Un (H, H).
@@ -270,7 +284,7 @@ def _column_mask(mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Mask | N
 
 @jax.custom_vjp
 def _gru(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _gru_forward(Uzr, Un, h0, a, mask)[0]
+    return _forward_only(_gru_step, (Uzr, Un), h0, a, mask)[0]
 
 
 def _gru_step(layout, U, h, a):
@@ -329,7 +343,7 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 @jax.custom_vjp
 def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _gru_after_forward(U, cn, h0, a, mask)[0]
+    return _forward_only(_gru_after_step, (U, cn), h0, a, mask)[0]
 
 
 def _gru_after_step(layout, U, h, a):
@@ -389,7 +403,8 @@ _gru_after.defvjp(_gru_after_forward, _gru_after_backward)
 
 @jax.custom_vjp
 def _lstm(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    return _lstm_forward(U, h0, c0, a, mask)[0]
+    h, (_, c) = _forward_only(_lstm_step, (U,), (h0, c0), a, mask)
+    return h, c
 
 
 def _lstm_step(layout, U, carry, a):
@@ -446,7 +461,7 @@ _lstm.defvjp(_lstm_forward, _lstm_backward)
 
 @jax.custom_vjp
 def _rnn(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _rnn_forward(U, h0, a, mask)[0]
+    return _forward_only(_rnn_step, (U,), h0, a, mask)[0]
 
 
 def _rnn_step(layout, U, h, a):
