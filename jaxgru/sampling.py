@@ -132,7 +132,10 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     logarithms, for every token of the vocabulary. u has 23 bits: what is likelier than 2⁻²³ can be
     drawn, and what has no probability never is.
     """
-    p = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+    top = logits.max(axis=-1, keepdims=True)
+    # A logit that XLA has not rounded yet, less the largest that it has, need not be 0 or below:
+    # at a temperature of 1e-30 it is 1e22 either way
+    p = jnp.where(logits == top, 1, jnp.exp(jnp.minimum(logits - top, 0)))
     cumulative = jnp.cumsum(p, axis=-1)
     total = cumulative[:, -1:]
     u = jax.random.uniform(key, total.shape, total.dtype) * total

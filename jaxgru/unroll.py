@@ -229,8 +229,12 @@ def _product(x: Array | Lookup, W: Array) -> Array:
 
 def _outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
     """Σ over steps and batch of xᵀ·da: the gradient of a weight of this dtype that x meets."""
-    flat_x, flat_da = (y.reshape(-1, y.shape[-1]).astype(dtype) for y in (x, da))
-    return jnp.matmul(flat_x.T, flat_da, preferred_element_type=da.dtype).astype(dtype)
+    flat_da = da.reshape(-1, da.shape[-1]).astype(dtype)
+    if dtype == da.dtype:
+        xT = x.reshape(-1, x.shape[-1]).T  # XLA multiplies it as it lies …
+    else:
+        xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but not bfloat16
+    return jnp.matmul(xT, flat_da, preferred_element_type=da.dtype).astype(dtype)
 
 
 def _at_step(mask: Mask | None, keep: Array | None) -> Mask | None:

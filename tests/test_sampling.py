@@ -193,3 +193,16 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(u, expected, monke
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.full(shape, u, dtype))
     logits = jnp.log(jnp.array([[0, 0.25, 0, 0.25, 0.5, 0]]))
     assert draw(KEY, logits).tolist() == [expected]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-20, 1e-30, 1e-37])
+def test_next_to_no_temperature_is_greedy(temperature):
+    """Through `generate`, whose program need not round l/temperature before it subtracts."""
+    params = jaxgru.init(
+        jax.random.key(0), ModelConfig(vocab_size=30, embedding_dim=2, hidden_dim=3)
+    )
+    prompts = jnp.arange(30, dtype=jnp.int32)[:, None]
+    for row in prompts[:, None]:
+        tokens, *_ = generate(params, jax.random.key(1), row, 1, temperature=temperature)
+        greedy, *_ = generate(params, jax.random.key(1), row, 1, temperature=0)
+        np.testing.assert_array_equal(tokens, greedy)
