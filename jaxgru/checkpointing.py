@@ -132,7 +132,7 @@ def find_run(path: str | Path) -> Path:
     """
     path = Path(path)
     for run in (path, path / "latest"):
-        if (run / "config.toml").is_file():
+        if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return run.resolve()
     raise RunError(f"there is no run in {path}: no config.toml in it, nor in a folder 'latest'.")
 

@@ -74,7 +74,14 @@ def test_the_result_is_the_best_epoch_as_measured(undisturbed):
     assert window_loss(params, dataset.validation, 16) == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "name",  # tests/faults has the other two in the quick part, on processes that are forked
+    [
+        "SIGTERM",
+        pytest.param("SIGINT", marks=pytest.mark.slow),
+        pytest.param("SIGKILL", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text, undisturbed):
     number = getattr(signal, name)
     process = subprocess.Popen(

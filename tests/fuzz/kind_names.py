@@ -22,9 +22,6 @@ from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study
 from jaxgru.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
 
-KNOWN = "File name too long"
-"""What is found and not mended yet: checkpointing.find_run asks Path.is_file, which raises it."""
-
 MODEL = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1)
 TOKENIZER = CharacterTokenizer("abc")
 COUNT = itertools.count()
