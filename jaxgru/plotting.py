@@ -188,7 +188,8 @@ def plot_cost(path: Path, panels: dict[str, dict[str, list[dict[int, float]]]], 
                     y = [scale * value for value in values.values()]
                     axes.plot(list(values), y, color=f"C{i}", marker="o", ms=3.5, label=name)
             if curves[0]:  # the line of what is proportional, through the last point
-                (first, *_, last), end = curves[0], scale * list(curves[0].values())[-1]
+                first, last = min(curves[0]), max(curves[0])
+                end = scale * curves[0][last]
                 axes.plot([first, last], [end * first / last, end], color="0.6", lw=0.8, ls="--",
                           label="proportional", zorder=1)  # fmt: skip
             axes.set_xscale("log", base=2)

@@ -36,7 +36,7 @@ from jaxgru.training import (
     state_shardings,
 )
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)  # a path may hold what looks like markup
 
 
 def start_run(config: Config, root: Path) -> Path:

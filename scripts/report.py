@@ -25,7 +25,7 @@ from jaxgru.records import load_kept, load_metrics, load_record
 from jaxgru.reproducing import SEEDS, is_measured
 from jaxgru.study_page import Page, Record
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 
 
 def main() -> None:
