@@ -20,12 +20,12 @@ BOUNDS = {"seconds": 60.0}
 """Some cases are the first of their shape, and XLA compiles a program: seconds, on a busy core."""
 
 MODELS: list = []
-KNOWN = "to be or not\n\0é\u202e\U0001f3ad"
+LETTERS = "to be or not\n\0é\u202e\U0001f3ad"
 
 
 def prepare(folder: Path) -> None:
     MODELS.clear()
-    for tokenizer in (CharacterTokenizer.learn(KNOWN), learn_pieces()):
+    for tokenizer in (CharacterTokenizer.learn(LETTERS), learn_pieces()):
         model = ModelConfig(vocab_size=tokenizer.vocab_size, embedding_dim=2, hidden_dim=3)
         MODELS.append((jaxgru.init(jax.random.key(0), model), tokenizer))
 
@@ -34,7 +34,7 @@ def make(rng: random.Random, folder: Path) -> Made:
     prompt = rng.choice((
         lambda: text(rng),
         lambda: "".join(rng.choice("to be or not") for _ in range(rng.choice((1, 2, 2, 500)))),
-        lambda: "".join(rng.choice(KNOWN) for _ in range(rng.choice((1, 2, 3, 1000)))),
+        lambda: "".join(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 3, 1000)))),
         lambda: "to be" + rng.choice(("\udcff", "\ud83d", "\0", "\u0301", "\ufeff", "▁", "\x85")),
         lambda: rng.choice("abt \n") * rng.choice((1, 50, 5000)),
         lambda: "".join(chr(rng.randrange(0x110000)) for _ in range(rng.choice((1, 3, 2000)))),
