@@ -86,6 +86,12 @@ def test_versions_count_up_and_latest_follows(tmp_path):
     assert create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER).name == "v11"
 
 
+def test_a_name_that_no_file_can_have_is_no_run():
+    """Longer than 255 bytes: the fuzzer's find (tests/fuzz, names)."""
+    with pytest.raises(RunError, match="there is no run in x+"):
+        find_run("x" * 300)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="cannot be written: Not a directory"):

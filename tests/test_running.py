@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxgru
+from jaxgru import running
 
 TRAIN = Path(__file__).parent.parent / "scripts" / "train.py"
 OPTIONS = {
@@ -112,3 +113,9 @@ def test_a_changed_corpus_is_refused(tmp_path, undisturbed, text):
     text.write_text(original)
     assert result.returncode == 2 and "has changed" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_path_is_printed_as_it_is(capsys):
+    """Rich would take it for markup, and raise where it closes nothing: the fuzzer's find."""
+    running.console.print("runs/[x]/[/red].txt")
+    assert capsys.readouterr().out == "runs/[x]/[/red].txt\n"
