@@ -22,9 +22,10 @@ Data = dict[str, Any]
 
 CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
-    "hopper": "this library with its kernel for Hopper GPUs (`JAXGRU_HOPPER_KERNEL=1`)",
-    "plain_scan": "this library with `unroll_plain`: the cell in a `lax.scan`, differentiated by "
-    "JAX (sampling one token at a time unrolls nothing, so it is not measured there)",
+    "wavefront": "this library with its layers at once, for GPUs (`JAXGRU_UNROLL=wavefront`)",
+    "hopper": "this library with its kernel for Hopper GPUs (`JAXGRU_UNROLL=hopper`)",
+    "plain_scan": "this library with `JAXGRU_UNROLL=plain`: the cell in a `lax.scan`, "
+    "differentiated by JAX (sampling one token at a time unrolls nothing: not measured there)",
     "torchref": "the same model in plain PyTorch, a Python loop over time",
     "torch.nn": "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, "
     "without dropout: not the same equations, the same work",

@@ -28,7 +28,7 @@ from jaxgru.cells import (
     zero_carry,
 )
 from jaxgru.config import ModelConfig
-from jaxgru.unroll import Lookup, Mask, apply_mask, dot, layer_stepper, unroll
+from jaxgru.unroll import Lookup, Mask, dot, layer_stepper, unroll_layers
 
 
 @struct.dataclass
@@ -172,12 +172,8 @@ def apply(
     x = Lookup(params.embedding, tokens.T)  # out-of-range tokens give NaN, not a guess
     if B * T < len(params.embedding):
         x = x.rows()
-    new_carry = []
-    for layer, c, (state_mask, output_mask) in zip(params.layers, carry, masks, strict=True):
-        h, c = unroll(layer, x, c, state_mask)
-        x = apply_mask(h, output_mask)
-        new_carry.append(c)
-    return _logits(params, x).swapaxes(0, 1), tuple(new_carry)
+    h, carry = unroll_layers(params.layers, x, carry, masks)
+    return _logits(params, h).swapaxes(0, 1), carry
 
 
 def step(

@@ -24,7 +24,7 @@ Weights may be bfloat16 beside biases and states of float32: see `dot`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -44,8 +44,10 @@ from jaxgru.cells import (
     hidden,
     plus,
 )
+from jaxgru.errors import UserError
 
-KERNEL = "JAXGRU_HOPPER_KERNEL"  # an environment variable; 1: use the kernel
+CHOICE = "JAXGRU_UNROLL"  # an environment variable, read while a program is traced
+CHOICES = ("scan", "plain", "wavefront", "hopper")  # the first is taken where it is not set
 
 
 class Mask(NamedTuple):
@@ -86,7 +88,7 @@ def _dot_forward(x, W):
 
 def _dot_backward(residuals, dy):
     x, W = residuals
-    return dot(dy, W.T), _outer(x, dy, W.dtype)
+    return dot(dy, W.T), outer(x, dy, W.dtype)
 
 
 dot.defvjp(_dot_forward, _dot_backward)
@@ -108,8 +110,8 @@ def unroll_plain(
     def step(carry: Carry, x_keep: tuple) -> tuple[Carry, Array]:
         x, keep = x_keep
         carry = cell(params, carry, x)
-        h = apply_mask(hidden(carry), _at_step(mask, keep))
-        return ((h, carry[1]) if isinstance(carry, tuple) else h), h
+        h = ROWS.masked(hidden(carry), mask, keep)
+        return _with_hidden(carry, h), h
 
     carry, h = jax.lax.scan(step, carry, (_looked_up(x), mask and mask.keep))
     return h, carry
@@ -132,27 +134,53 @@ def unroll(
     Returns:
       The (masked) h' of every step, and the carry after the last one.
     """
-    p = params
-    if isinstance(p, MLPParams):  # no recurrence: every step at once
-        x = _looked_up(x)
-        T = len(x)
-        x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
-        a = sum(_product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
-        h = apply_mask(jnp.tanh(a), mask)
-        return h, (h[-1], x[T:].swapaxes(0, 1))
-    W, b, U = _gates(p)
-    a = _product(x, W) + b
-    match p:
-        case GRUParams(reset="before"):
-            h = _gru_of(U[0], carry)(*U, carry, a, mask)
-        case GRUParams():
-            h = _gru_after(*U, carry, a, mask)
-        case RNNParams():
-            h = _rnn(*U, carry, a, mask)
-        case LSTMParams():
-            h, c = _lstm(*U, *carry, a, mask)
-            return h, (h[-1], c)
-    return h, h[-1]
+    if isinstance(params, MLPParams):
+        return _mlp(params, _looked_up(x), carry, mask)
+    W, b, U = gates(params)
+    return recurrence(params)(U, carry, product(x, W) + b, mask)
+
+
+def unroll_layers(
+    layers: Sequence[CellParams],
+    x: Float[Array, "T B E"] | Lookup,
+    carry: Sequence[Carry],
+    masks: Sequence[tuple[Mask | None, Mask | None]],
+) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
+    """Layers one on top of another: each one's input is the output of the one below.
+
+    What goes over time is chosen by the environment variable JAXGRU_UNROLL: "scan" is `unroll`;
+    "plain" the definition; "wavefront" and "hopper" are for GPUs, in `kernels/`, and where they do
+    not support the layers or the device, `unroll` does it. Neither has been timed on a GPU; until
+    they are, they must be asked for.
+
+    Args:
+      masks: a layer's pair: dropout inside its recurrence, and on its output.
+
+    Returns:
+      The last layer's output, masked, and every layer's carry.
+
+    Raises:
+      UserError: JAXGRU_UNROLL is none of these.
+    """
+    if _choice() == "wavefront":
+        from jaxgru.kernels import wavefront  # which imports this file
+
+        if wavefront.supports(layers, len(x.index if isinstance(x, Lookup) else x)):
+            return wavefront.unroll_layers(layers, x, carry, masks)
+    one_layer = unroll_plain if _choice() == "plain" else unroll
+    new_carry = []
+    for layer, c, (state_mask, output_mask) in zip(layers, carry, masks, strict=True):
+        h, c = one_layer(layer, x, c, state_mask)
+        x = apply_mask(h, output_mask)
+        new_carry.append(c)
+    return x, tuple(new_carry)
+
+
+def _choice() -> str:
+    name = os.environ.get(CHOICE) or CHOICES[0]
+    if name not in CHOICES:
+        raise UserError(f"{CHOICE} is {name!r}; it must be one of {', '.join(CHOICES)}.")
+    return name
 
 
 def layer_stepper(
@@ -170,7 +198,7 @@ def layer_stepper(
     p = params
     if isinstance(p, MLPParams):
         return lambda carry, x: cell(p, carry, x if table is None else jnp.take(table, x, axis=0))
-    W, b, U = _gates(p)
+    W, b, U = gates(p)
     step = {GRUParams: _gru_step, LSTMParams: _lstm_step, RNNParams: _rnn_step}[type(p)]
     if isinstance(p, GRUParams) and p.reset == "after":
         step = _gru_after_step
@@ -180,13 +208,30 @@ def layer_stepper(
     return lambda carry, index: step(ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
 
 
-def _gru_of(Uzr: Array, h0: Array) -> Callable[..., Array]:
-    """`_gru`, or what does the same faster on this device.
+def recurrence(params: CellParams) -> Callable[..., tuple[Float[Array, "T B H"], Carry]]:
+    """A cell over time, once the input's part is computed: (U, carry, a, mask) → (h, carry).
 
-    The kernel for Hopper multiplies in bfloat16, so it takes weights of that dtype alone. It has
-    been interpreted and compiled, but never run; until it has, it must be asked for.
+    U is what `gates` gives; a (T, B, G·H) is x·W + b. Of the parameters the type alone matters.
     """
-    if Uzr.dtype == jnp.bfloat16 and os.environ.get(KERNEL) == "1":
+
+    def with_last(h: Array) -> tuple[Array, Array]:
+        return h, h[-1]
+
+    match params:
+        case GRUParams(reset="before"):
+            return lambda U, h, a, mask: with_last(_gru_of(U[0], h)(*U, h, a, mask))
+        case GRUParams():
+            return lambda U, h, a, mask: with_last(_gru_after(*U, h, a, mask))
+        case RNNParams():
+            return lambda U, h, a, mask: with_last(_rnn(*U, h, a, mask))
+        case LSTMParams():
+            return _lstm_with_carry
+    raise TypeError(f"no unroll for parameters of type {type(params).__name__}")
+
+
+def _gru_of(Uzr: Array, h0: Array) -> Callable[..., Array]:
+    """`_gru`, or the kernel for Hopper, which multiplies in bfloat16: for such weights alone."""
+    if Uzr.dtype == jnp.bfloat16 and _choice() == "hopper":
         from jaxgru.kernels import gru_hopper  # which imports this file
 
         if gru_hopper.supports(*h0.shape, h0.dtype):
@@ -194,7 +239,7 @@ def _gru_of(Uzr: Array, h0: Array) -> Callable[..., Array]:
     return _gru
 
 
-def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
+def gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
     """A layer's W side by side, its biases added up, and what acts on the state, as below."""
     match p:
         case GRUParams(reset="before"):
@@ -212,14 +257,14 @@ def _gates(p: CellParams) -> tuple[Array, Array, tuple[Array, ...]]:
             return W, b, (jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1),)
         case RNNParams():
             return p.W, p.b, (p.U,)
-    raise TypeError(f"no unroll for parameters of type {type(p).__name__}")
+    raise TypeError(f"no gates in parameters of type {type(p).__name__}")
 
 
 def _looked_up(x: Array | Lookup) -> Array:
     return x.rows() if isinstance(x, Lookup) else x
 
 
-def _product(x: Array | Lookup, W: Array) -> Array:
+def product(x: Array | Lookup, W: Array) -> Array:
     """x·W over all steps as one matrix product; its gradients are one product each, too."""
     if isinstance(x, Lookup):
         return jnp.take(dot(x.table, W), x.index, axis=0)
@@ -227,7 +272,7 @@ def _product(x: Array | Lookup, W: Array) -> Array:
     return dot(x.reshape(T * B, E), W).reshape(T, B, -1)
 
 
-def _outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
+def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
     """Σ over steps and batch of xᵀ·da: the gradient of a weight of this dtype that x meets."""
     flat_da = da.reshape(-1, da.shape[-1]).astype(dtype)
     if dtype == da.dtype:
@@ -237,11 +282,7 @@ def _outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
     return jnp.matmul(xT, flat_da, preferred_element_type=da.dtype).astype(dtype)
 
 
-def _at_step(mask: Mask | None, keep: Array | None) -> Mask | None:
-    return mask and Mask(keep, mask.scale)
-
-
-def _before(h0: Array, h: Array) -> Array:
+def before(h0: Array, h: Array) -> Array:
     """The state before each step, from the first state and the state after each step."""
     return jnp.concatenate([h0[None], h[:-1]])
 
@@ -261,26 +302,48 @@ class Layout(NamedTuple):
         """x cut before these units."""
         return jnp.split(x, units, self.axis)
 
+    def turn(self, x: Array) -> Array:
+        """What lies in rows as it lies here, and the other way round."""
+        return x if self.axis else x.T
+
+    def masked(self, h: Array, mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Array:
+        """h after dropout by one step of the mask, which is `keep`."""
+        return h if mask is None else apply_mask(h, Mask(self.turn(keep), mask.scale))
+
 
 ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
 COLUMNS = Layout(0, _times)  # h (H, B), U (G, H)
 
 
-def _column_mask(mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Mask | None:
-    return mask and Mask(keep.T, mask.scale)
+def _with_hidden(carry: Carry, h: Array) -> Carry:
+    return (h, carry[1]) if isinstance(carry, tuple) else h
 
 
-def _forward_only(step: Callable, U: tuple, carry: Carry, a: Array, mask: Mask | None) -> tuple:
-    """All steps where no gradient is wanted: (h of every step, the last carry)."""
+def _forward(
+    layout: Layout, step: Callable, U: tuple, carry: Carry, a: Array, mask: Mask | None
+) -> tuple[Array, Carry, tuple[Array, ...]]:
+    """All steps: h of each, the last carry, and in columns what the backward pass needs of each."""
 
-    def one(carry, a_keep):
+    def one(carry: Carry, a_keep: tuple) -> tuple[Carry, tuple]:
         a, keep = a_keep
-        carry, _ = step(ROWS, U, carry, a)
-        h = apply_mask(hidden(carry), _at_step(mask, keep))
-        return ((h, carry[1]) if isinstance(carry, tuple) else h), h
+        carry, saved = step(layout, U, carry, layout.turn(a))
+        h = layout.masked(hidden(carry), mask, keep)
+        return _with_hidden(carry, h), (layout.turn(h), saved if layout is COLUMNS else ())
 
-    carry, h = jax.lax.scan(one, carry, (a, mask and mask.keep))
-    return h, carry
+    carry = jax.tree.map(layout.turn, carry)
+    carry, (h, saved) = jax.lax.scan(one, carry, (a, mask and mask.keep))
+    return h, jax.tree.map(layout.turn, carry), saved
+
+
+def _mlp(
+    p: MLPParams, x: Float[Array, "T B E"], carry: Carry, mask: Mask | None
+) -> tuple[Float[Array, "T B H"], Carry]:
+    """No recurrence: every step at once."""
+    T = len(x)
+    x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
+    a = sum(product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
+    h = apply_mask(jnp.tanh(a), mask)
+    return h, (h[-1], x[T:].swapaxes(0, 1))
 
 
 # --- GRU. a (T, B, 3H): x·W + b of z, r, n. Uzr (H, 2H), Un (H, H).
@@ -288,7 +351,7 @@ def _forward_only(step: Callable, U: tuple, carry: Carry, a: Array, mask: Mask |
 
 @jax.custom_vjp
 def _gru(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _forward_only(_gru_step, (Uzr, Un), h0, a, mask)[0]
+    return _forward(ROWS, _gru_step, (Uzr, Un), h0, a, mask)[0]
 
 
 def _gru_step(layout, U, h, a):
@@ -301,27 +364,19 @@ def _gru_step(layout, U, h, a):
 
 
 def _gru_forward(Uzr, Un, h0, a, mask):
-    U = Uzr.T, Un.T
-
-    def step(h, a_keep):
-        a, keep = a_keep
-        h, saved = _gru_step(COLUMNS, U, h, a.T)
-        h = apply_mask(h, _column_mask(mask, keep))
-        return h, (h.T, *saved)
-
-    _, (h, zr, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
-    return h, (Uzr, Un, h0, h, zr, n, mask)
+    h, _, saved = _forward(COLUMNS, _gru_step, (Uzr.T, Un.T), h0, a, mask)
+    return h, (Uzr, Un, h0, h, *saved, mask)
 
 
 def _gru_backward(residuals, dh_out):
     Uzr, Un, h0, h, zr, n, mask = residuals
     H = h0.shape[-1]
-    h_before = _before(h0, h)
+    h_before = before(h0, h)
 
     def step(dh, inputs):
         dh_out, h, zr, n, keep = inputs
         h, z, r = h.T, zr[:H], zr[H:]
-        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
+        dh = COLUMNS.masked(dh + dh_out.T, mask, keep)
         da_n = dh * z * (1 - n * n)
         d_rh = _times(Un, da_n)
         da_zr = jnp.concatenate([dh * (n - h), d_rh * h]) * zr * (1 - zr)
@@ -334,8 +389,8 @@ def _gru_backward(residuals, dh_out):
         (dh_out, h_before, zr, n, mask and mask.keep),
         reverse=True,
     )
-    dUzr = _outer(h_before, da[..., : 2 * H], Uzr.dtype)
-    dUn = _outer(rh, da[..., 2 * H :], Un.dtype)
+    dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
+    dUn = outer(rh, da[..., 2 * H :], Un.dtype)
     return dUzr, dUn, dh0.T, da, None
 
 
@@ -347,7 +402,7 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 @jax.custom_vjp
 def _gru_after(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _forward_only(_gru_after_step, (U, cn), h0, a, mask)[0]
+    return _forward(ROWS, _gru_after_step, (U, cn), h0, a, mask)[0]
 
 
 def _gru_after_step(layout, U, h, a):
@@ -362,27 +417,19 @@ def _gru_after_step(layout, U, h, a):
 
 
 def _gru_after_forward(U, cn, h0, a, mask):
-    columns = U.T, cn[:, None]
-
-    def step(h, a_keep):
-        a, keep = a_keep
-        h, saved = _gru_after_step(COLUMNS, columns, h, a.T)
-        h = apply_mask(h, _column_mask(mask, keep))
-        return h, (h.T, *saved)
-
-    _, (h, zr, m, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
-    return h, (U, h0, h, zr, m, n, mask)
+    h, _, saved = _forward(COLUMNS, _gru_after_step, (U.T, cn[:, None]), h0, a, mask)
+    return h, (U, h0, h, *saved, mask)
 
 
 def _gru_after_backward(residuals, dh_out):
     U, h0, h, zr, m, n, mask = residuals
     H = h0.shape[-1]
-    h_before = _before(h0, h)
+    h_before = before(h0, h)
 
     def step(dh, inputs):
         dh_out, h, zr, m, n, keep = inputs
         z, r = zr[:H], zr[H:]
-        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
+        dh = COLUMNS.masked(dh + dh_out.T, mask, keep)
         da_n = dh * z * (1 - n * n)
         da_zr = jnp.concatenate([dh * (n - h.T), da_n * m]) * zr * (1 - zr)
         d_Uh = jnp.concatenate([da_zr, da_n * r])
@@ -396,7 +443,7 @@ def _gru_after_backward(residuals, dh_out):
         reverse=True,
     )
     dcn = d_Uh[..., 2 * H :].sum((0, 1))
-    return _outer(h_before, d_Uh, U.dtype), dcn, dh0.T, da, None
+    return outer(h_before, d_Uh, U.dtype), dcn, dh0.T, da, None
 
 
 _gru_after.defvjp(_gru_after_forward, _gru_after_backward)
@@ -407,8 +454,13 @@ _gru_after.defvjp(_gru_after_forward, _gru_after_backward)
 
 @jax.custom_vjp
 def _lstm(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    h, (_, c) = _forward_only(_lstm_step, (U,), (h0, c0), a, mask)
+    h, (_, c), _ = _forward(ROWS, _lstm_step, (U,), (h0, c0), a, mask)
     return h, c
+
+
+def _lstm_with_carry(U, carry, a, mask):
+    h, c = _lstm(*U, *carry, a, mask)
+    return h, (h[-1], c)
 
 
 def _lstm_step(layout, U, carry, a):
@@ -418,31 +470,23 @@ def _lstm_step(layout, U, carry, a):
     fio, g = sigmoid(a_fio), jnp.tanh(a_g)
     f, i, o = layout.split(fio, H, 2 * H)
     c = f * c + i * g
-    return (o * jnp.tanh(c), c), (fio, g)
+    return (o * jnp.tanh(c), c), (c, fio, g)
 
 
 def _lstm_forward(U, h0, c0, a, mask):
-    columns = (U.T,)
-
-    def step(carry, a_keep):
-        a, keep = a_keep
-        (h, c), saved = _lstm_step(COLUMNS, columns, carry, a.T)
-        h = apply_mask(h, _column_mask(mask, keep))
-        return (h, c), (h.T, c, *saved)
-
-    (_, c_last), (h, c, fio, g) = jax.lax.scan(step, (h0.T, c0.T), (a, mask and mask.keep))
-    return (h, c_last.T), (U, h0, h, _before(c0.T, c), c, fio, g, mask)
+    h, (_, c_last), saved = _forward(COLUMNS, _lstm_step, (U.T,), (h0, c0), a, mask)
+    return (h, c_last), (U, h0, c0, h, *saved, mask)
 
 
 def _lstm_backward(residuals, cotangents):
-    U, h0, h, c_before, c, fio, g, mask = residuals
+    U, h0, c0, h, c, fio, g, mask = residuals
     dh_out, dc_last = cotangents
 
     def step(carry, inputs):
         (dh, dc), (dh_out, c_before, c, fio, g, keep) = carry, inputs
         f, i, o = jnp.split(fio, 3)
         tanh_c = jnp.tanh(c)
-        dh = apply_mask(dh + dh_out.T, _column_mask(mask, keep))
+        dh = COLUMNS.masked(dh + dh_out.T, mask, keep)
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         da_fio = jnp.concatenate([dc * c_before, dc * g, dh * tanh_c]) * fio * (1 - fio)
         da = jnp.concatenate([da_fio, dc * i * (1 - g * g)])
@@ -451,10 +495,10 @@ def _lstm_backward(residuals, cotangents):
     (dh0, dc0), da = jax.lax.scan(
         step,
         (jnp.zeros_like(h0.T), dc_last.T),
-        (dh_out, c_before, c, fio, g, mask and mask.keep),
+        (dh_out, before(c0.T, c), c, fio, g, mask and mask.keep),
         reverse=True,
     )
-    return _outer(_before(h0, h), da, U.dtype), dh0.T, dc0.T, da, None
+    return outer(before(h0, h), da, U.dtype), dh0.T, dc0.T, da, None
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)
@@ -465,7 +509,7 @@ _lstm.defvjp(_lstm_forward, _lstm_backward)
 
 @jax.custom_vjp
 def _rnn(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return _forward_only(_rnn_step, (U,), h0, a, mask)[0]
+    return _forward(ROWS, _rnn_step, (U,), h0, a, mask)[0]
 
 
 def _rnn_step(layout, U, h, a):
@@ -474,16 +518,8 @@ def _rnn_step(layout, U, h, a):
 
 
 def _rnn_forward(U, h0, a, mask):
-    columns = (U.T,)
-
-    def step(h, a_keep):
-        a, keep = a_keep
-        h, saved = _rnn_step(COLUMNS, columns, h, a.T)
-        h = apply_mask(h, _column_mask(mask, keep))
-        return h, (h.T, *saved)
-
-    _, (h, n) = jax.lax.scan(step, h0.T, (a, mask and mask.keep))
-    return h, (U, h0, h, n, mask)
+    h, _, saved = _forward(COLUMNS, _rnn_step, (U.T,), h0, a, mask)
+    return h, (U, h0, h, *saved, mask)
 
 
 def _rnn_backward(residuals, dh_out):
@@ -491,13 +527,13 @@ def _rnn_backward(residuals, dh_out):
 
     def step(dh, inputs):
         dh_out, n, keep = inputs
-        da = apply_mask(dh + dh_out.T, _column_mask(mask, keep)) * (1 - n * n)
+        da = COLUMNS.masked(dh + dh_out.T, mask, keep) * (1 - n * n)
         return _times(U, da), da.T
 
     dh0, da = jax.lax.scan(
         step, jnp.zeros_like(h0.T), (dh_out, n, mask and mask.keep), reverse=True
     )
-    return _outer(_before(h0, h), da, U.dtype), dh0.T, da, None
+    return outer(before(h0, h), da, U.dtype), dh0.T, da, None
 
 
 _rnn.defvjp(_rnn_forward, _rnn_backward)

@@ -148,6 +148,8 @@ class Benchmark:
             import torch
 
             notes.append(f"torch uses {torch.get_num_threads()} threads")
+        if flags := os.environ.get("XLA_FLAGS"):
+            notes.append(f"XLA_FLAGS was {flags}")
         notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
         self.run: Record = {
             "hardware": describe_hardware(),

@@ -22,22 +22,23 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from jaxgru import model as jaxgru_model
 from jaxgru.batching import random_crops
 from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_memory
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
-from jaxgru.kernels import gru_hopper
+from jaxgru.kernels import gru_hopper, wavefront
+from jaxgru.model import round_weights
 from jaxgru.sampling import draw, filter_logits
 from jaxgru.sharding import data_mesh
 from jaxgru.training import init_state, train_step
-from jaxgru.unroll import KERNEL, unroll_plain
+from jaxgru.unroll import CHOICE
 
 TEMPERATURE, TOP_K = 0.8, 30
 
 NEEDS = {
     "jaxgru": [],
+    "wavefront": [],
     "hopper": [],
     "plain_scan": [],
     "torchref": ["torch", "torchref"],
@@ -61,6 +62,8 @@ def missing(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # whatever an installation in disorder raises
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    if name == "wavefront" and on_cpu():
+        return "it is for GPUs"
     if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
         return "there is no Hopper GPU"
     if "torch" in NEEDS[name] and not on_cpu() and torch_device() == "cpu":
@@ -80,10 +83,12 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     match name:
         case "jaxgru":
             return _jaxgru(task, precision)
+        case "wavefront":
+            return _wavefront(task, precision)
         case "hopper":
             return _hopper(task, precision)
         case "plain_scan":
-            return _plain_scan(task, precision)
+            return _unrolled(task, precision, "plain")
         case "torchref":
             return _torch(task, precision, _torchref_model(config))
         case "torch.nn":
@@ -100,7 +105,7 @@ def build(name: str, task: Task, precision: str) -> Contestant:
 def measured_kinds(name: str) -> tuple[str, ...]:
     """What a contestant is measured at."""
     unrolls = ("training", "forward")
-    return unrolls if name in ("hopper", "plain_scan") else (*unrolls, "sampling")
+    return unrolls if name in ("wavefront", "hopper", "plain_scan") else (*unrolls, "sampling")
 
 
 # --- jaxgru
@@ -128,7 +133,7 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
     params = jaxgru.init(jax.random.key(0), model)
     if precision == "bfloat16":
-        params = jaxgru_model.round_weights(params, jnp.bfloat16)
+        params = round_weights(params, jnp.bfloat16)
     if task.what == "forward":
         return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
@@ -138,27 +143,29 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
     )
 
 
+def _wavefront(task: Task, precision: str) -> Contestant:
+    layers = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), task.config.model)).layers
+    if not wavefront.supports(layers, task.num_tokens):
+        raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
+    return _unrolled(task, precision, "wavefront")
+
+
 def _hopper(task: Task, precision: str) -> Contestant:
-    """Compiled ahead of time in `_jaxgru`, as the other unroll is."""
-    model, B = task.config.model, task.batch_size
+    model = task.config.model
     if (precision, model.cell, model.reset) != ("bfloat16", "gru", "before"):
         raise UserError("the kernel is of a GRU that resets before, and multiplies in bfloat16")
-    if not gru_hopper.supports(B, model.hidden_dim):
+    if not gru_hopper.supports(task.batch_size, model.hidden_dim):
         raise UserError(f"there is no kernel for {model.hidden_dim} units")
-    os.environ[KERNEL] = "1"
+    return _unrolled(task, precision, "hopper")
+
+
+def _unrolled(task: Task, precision: str, how: str) -> Contestant:
+    """jaxgru with another unroll; `_jaxgru` compiles ahead of time, so it is chosen by then."""
+    os.environ[CHOICE] = how
     try:
         return _jaxgru(task, precision)
     finally:
-        del os.environ[KERNEL]
-
-
-def _plain_scan(task: Task, precision: str) -> Contestant:
-    """Compiled ahead of time in `_jaxgru`, so the other unroll need only be there meanwhile."""
-    fast, jaxgru_model.unroll = jaxgru_model.unroll, unroll_plain
-    try:
-        return _jaxgru(task, precision)
-    finally:
-        jaxgru_model.unroll = fast
+        del os.environ[CHOICE]
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:

@@ -58,7 +58,7 @@ ERRORS = (
             ("unroll.py", "(n - h), d_rh * h]", "(n - h), da_n * _times(Un.T, h)]"),
             ("unroll.py", "+ d_rh * r + _times", "+ d_rh + _times"),
             ("unroll.py", ").T, (r * h).T)", ").T, (r * da_n).T)"),
-            ("unroll.py", "_outer(rh, da[..., 2 * H :], Un", "_outer(h_before, rh, Un"),
+            ("unroll.py", "outer(rh, da[..., 2 * H :], Un", "outer(h_before, rh, Un"),
         ),
         CELL_TESTS,
     ),
@@ -79,7 +79,7 @@ ERRORS = (
         "the carry of layer 2 not passed on",
         (
             (
-                "model.py",
+                "unroll.py",
                 "tuple(new_carry)",
                 "tuple(carry[i] if i == 1 else c for i, c in enumerate(new_carry))",
             ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import SCRIPTS, python_script
 
-from jaxgru import UserError, benchmark_page, load_config
+from jaxgru import UserError, benchmark_page, load_config, unroll
 from jaxgru.benchmark_page import CONTESTANTS, make_record, merge
 from jaxgru.benchmarking import (
     Contestant,
@@ -37,6 +38,7 @@ from jaxgru.benchmarking import (
 )
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.model import init, initial_carry, step
+from jaxgru.unroll import CHOICE
 
 TINY_TOML = """\
 name = "tiny"
@@ -56,6 +58,7 @@ TINY = Config(
     ModelConfig("gru", 11, 5, 9, 2, dropout=0.1, second_bias=True),
     training=TrainingConfig(batch_size=4, sequence_length=6),
 )
+FOR_GPUS = ("wavefront", "hopper")
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
 
 
@@ -68,14 +71,6 @@ def peers(monkeypatch) -> ModuleType:
 @pytest.fixture
 def benchmark(peers) -> ModuleType:
     return importlib.import_module("benchmark")
-
-
-@pytest.fixture(autouse=True)
-def compile_quickly():
-    """Programs that run once need no optimising; other tests get theirs optimised again."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class TestOperations:
@@ -281,7 +276,7 @@ class TestContestants:
         assert list(peers.NEEDS) == list(CONTESTANTS)
 
     @pytest.mark.parametrize(
-        "name", [n for n in CONTESTANTS if n not in ("hopper", "torch.compile")]
+        "name", [n for n in CONTESTANTS if n not in (*FOR_GPUS, "torch.compile")]
     )
     def test_trains(self, peers, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
@@ -301,16 +296,16 @@ class TestContestants:
         assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()
 
     def test_plain_scan_is_another_program_of_the_same_numbers(self, peers, monkeypatch):
-        fast, task = peers.jaxgru_model.unroll, Task(TINY, "forward", 4, 6)
+        task = Task(TINY, "forward", 4, 6)
         plain = peers.build("plain_scan", task, "float32")
-        assert peers.jaxgru_model.unroll is fast
+        assert CHOICE not in os.environ
         ours = peers.build("jaxgru", task, "float32")
         np.testing.assert_allclose(plain.run(1), ours.run(1), rtol=1e-4, atol=1e-5)
 
         def no_unroll(*arguments):
             raise AssertionError("the fast unroll was traced")
 
-        monkeypatch.setattr(peers.jaxgru_model, "unroll", no_unroll)
+        monkeypatch.setattr(unroll, "unroll", no_unroll)
         peers.build("plain_scan", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
@@ -328,6 +323,9 @@ class TestContestants:
         assert peers.missing("haiku").startswith("haiku cannot be imported")
         assert peers.missing("jaxgru") is None
         assert peers.missing("hopper") == "there is no Hopper GPU"
+        assert peers.missing("wavefront") == "it is for GPUs"
+        with pytest.raises(UserError, match="its layers cannot run at once over 6 steps"):
+            peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
 
     def test_a_model_that_torchref_lacks(self, peers):
         config = replace(TINY, model=replace(TINY.model, second_bias=False, reset="after"))
@@ -346,7 +344,7 @@ class TestScript:
         [
             (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
             (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
-            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, hopper"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, wavefront"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
             (["--precision", "tf32"], "--precision tf32 is a GPU's; a CPU knows float32 and"),
@@ -412,8 +410,7 @@ class TestScript:
         assert list(tmp_path.iterdir()) == []
 
     def test_everything_in_a_process(self, tmp_path, monkeypatch):
-        """Every contestant but torch.compile and a GPU's kernel, at everything, and all files."""
-        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles in half the time
+        """Every contestant but torch.compile and a GPU's own, at everything, and all files."""
         (tmp_path / "tiny.toml").write_text(TINY_TOML)
         options = ["--configs", tmp_path / "tiny.toml", "--quick", "--no-torch-compile"]
         done = python_script("benchmark", *options, "--docs", tmp_path / "docs")
@@ -421,7 +418,7 @@ class TestScript:
         data = json.loads((tmp_path / "docs" / "benchmarks.json").read_text())
         (run,) = data["runs"].values()
         assert run["ceilings"]["float32"] > 0 and run["versions"]["jax"] == jax.__version__
-        names = set(CONTESTANTS) - {"torch.compile", "hopper"}
+        names = set(CONTESTANTS) - {"torch.compile", *FOR_GPUS}
         found: dict[str, set[str]] = {}
         for r in data["records"]:
             assert r["config"] == "tiny" and "failed" not in r

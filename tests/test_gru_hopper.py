@@ -156,7 +156,7 @@ def test_it_is_taken_where_it_is_asked_for_and_can_run(monkeypatch):
     narrow, wide = jnp.zeros((64, 128), jnp.bfloat16), jnp.zeros((64, 128))
     h0 = jnp.zeros((2, 64))
     assert unroll._gru_of(narrow, h0) is unroll._gru
-    monkeypatch.setenv("JAXGRU_HOPPER_KERNEL", "1")
+    monkeypatch.setenv("JAXGRU_UNROLL", "hopper")
     assert unroll._gru_of(narrow, h0) is unroll._gru or supports(2, 64)
     monkeypatch.setattr(gru_hopper, "supports", lambda B, H, dtype: (B, H) == (2, 64))
     assert unroll._gru_of(narrow, h0) is gru

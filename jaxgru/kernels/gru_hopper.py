@@ -36,7 +36,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgru.unroll import Mask, _before, _outer
+from jaxgru.unroll import Mask, before, outer
 
 BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
 SLOTS = 4  # tiles in flight from global memory; what is left beside U at H = 512
@@ -378,12 +378,12 @@ def _forward(Uzr, Un, h0, a, mask, cluster, interpret):
 def _backward(cluster, interpret, residuals, dh_out):
     Uzr, Un, h0, h, zr, n, mask = residuals
     H = h0.shape[-1]
-    h_before = _before(h0, h)
+    h_before = before(h0, h)
     dh0, da = gru_backward(
         Uzr, Un, h_before, zr, n, mask, dh_out, cluster=cluster, interpret=interpret
     )
-    dUzr = _outer(h_before, da[..., : 2 * H], Uzr.dtype)
-    dUn = _outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
+    dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
+    dUn = outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
     return dUzr, dUn, dh0, da, None
 
 

@@ -1,0 +1,115 @@
+"""Layers at once against layers one after another: the same numbers, in fewer steps."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import jaxgru
+from jaxgru import Dropout, ModelConfig
+from jaxgru.errors import UserError
+from jaxgru.kernels import wavefront
+from jaxgru.unroll import CHOICE, unroll_layers
+
+SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
+KINDS = {
+    "gru": {"second_bias": True},
+    "gru, reset after": {"reset": "after"},
+    "lstm": {"cell": "lstm"},
+    "rnn": {"cell": "rnn"},
+}
+
+
+@pytest.fixture(autouse=True)
+def parts_of_two_in_float64(monkeypatch):
+    monkeypatch.setattr(wavefront, "PART", 2)
+    with jax.enable_x64(True):
+        yield
+
+
+def problem(config, B=2, T=4):
+    """A model, tokens that repeat, and a state that is not zero."""
+    normal = lambda like: jax.random.normal(jax.random.key(like.size), like.shape, jnp.float64)
+    params = jax.tree.map(normal, jaxgru.init(jax.random.key(0), config, jnp.float64))
+    tokens = jnp.arange(B * T).reshape(B, T) % 4
+    return params, tokens, jax.tree.map(normal, jaxgru.initial_carry(params, B))
+
+
+def both(config, dropout, **sizes):
+    """(logits, carry) and all gradients, of layers at once and of the plain definition."""
+    params, tokens, carry = problem(config, **sizes)
+
+    def scalar(params, carry):
+        outputs = jaxgru.apply(params, tokens, carry, dropout)
+        leaves = enumerate(jax.tree.leaves(outputs))
+        return sum(jnp.sum(jnp.sin(leaf + i)) for i, leaf in leaves), outputs
+
+    def results(choice):
+        os.environ[CHOICE] = choice
+        try:  # a function of its own each: JAX remembers what it traced
+            return jax.jit(lambda *x: jax.grad(scalar, (0, 1), has_aux=True)(*x))(params, carry)
+        finally:
+            del os.environ[CHOICE]
+
+    return results("wavefront"), results("plain")
+
+
+def assert_equal(pair):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), *pair)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_recurrence(kind):
+    """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
+    dropout = Dropout(jax.random.key(1), 0.4, "state")
+    assert_equal(both(ModelConfig(**SIZES, num_layers=3, **KINDS[kind]), dropout))
+
+
+@pytest.mark.parametrize("site", ["between", "output"])
+def test_dropout_on_a_layers_output(site):
+    """More parts than layers, one row."""
+    dropout = Dropout(jax.random.key(1), 0.4, site)
+    assert_equal(both(ModelConfig(**SIZES, num_layers=2), dropout, B=1, T=6))
+
+
+def sequential_steps(jaxpr):
+    """How many bodies of a scan run one after another; inner scans run once a body."""
+    steps = 0
+    for equation in jaxpr.eqns:
+        inner = [sequential_steps(sub) for sub in jaxprs_in_params(equation.params)]
+        length = equation.params["length"] if equation.primitive.name == "scan" else 1
+        steps += length * (sum(inner) or equation.primitive.name == "scan")
+    return steps
+
+
+@pytest.mark.parametrize("choice, steps", [("scan", 3 * 8), ("wavefront", 8 + 2 * 2)])
+def test_the_steps_that_wait_for_one_another(monkeypatch, choice, steps):
+    monkeypatch.setenv(CHOICE, choice)
+    params, tokens, carry = problem(ModelConfig(**SIZES, num_layers=3), T=8)
+    traced = jax.make_jaxpr(lambda *x: jaxgru.apply(*x))(params, tokens, carry)
+    assert sequential_steps(traced.jaxpr) == steps
+
+
+def test_what_is_supported(monkeypatch):
+    def layers(*kinds):
+        configs = [ModelConfig(**SIZES, **KINDS[kind]) for kind in kinds]
+        return [jaxgru.init(jax.random.key(0), config).layers[0] for config in configs]
+
+    gru, lstm = "gru", "lstm"
+    assert wavefront.supports(layers(gru, gru), 4) and wavefront.supports(layers(lstm, lstm), 6)
+    assert not wavefront.supports(layers(gru), 4)  # nothing to run beside it
+    assert not wavefront.supports(layers(gru, lstm), 4)
+    assert not wavefront.supports(layers(gru, "gru, reset after"), 4)
+    assert [wavefront.supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
+    monkeypatch.setattr(wavefront, "PART", 16)
+    lengths = [wavefront.part_length(T) for T in (1, 16, 17, 96, 100, 128)]
+    assert lengths == [1, 16, 1, 16, 10, 16]
+
+
+def test_a_choice_that_there_is_not(monkeypatch):
+    monkeypatch.setenv(CHOICE, "fast")
+    with pytest.raises(UserError, match="JAXGRU_UNROLL is 'fast'; it must be one of scan, plain,"):
+        unroll_layers([], jnp.zeros((1, 1, 1)), [], [])
