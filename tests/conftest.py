@@ -23,6 +23,9 @@ from jaxgru.model import Params
 settings.register_profile("jaxgru", deadline=None, derandomize=True)
 settings.load_profile("jaxgru")
 
+# For the processes that tests start; JAX has read it in this one, where `compile_quickly` does it.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
 
@@ -36,6 +39,17 @@ TINY = {
     "training.sequence_length": "16",
 }
 """What makes astra_alpha tiny; two layers, and no two sizes alike."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """Most programs here run once: to optimise them would take longer than all else.
+
+    Those of the parity tests are optimised.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
