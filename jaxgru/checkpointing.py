@@ -1,152 +1,45 @@
-"""Run directories; Orbax save and restore.
+"""Checkpoints of a run folder, by Orbax: saved, verified, restored.
 
-A run is `runs/<config>/v<N>/`:
-
-    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/
-
-and `runs/<config>/latest` points at the newest. A checkpoint has four items: `params` and
-`optimizer` (AdamW's moments, key, step), the `best` parameters where training stops early, and
-`progress` (JSON). Arrays are stored flat, by their path in the tree, so that a checkpoint can be
-read without this library. Orbax writes a checkpoint beside and renames it: it is whole or absent.
-Then `checksums.json` joins it, the SHA-256 of every file, by which a checkpoint that was spoilt
-later is known and the one before it taken. (One without it is older than this rule, or its process
-was killed at that moment; it counts as good if it can be read.)
+A checkpoint has four items: `params` and `optimizer` (AdamW's moments, key, step, the streams'
+carry), the `best` parameters where training stops early, and `progress` (JSON). Arrays are stored
+flat, by their path in the tree, so that a checkpoint can be read without this library. Orbax writes
+a checkpoint beside and renames it: it is whole or absent. Then `checksums.json` joins it, the
+SHA-256 of every file, by which a checkpoint that was spoilt later is known and the one before it
+taken. (One without it is older than this rule, or its process was killed at that moment; it counts
+as good if it can be read.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
-import os
-import re
-import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import tomli_w
 from jax.sharding import Mesh
 
-from jaxgru.config import Config, ConfigError, load_config, to_dict
-from jaxgru.errors import UserError
-from jaxgru.files import check_writable, file_hash, hashes, locked, remove_parts, write_text
+from jaxgru.config import Config
+from jaxgru.files import file_hash, hashes, write_text
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.sharding import row_shardings, shardings
+from jaxgru.run_folders import RunError, find_run, load_run_config
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.training import Progress, TrainState, init_state
+from jaxgru.training import Progress, TrainState, init_state, state_shardings
 
 if TYPE_CHECKING:  # Orbax takes long to import, so that only those who save or restore pay for it
     from orbax.checkpoint import CheckpointManager
 
 CHECKSUMS = "checksums.json"
-REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-)
 T = TypeVar("T")
-
-
-class RunError(UserError):
-    """A run folder that cannot be made, found or used."""
 
 
 class BrokenCheckpoint(RunError):
     """A checkpoint that cannot be read."""
-
-
-def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
-    """Makes the next free version of a run folder, with its config and tokenizer in it.
-
-    Raises:
-      RunError: the folder cannot be written.
-    """
-    family = root / config.name
-    try:
-        family.mkdir(parents=True, exist_ok=True)
-        latest = family / "latest"
-        if latest.exists() and not latest.is_symlink():
-            raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
-        run = _next_version(family)
-        tokenizer.save(run)
-        write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
-        _point(latest, run)
-    except OSError as error:
-        raise RunError(f"the run folder {family} cannot be written: {error.strerror}.") from error
-    return run
-
-
-def _point(latest: Path, run: Path) -> None:
-    """Makes the link name the newest version, even where several are being made at once.
-
-    A version has its config before it is linked; so whoever links last has seen the newest.
-    """
-    link = latest.with_name(f".latest.{run.name}")
-    linked = ""
-    while linked != (newest := _newest_usable(latest.parent)):
-        link.symlink_to(newest)
-        os.replace(link, latest)
-        linked = newest
-
-
-def _newest_usable(family: Path) -> str:
-    return next(run.name for run in versions(family) if (run / "config.toml").is_file())
-
-
-def _next_version(family: Path) -> Path:
-    while True:
-        newest = [int(run.name[1:]) for run in versions(family)[:1]]
-        run = family / f"v{max(newest, default=0) + 1}"
-        try:
-            run.mkdir()  # fails where another process took the number first
-            return run
-        except FileExistsError:
-            continue
-
-
-def versions(family: Path) -> list[Path]:
-    """A config's run folders, v1, v2, …, newest first; none where there is no such folder."""
-    if not family.is_dir():
-        return []
-    runs = (run for run in family.iterdir() if re.fullmatch(r"v\d+", run.name))
-    return sorted(runs, key=lambda run: -int(run.name[1:]))
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a run came to its end."""
-    return (run / "samples.txt").exists()  # the last file that a run writes
-
-
-def find_run(path: str | Path) -> Path:
-    """The version folder that a path means: itself, or the newest below a config's folder.
-
-    Raises:
-      RunError: there is no run.
-    """
-    path = Path(path)
-    for run in (path, path / "latest"):
-        if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
-            return run.resolve()
-    raise RunError(f"there is no run in {path}: no config.toml in it, nor in a folder 'latest'.")
-
-
-def load_run_config(run: Path) -> Config:
-    """A run's config, as it was when the run was made.
-
-    Raises:
-      RunError: its config.toml cannot be used.
-    """
-    try:
-        return load_config(run / "config.toml")
-    except ConfigError as error:
-        raise RunError(f"the run {run} cannot be used: {error}") from error
 
 
 def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
@@ -171,7 +64,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     if not (run / "checkpoints").is_dir():  # to open it would make it
         raise _no_checkpoint(run)
 
-    with _heard_once(), open_checkpoints(run) as manager:
+    with open_checkpoints(run) as manager:
 
         def read(step: int) -> Params:
             item = "best" if "best" in _items(manager, step) else "params"
@@ -186,43 +79,6 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
             f"its config {config.model.vocab_size}."
         )
     return params, config, tokenizer
-
-
-@contextlib.contextmanager
-def claim(run: Path) -> Iterator[None]:
-    """Holds a run for training: no other process gets it, and what a killed one left half is gone.
-
-    Where the disk fails or is full inside, the error says so and which checkpoint is intact.
-
-    Raises:
-      RunError: another process holds it, or it cannot be written.
-    """
-    if jax.distributed.is_initialized() and jax.process_index() > 0:
-        yield  # the first of several processes that train one run together claims it for all
-        return
-    with locked(run / "config.toml") as ours:
-        if not ours:
-            raise RunError(f"the run {run} is being trained by another process, which holds it.")
-        try:
-            for folder in (run, run / "checkpoints"):
-                if folder.is_dir():
-                    check_writable(folder)
-            _clear(run)
-        except OSError as error:
-            raise RunError(f"the run {run} cannot be written: {error.strerror}.") from error
-        try:
-            with _heard_once():
-                yield
-        except UserError:
-            raise
-        except Exception as error:
-            if (why := _disk_error(error)) is None:
-                raise
-            _clear_behind_threads(run)
-            raise RunError(
-                f"the run {run} cannot be written: {why}; {_what_is_left(run)}. "
-                f"Mend that, then go on with: python scripts/train.py --resume {run}"
-            ) from error
 
 
 @contextlib.contextmanager
@@ -249,59 +105,25 @@ def _heard_once() -> Iterator[None]:
     sys.unraisablehook = hook
 
 
-def _what_is_left(run: Path) -> str:
-    steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
-    return f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
-
-
-def _clear(run: Path) -> None:
-    """Removes what a process left that was stopped while it wrote: none of it was ever whole."""
-    for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(path)
-    for name in REWRITTEN:
-        remove_parts(run / name)
-
-
-def _clear_behind_threads(run: Path) -> None:
-    """`_clear` after a write that failed, of which some threads may not know yet.
-
-    What they still leave, if it takes them longer than a second, is cleared when the run goes on.
-    """
-    for _ in range(10):
-        try:
-            _clear(run)
-            return
-        except OSError:
-            time.sleep(0.1)
-
-
-def _disk_error(error: BaseException | None) -> str | None:
-    """What the system says where an error comes from the disk, in its words; else None.
-
-    TensorStore raises ValueErrors that quote them; Orbax chains one error to another.
-    """
-    while error is not None:
-        for number in DISK_ERRORS:
-            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
-                return os.strerror(number)
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def open_checkpoints(run: Path) -> CheckpointManager:
-    """The run's checkpoints, newest two kept; a context manager."""
+@contextlib.contextmanager
+def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
+    """The run's checkpoints, newest two kept."""
     import orbax.checkpoint as ocp
 
-    return ocp.CheckpointManager(
-        (run / "checkpoints").resolve(),
-        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
-        item_handlers={
-            "params": ocp.StandardCheckpointHandler(),
-            "optimizer": ocp.StandardCheckpointHandler(),
-            "best": ocp.StandardCheckpointHandler(),
-            "progress": ocp.JsonCheckpointHandler(),
-        },
-    )
+    with (
+        _heard_once(),
+        ocp.CheckpointManager(
+            (run / "checkpoints").resolve(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+            item_handlers={
+                "params": ocp.StandardCheckpointHandler(),
+                "optimizer": ocp.StandardCheckpointHandler(),
+                "best": ocp.StandardCheckpointHandler(),
+                "progress": ocp.JsonCheckpointHandler(),
+            },
+        ) as manager,
+    ):
+        yield manager
 
 
 def save(
@@ -315,7 +137,7 @@ def save(
         return
     items = {
         "params": ocp.args.StandardSave(flatten(state.params)),
-        "optimizer": ocp.args.StandardSave(flatten(_optimizer_tree(state))),
+        "optimizer": ocp.args.StandardSave(flatten(_storable(state).replace(params=None))),
         "progress": ocp.args.JsonSave(dataclasses.asdict(progress)),
     }
     if best is not None:
@@ -342,27 +164,24 @@ def restore(
     """
     import orbax.checkpoint as ocp
 
-    like = jax.eval_shape(lambda: init_state(config.model, config.training, config.data.sampling))
-    like_params, like_rest = like.params, jax.eval_shape(_optimizer_tree, like)
+    like = jax.eval_shape(
+        lambda: _storable(init_state(config.model, config.training, config.data.sampling))
+    )
     if mesh is not None:
-        where = shardings((like_params, like_rest), mesh, config.training.shard_parameters)
-        where[1]["carry"] = row_shardings(like.carry, mesh)
-        like_params, like_rest = jax.tree.map(
-            lambda leaf, sharding: leaf.update(sharding=sharding), (like_params, like_rest), where
-        )
+        where = state_shardings(like, mesh, config.training)
+        like = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), like, where)
 
     def read(step: int) -> tuple[TrainState, Params | None, Progress]:
-        params = _restore_tree(manager, step, "params", like_params)
-        rest = _restore_tree(manager, step, "optimizer", like_rest)
+        params = _restore_tree(manager, step, "params", like.params)
+        rest = _restore_tree(manager, step, "optimizer", like.replace(params=None))
         best = None
         if "best" in _items(manager, step):
-            best = _restore_tree(manager, step, "best", like_params)
+            best = _restore_tree(manager, step, "best", like.params)
         with _reading(_where(manager, step)):
             item = ocp.args.Composite(progress=ocp.args.JsonRestore())
             progress = Progress(**manager.restore(step, args=item)["progress"])
-        key = jax.random.wrap_key_data(rest["key"])
-        state = TrainState(params, rest["opt_state"], key, rest["step"], rest["carry"])
-        return state, best, progress
+        key = jax.random.wrap_key_data(rest.key)
+        return rest.replace(params=params, key=key), best, progress
 
     restored, step, broken = _read_newest(manager, run, read)
     for folder, fault in broken.items() if jax.process_index() == 0 else ():
@@ -436,9 +255,9 @@ def _set_aside(folder: Path) -> Path:
     return folder.rename(aside)
 
 
-def _optimizer_tree(state: TrainState) -> dict[str, Any]:
-    key = jax.random.key_data(state.key)
-    return {"opt_state": state.opt_state, "key": key, "step": state.step, "carry": state.carry}
+def _storable(state: TrainState) -> TrainState:
+    """The state as it is stored, its key as plain numbers."""
+    return state.replace(key=jax.random.key_data(state.key))
 
 
 def _no_checkpoint(run: Path) -> RunError:

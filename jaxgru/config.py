@@ -47,6 +47,16 @@ class _Section:
             _check_bounds(name, value, field.metadata["bounds"])
             object.__setattr__(self, field.name, value)
 
+    def _check_product(self, *names: str) -> None:
+        """Refuses sizes whose product JAX cannot count up to: a batch's, a matrix's or a run's."""
+        values = [getattr(self, name) for name in names]
+        if math.prod(values) >= 2**31:
+            product = " × ".join(f"{self.section}.{name}" for name in names)
+            raise ConfigError(
+                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31, for JAX's "
+                "integers have 32 bits."
+            )
+
 
 @dataclass(frozen=True)
 class ModelConfig(_Section):
@@ -89,6 +99,12 @@ class ModelConfig(_Section):
                 f"model.context_length is {self.context_length}; it must be at least 1 for an mlp "
                 f"and 0 for any other cell; this cell is {self.cell}."
             )
+        self._check_product("vocab_size", "embedding_dim")
+        self._check_product("embedding_dim", "hidden_dim")
+        self._check_product("hidden_dim", "hidden_dim")
+        self._check_product("hidden_dim", "vocab_size")
+        if self.cell == "mlp":
+            self._check_product("context_length", "embedding_dim", "hidden_dim")
 
 
 @dataclass(frozen=True)
@@ -134,6 +150,11 @@ class TrainingConfig(_Section):
         False, "cut parameters and optimizer state over the devices, in place of a copy on each"
     )
     seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_product("epochs", "steps_per_epoch")
+        self._check_product("batch_size", "gradient_accumulation", "sequence_length")
 
     @property
     def rows_per_step(self) -> int:

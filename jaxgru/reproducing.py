@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.checkpointing import RunError, load_run_config, versions
 from jaxgru.config import Config, load_config
+from jaxgru.run_folders import RunError, load_run_config, versions
 from jaxgru.study import FILE_NAME
 
 SEEDS = {

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from jaxgru import checkpointing
+from jaxgru import checkpointing, run_folders
 from jaxgru.config import Config
 from jaxgru.dataset import Dataset, load_dataset
 from jaxgru.files import write_text
@@ -52,7 +52,7 @@ def start_run(config: Config, root: Path) -> Path:
         if not is_first():
             return None
         complete, dataset = load_dataset(config)
-        return checkpointing.create_run(root, complete, dataset.tokenizer), complete, dataset
+        return run_folders.create_run(root, complete, dataset.tokenizer), complete, dataset
 
     created = together(create)
     told = from_first(created and str(created[0].absolute()))
@@ -73,9 +73,9 @@ def resume_run(path: str | Path) -> Path:
         checkpoint or corpus do not fit, or a loss is not finite.
       KeyboardInterrupt: Ctrl-C or SIGTERM came; everything is saved.
     """
-    found = together(lambda: str(checkpointing.find_run(path)) if is_first() else None)
+    found = together(lambda: str(run_folders.find_run(path)) if is_first() else None)
     run = Path(from_first(found))
-    mesh = _devices(together(lambda: checkpointing.load_run_config(run)))
+    mesh = _devices(together(lambda: run_folders.load_run_config(run)))
     with _claimed(run):
         config, dataset = together(lambda: _load(run))
         with checkpointing.open_checkpoints(run) as manager:
@@ -91,9 +91,9 @@ def resume_run(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _claimed(run: Path) -> Iterator[None]:
-    """`checkpointing.claim`; where the first of several processes is refused, all are."""
+    """`run_folders.claim`; where the first of several processes is refused, all are."""
     with contextlib.ExitStack() as claim:
-        together(lambda: claim.enter_context(checkpointing.claim(run)))
+        together(lambda: claim.enter_context(run_folders.claim(run)))
         yield
 
 
@@ -108,7 +108,7 @@ def _devices(config: Config) -> Mesh:
 
 
 def _load(run: Path) -> tuple[Config, Dataset]:
-    return load_dataset(checkpointing.load_run_config(run), load_tokenizer(run))
+    return load_dataset(run_folders.load_run_config(run), load_tokenizer(run))
 
 
 def _fresh_state(config: Config, mesh: Mesh) -> TrainState:

@@ -26,12 +26,12 @@ from jaxgru.chain import (
     stationary_distribution,
     transition_matrix,
 )
-from jaxgru.checkpointing import RunError
 from jaxgru.dataset import Dataset
 from jaxgru.evaluation import Losses, memory_curve, recovery, stream_nll, window_loss
 from jaxgru.files import write_text
 from jaxgru.hardware import describe_hardware
 from jaxgru.model import Params
+from jaxgru.run_folders import RunError
 from jaxgru.sampling import generate
 from jaxgru.text_measures import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.tokenizers import Tokenizer, TokenizerError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru import load_run
-from jaxgru.checkpointing import find_run
 from jaxgru.command_line import Parser, run_script
 from jaxgru.interop import InteropError
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study_run, save_study
+from jaxgru.run_folders import find_run
 from jaxgru.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 
 

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxgru import study
-from jaxgru.checkpointing import find_run
 from jaxgru.command_line import Parser, load_model, run_script
 from jaxgru.dataset import load_dataset
 from jaxgru.evaluation import in_units
+from jaxgru.run_folders import find_run
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import datetime
 from pathlib import Path
 
 from jaxgru import load_run, num_params
-from jaxgru.checkpointing import RunError, find_run, is_finished
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.dataset import load_dataset
@@ -16,6 +15,7 @@ from jaxgru.hardware import describe_hardware
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.pretrained import FOLDER
 from jaxgru.records import load_metrics
+from jaxgru.run_folders import RunError, find_run, is_finished
 
 MAX_BYTES = 5_000_000  # what the package may carry of one model
 

@@ -16,13 +16,13 @@ import jax
 from rich.console import Console
 
 from jaxgru import init, load_run, num_params, study
-from jaxgru.checkpointing import RunError, is_finished, load_run_config, versions
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.files import write_text
 from jaxgru.records import load_kept, load_metrics, load_record
 from jaxgru.reproducing import SEEDS, is_measured
+from jaxgru.run_folders import RunError, is_finished, load_run_config, versions
 from jaxgru.study_page import Page, Record
 
 console = Console(highlight=False, markup=False)

@@ -1,8 +1,6 @@
-"""Run folders, and checkpoints that give back every bit."""
+"""Checkpoints that give back every bit."""
 
 import dataclasses
-import errno
-import os
 import shutil
 
 import jax
@@ -12,19 +10,14 @@ import pytest
 import tomli_w
 
 import jaxgru
-from jaxgru import checkpointing
 from jaxgru.checkpointing import (
     CHECKSUMS,
-    RunError,
-    claim,
-    create_run,
-    find_run,
     open_checkpoints,
     restore,
     save,
 )
 from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
-from jaxgru.errors import UserError
+from jaxgru.run_folders import RunError, claim, create_run
 from jaxgru.tokenizers import CharacterTokenizer, TokenizerError
 from jaxgru.training import Progress, init_state, train_steps
 
@@ -74,29 +67,6 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, model, best):
     params, loaded_config, tokenizer = jaxgru.load_run(run)
     assert_same(params, kept if best else state.params)
     assert loaded_config == config and tokenizer.vocabulary == "abc"
-
-
-def test_versions_count_up_and_latest_follows(tmp_path):
-    runs = [create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER) for _ in range(3)]
-    assert [run.name for run in runs] == ["v1", "v2", "v3"]
-    assert find_run(tmp_path / "tiny") == runs[2].resolve()
-    assert find_run(runs[0]) == runs[0].resolve()
-    assert os.readlink(tmp_path / "tiny" / "latest") == "v3"
-    runs[0].rename(tmp_path / "tiny" / "v10")
-    assert create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER).name == "v11"
-
-
-def test_a_name_that_no_file_can_have_is_no_run():
-    """Longer than 255 bytes: the fuzzer's find (tests/fuzz, names)."""
-    with pytest.raises(RunError, match="there is no run in x+"):
-        find_run("x" * 300)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="cannot be written: Not a directory"):
-        create_run(tmp_path / "file", Config("tiny", MODELS["gru"]), TOKENIZER)
-    assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_no_run_and_no_checkpoint(tmp_path):
@@ -152,11 +122,13 @@ def test_two_checkpoints_are_kept_and_the_newest_is_used(tmp_path):
     assert (params.embedding == 5).all()
 
 
-def test_reading_a_run_writes_nothing(tmp_path):
+def test_reading_a_run_writes_nothing_and_need_not_wait(tmp_path):
     run, *_ = make_run(tmp_path)
-    before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    jaxgru.load_run(run)
-    assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    with claim(run):
+        (run / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # it may be under way
+        before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+        jaxgru.load_run(run)
+        assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
 
 
 def make_two(root):
@@ -255,68 +227,3 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
         with pytest.raises(RunError, match="no checkpoint that is whole"):
             jaxgru.load_run(run)
     assert files_of(run) == before
-
-
-def test_one_at_a_time_holds_a_run(tmp_path):
-    run, *_ = make_run(tmp_path)
-    before = files_of(run)
-    with claim(run):
-        with pytest.raises(RunError, match=f"{run} is being trained by another process"):
-            with claim(run):
-                raise AssertionError("two hold it")
-        jaxgru.load_run(run)  # whoever only reads need not wait
-    with claim(run):
-        pass
-    assert files_of(run) == before
-
-
-def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
-    run, *_ = make_run(tmp_path)
-    before = files_of(run)
-    half = run / "checkpoints" / "4.orbax-checkpoint-tmp" / "params"
-    half.mkdir(parents=True)
-    (half / "d").write_bytes(b"half")
-    (run / ".loss.png.x1y2z3.part").write_bytes(b"half")
-    jaxgru.load_run(run)
-    assert half.exists()  # it may be under way
-    with claim(run):
-        assert files_of(run) == before
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
-    ],
-)
-def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
-    run, *_ = make_run(tmp_path)
-    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
-    with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):
-        with claim(run):
-            half.mkdir()
-            raise error
-    assert not half.exists()
-    with claim(run):
-        pass
-
-
-@pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug"), KeyError()])
-def test_other_errors_pass_as_they_are(tmp_path, error):
-    run, *_ = make_run(tmp_path)
-    with pytest.raises(type(error)) as raised, claim(run):
-        raise error
-    assert raised.value is error
-
-
-def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
-    family = tmp_path / "tiny"
-    (family / "v2").mkdir(parents=True)  # another process is ahead of us …
-    (family / "v2" / "config.toml").touch()
-    (family / "v3").mkdir()  # … and a third has not come so far
-    (family / "v1").mkdir()
-    (family / "v1" / "config.toml").touch()
-    checkpointing._point(family / "latest", family / "v1")
-    assert os.readlink(family / "latest") == "v2"
-    assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]

@@ -157,7 +157,7 @@ def numbers(low: float, high: float, **kwargs) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False, **kwargs)
 
 
-sizes = st.integers(1, 10**6)
+sizes = st.integers(1, 1000)  # no product of three is 2^31
 losses = st.lists(st.lists(numbers(-1e6, 1e6), max_size=3).map(tuple), max_size=3).map(tuple)
 models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn", "mlp"]).flatmap(
     lambda cell: st.builds(
@@ -283,12 +283,13 @@ class TestOverrides:
             load_config("astra_alpha", {dotted: "1"})
 
 
+TOO_MANY = str(10**12)  # below the bound on any one number, above that on products
 BAD_VALUES = {
     "model.cell": ["transformer", "GRU", "5"],
-    "model.vocab_size": ["0", "-1", "6.5"],
-    "model.embedding_dim": ["0", "nan"],
-    "model.hidden_dim": ["0", "-128", "wide", "128.0"],
-    "model.num_layers": ["0", "true", "1024"],
+    "model.vocab_size": ["0", "-1", "6.5", TOO_MANY],
+    "model.embedding_dim": ["0", "nan", TOO_MANY],
+    "model.hidden_dim": ["0", "-128", "wide", "128.0", TOO_MANY],
+    "model.num_layers": ["0", "true", "1024", TOO_MANY],
     "model.context_length": ["-1", "1024", "3.5", "7"],
     "model.second_bias": ["1", "yes", "False"],
     "model.reset": ["never", "true"],
@@ -299,12 +300,12 @@ BAD_VALUES = {
     "data.tokenizer": ["bpe", "1"],
     "data.sampling": ["crop", "true"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
-    "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000],
-    "training.steps_per_epoch": ["0"],
-    "training.batch_size": ["0", "-64", "64.0"],
-    "training.gradient_accumulation": ["0", "1.5"],
+    "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000, TOO_MANY],
+    "training.steps_per_epoch": ["0", TOO_MANY],
+    "training.batch_size": ["0", "-64", "64.0", TOO_MANY],
+    "training.gradient_accumulation": ["0", "1.5", TOO_MANY],
     "training.shard_parameters": ["1", "yes", "True"],
-    "training.sequence_length": ["0"],
+    "training.sequence_length": ["0", TOO_MANY],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
     "training.weight_decay": ["-0.01", "inf"],
     "training.beta1": ["1", "-0.1"],
@@ -345,6 +346,32 @@ class TestRefusals:
         says = "model.dropout is 1.0; it must be at least 0 and below 1."
         with pytest.raises(ConfigError, match=re.escape(says)):
             set_dropout(1.0)
+
+    @pytest.mark.parametrize(
+        "section, sizes",
+        [
+            (TrainingConfig, {"sequence_length": 2**16, "batch_size": 2**15}),
+            (TrainingConfig, {"batch_size": 2**16, "gradient_accumulation": 2**8}),  # × 128
+            (TrainingConfig, {"epochs": 2**16, "steps_per_epoch": 2**15}),
+            (ModelConfig, {"embedding_dim": 2**16, "vocab_size": 2**15, "hidden_dim": 1}),
+            (ModelConfig, {"embedding_dim": 2**16, "hidden_dim": 2**15, "vocab_size": 1}),
+            (ModelConfig, {"vocab_size": 2**16, "hidden_dim": 2**15, "embedding_dim": 1}),
+            (ModelConfig, {"embedding_dim": 2**16, "cell": "mlp", "context_length": 2**8}),  # × 128
+        ],
+    )
+    def test_a_product_of_sizes_that_32_bits_cannot_count(self, section, sizes):
+        """2^31 is refused; one less of the first, and it is below."""
+        with pytest.raises(ConfigError, match=r" × .* × .*; it must be below 2\^31, for JAX"):
+            section(**sizes)
+        first = next(iter(sizes))
+        section(**sizes | {first: sizes[first] - 1})
+
+    def test_a_square_matrix_that_32_bits_cannot_count(self):
+        """46341² is the first square above 2^31."""
+        sizes = {"vocab_size": 1, "embedding_dim": 1}
+        ModelConfig(**sizes, hidden_dim=46340)
+        with pytest.raises(ConfigError, match="model.hidden_dim × model.hidden_dim is 46341 × 46"):
+            ModelConfig(**sizes, hidden_dim=46341)
 
     @pytest.mark.parametrize("cell", ["lstm", "rnn"])
     def test_options_of_a_gru_belong_to_a_gru(self, cell):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from jaxgru.checkpointing import is_finished
 from jaxgru.config import load_config, to_dict
 from jaxgru.reproducing import Job, all_jobs, find_job, is_measured
+from jaxgru.run_folders import is_finished
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
              "scribe_gamma", "leviathan"]  # fmt: skip

@@ -13,8 +13,8 @@ from conftest import numpy_gru_losses
 
 import jaxgru
 from jaxgru import study
-from jaxgru.checkpointing import RunError
 from jaxgru.dataset import Dataset
+from jaxgru.run_folders import RunError
 from jaxgru.tokenizers import CharacterTokenizer
 
 

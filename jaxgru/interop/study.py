@@ -22,7 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import GRUParams
-from jaxgru.config import Config, DataConfig, ModelConfig, config_names, load_config
+from jaxgru.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    config_names,
+    load_config,
+)
 from jaxgru.corpus import load_corpus
 from jaxgru.errors import shown
 from jaxgru.files import write_bytes
@@ -291,7 +298,10 @@ def _config(
         raise InteropError(
             f"{where}: its metadata say {fields['num_layers']} layers, but there are {len(found)}."
         )
-    return dataclasses.replace(layout.config, **fields, dropout=float(dropout))
+    try:
+        return dataclasses.replace(layout.config, **fields, dropout=float(dropout))
+    except ConfigError as error:
+        raise InteropError(f"{where}: {error}") from error
 
 
 def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:

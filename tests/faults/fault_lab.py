@@ -267,9 +267,9 @@ class Lab:
 
     def result_of(self, run: Path) -> Result:
         """Reads what a finished run came to."""
-        from jaxgru import checkpointing
+        from jaxgru import checkpointing, run_folders
 
-        config = checkpointing.load_run_config(run)
+        config = run_folders.load_run_config(run)
         with checkpointing.open_checkpoints(run) as manager:
             state, best, progress = checkpointing.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))

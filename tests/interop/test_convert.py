@@ -12,9 +12,10 @@ from random_models import random_params, same_bits
 
 import jaxgru
 from jaxgru import Config, ModelConfig
-from jaxgru.checkpointing import create_run, open_checkpoints, save
+from jaxgru.checkpointing import open_checkpoints, save
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study
+from jaxgru.run_folders import create_run
 from jaxgru.tokenizers import CharacterTokenizer
 from jaxgru.training import Progress, init_state
 

@@ -316,6 +316,7 @@ REFUSED = {
     "a billion layers": (_set("num_layers", 10**9), "say 1000000000 layers"),
     "two vocabularies": (_set("n_classes", 6), "n_classes is 6, but it must be the vocab_size, 5"),
     "other hidden_dim": (_set("hidden_dim", 6), "it must be"),
+    "hidden_dim huge": (_set("hidden_dim", 10**9), r"is 3 × 1000000000; it must be below 2\^31"),
     "hidden_dim 0": (_set("hidden_dim", 0), "hidden_dim is 0; it must be a whole number"),
     "hidden_dim a float": (_set("hidden_dim", 4.0), "hidden_dim is 4.0"),
     "hidden_dim true": (_set("hidden_dim", True), "hidden_dim is True"),

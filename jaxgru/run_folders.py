@@ -1,0 +1,199 @@
+"""Run folders: made, found, and held by one process at a time.
+
+A run is `runs/<config>/v<N>/`:
+
+    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/
+
+and `runs/<config>/latest` points at the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import tomli_w
+
+from jaxgru.config import Config, ConfigError, load_config, to_dict
+from jaxgru.errors import UserError
+from jaxgru.files import check_writable, locked, remove_parts, write_text
+from jaxgru.processes import is_first
+from jaxgru.tokenizers import Tokenizer
+
+REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+)
+
+
+class RunError(UserError):
+    """A run folder that cannot be made, found or used."""
+
+
+def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
+    """Makes the next free version of a run folder, with its config and tokenizer in it.
+
+    Raises:
+      RunError: the folder cannot be written.
+    """
+    family = root / config.name
+    try:
+        family.mkdir(parents=True, exist_ok=True)
+        latest = family / "latest"
+        if latest.exists() and not latest.is_symlink():
+            raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
+        run = _next_version(family)
+        tokenizer.save(run)
+        write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
+        _point(latest, run)
+    except OSError as error:
+        raise RunError(f"the run folder {family} cannot be written: {error.strerror}.") from error
+    return run
+
+
+def _point(latest: Path, run: Path) -> None:
+    """Makes the link name the newest version, even where several are being made at once.
+
+    A version has its config before it is linked; so whoever links last has seen the newest.
+    """
+    link = latest.with_name(f".latest.{run.name}")
+    linked = ""
+    while linked != (newest := _newest_usable(latest.parent)):
+        link.symlink_to(newest)
+        os.replace(link, latest)
+        linked = newest
+
+
+def _newest_usable(family: Path) -> str:
+    return next(run.name for run in versions(family) if (run / "config.toml").is_file())
+
+
+def _next_version(family: Path) -> Path:
+    while True:
+        newest = [int(run.name[1:]) for run in versions(family)[:1]]
+        run = family / f"v{max(newest, default=0) + 1}"
+        try:
+            run.mkdir()  # fails where another process took the number first
+            return run
+        except FileExistsError:
+            continue
+
+
+def versions(family: Path) -> list[Path]:
+    """A config's run folders, v1, v2, …, newest first; none where there is no such folder."""
+    if not family.is_dir():
+        return []
+    runs = (run for run in family.iterdir() if re.fullmatch(r"v\d+", run.name))
+    return sorted(runs, key=lambda run: -int(run.name[1:]))
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "samples.txt").exists()  # the last file that a run writes
+
+
+def find_run(path: str | Path) -> Path:
+    """The version folder that a path means: itself, or the newest below a config's folder.
+
+    Raises:
+      RunError: there is no run.
+    """
+    path = Path(path)
+    for run in (path, path / "latest"):
+        if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
+            return run.resolve()
+    raise RunError(f"there is no run in {path}: no config.toml in it, nor in a folder 'latest'.")
+
+
+def load_run_config(run: Path) -> Config:
+    """A run's config, as it was when the run was made.
+
+    Raises:
+      RunError: its config.toml cannot be used.
+    """
+    try:
+        return load_config(run / "config.toml")
+    except ConfigError as error:
+        raise RunError(f"the run {run} cannot be used: {error}") from error
+
+
+@contextlib.contextmanager
+def claim(run: Path) -> Iterator[None]:
+    """Holds a run for training: no other process gets it, and what a killed one left half is gone.
+
+    Where the disk fails or is full inside, the error says so and which checkpoint is intact.
+
+    Raises:
+      RunError: another process holds it, or it cannot be written.
+    """
+    if not is_first():
+        yield  # the first of several processes that train one run together claims it for all
+        return
+    with locked(run / "config.toml") as ours:
+        if not ours:
+            raise RunError(f"the run {run} is being trained by another process, which holds it.")
+        try:
+            for folder in (run, run / "checkpoints"):
+                if folder.is_dir():
+                    check_writable(folder)
+            _clear(run)
+        except OSError as error:
+            raise RunError(f"the run {run} cannot be written: {error.strerror}.") from error
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            if (why := _disk_error(error)) is None:
+                raise
+            _clear_behind_threads(run)
+            raise RunError(
+                f"the run {run} cannot be written: {why}; {_what_is_left(run)}. "
+                f"Mend that, then go on with: python scripts/train.py --resume {run}"
+            ) from error
+
+
+def _what_is_left(run: Path) -> str:
+    steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
+    return f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
+
+
+def _clear(run: Path) -> None:
+    """Removes what a process left that was stopped while it wrote: none of it was ever whole."""
+    for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(path)
+    for name in REWRITTEN:
+        remove_parts(run / name)
+
+
+def _clear_behind_threads(run: Path) -> None:
+    """`_clear` after a write that failed, of which some threads may not know yet.
+
+    What they still leave, if it takes them longer than a second, is cleared when the run goes on.
+    """
+    for _ in range(10):
+        try:
+            _clear(run)
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def _disk_error(error: BaseException | None) -> str | None:
+    """What the system says where an error comes from the disk, in its words; else None.
+
+    TensorStore raises ValueErrors that quote them; Orbax chains one error to another.
+    """
+    while error is not None:
+        for number in DISK_ERRORS:
+            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
+                return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
