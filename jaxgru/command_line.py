@@ -9,11 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
+
 from jaxgru import load_pretrained, load_run
 from jaxgru.config import SECTIONS, Config, dotted_names, nearest
 from jaxgru.errors import UserError
 from jaxgru.model import Params
 from jaxgru.tokenizers import Tokenizer
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +87,10 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C."""
+    """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C.
+
+    What does not fit in memory is the user's to make smaller, so that is one line, too.
+    """
     try:
         main()
         sys.stdout.flush()
@@ -95,4 +102,15 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and OUT_OF_MEMORY not in str(error):
+            raise
+        why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
+        print(
+            f"{sys.argv[0].rsplit('/')[-1]}: the memory is too small ({why[0].rstrip('.')}); to "
+            "train in less, raise --training.gradient_accumulation and lower "
+            "--training.batch_size by as much, or set --training.remat true.",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
     raise SystemExit(0)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from conftest import SCRIPTS, contents, numpy_gru_losses, python_script
 import jaxgru
 from jaxgru import running
 from jaxgru.baselines import count_ngrams
+from jaxgru.command_line import run_script
 from jaxgru.config import dotted_names, load_config
 from jaxgru.tokenizers import CharacterTokenizer
 
@@ -534,3 +536,22 @@ class TestSampleRefuses:
     )
     def test_an_option_out_of_range(self, refused, tiny_run, options, says):
         assert says in refused("sample", "--run", tiny_run, *options)
+
+
+class TestMemory:
+    def test_too_little_is_one_sentence(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["train.py"])
+        with pytest.raises(SystemExit, match="2"):
+            run_script(lambda: jax.numpy.zeros(2**46, "int8"))
+        assert capsys.readouterr().err.startswith(
+            "train.py: the memory is too small (Out of memory allocating 70368744177664 bytes); to "
+            "train in less, raise --training.gradient_accumulation"
+        )
+
+    def test_other_errors_of_jaxs_are_nobodys_mistake(self):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+            run_script(partial(_raise, jax.errors.JaxRuntimeError("INTERNAL: a bug")))
+
+
+def _raise(error: Exception) -> None:
+    raise error
