@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -14,21 +15,32 @@ from jaxgru.command_line import Parser, run_script
 SCRIPTS = Path(__file__).parent
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]
 BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISHED]
+NO_WAITING = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
 PARTS = {
     "kernel": (4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
                    "-k", "on_a_gpu"]),
     "training": (10, [*BENCHMARK, "--what", "training", "forward",
                       "--precision", "float32", "tf32", "bfloat16", "--repeats", "5"]),
+    "command_buffers": (6, ["scripts/benchmark.py", "--no-torch-compile", "--configs",
+                            "astra_gamma", "--only", "jaxgru", "wavefront", "plain_scan",
+                            "--repeats", "5", "--docs", "docs/command_buffers"], NO_WAITING),
     "sampling": (6, [*BENCHMARK, "--what", "sampling", "--repeats", "5"]),
     "torch.compile": (8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what", "training",
                           "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
     "cost": (4, ["scripts/cost.py"]),
     "gamma": (3, ["scripts/train.py", "--config", "astra_gamma"]),
+    "gamma_wavefront": (3, ["scripts/train.py", "--config", "astra_gamma"],
+                        {"JAXGRU_UNROLL": "wavefront"}),
     "gamma_bfloat16": (3, ["scripts/train.py", "--config", "astra_gamma",
                            "--model.compute_dtype", "bfloat16"]),
+    "gamma_hopper": (3, ["scripts/train.py", "--config", "astra_gamma",
+                         "--model.compute_dtype", "bfloat16"], {"JAXGRU_UNROLL": "hopper"}),
     "study": (10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
 }  # fmt: skip
-"""Minutes that each may take, and its command: the kernel first, for all else may wait for it."""
+"""Minutes that each may take, its command, and what that finds in its environment.
+
+The kernel comes first, for all else may wait for it.
+"""
 
 console = Console(highlight=False)
 
@@ -45,19 +57,21 @@ def main() -> None:
             parser.error(f"there is no part {name!r}; there are {', '.join(PARTS)}.")
     ended = {}
     for name in arguments.only:
-        minutes, command = PARTS[name]
-        console.print(f"[bold]{name}[/bold]: python {' '.join(command)}", soft_wrap=True)
+        minutes, command, *given = PARTS[name]
+        shown = [f"{key}={value}" for part in given for key, value in part.items()]
+        line = " ".join([*shown, "python", *command])
+        console.print(f"[bold]{name}[/bold]: {line}", soft_wrap=True)
         if not arguments.list:
-            ended[name] = run(command, minutes)
+            ended[name] = run(command, minutes, *given)
     for name, how in ended.items():
         console.print(f"{name}: {how}")
     raise SystemExit(any(how != "done" for how in ended.values()))
 
 
-def run(command: list[str], minutes: float) -> str:
+def run(command: list[str], minutes: float, given: Mapping[str, str] = {}) -> str:
     """One part in a process of its own, which finds this repository's jaxgru; how it ended."""
     paths = [str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | given
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=SCRIPTS.parent, env=environment, timeout=60 * minutes

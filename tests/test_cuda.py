@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxgru.unroll import CHOICE, CHOICES
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -17,7 +19,7 @@ def cuda():
 
 def test_every_part_can_be_started(cuda):
     """A script's own parser knows its options; pytest finds the tests."""
-    for minutes, command in cuda["PARTS"].values():
+    for minutes, command, *given in cuda["PARTS"].values():
         assert 0 < minutes <= 10
         files = [word for word in command if word.endswith(".py")]
         assert files and all((ROOT / file).is_file() for file in files)
@@ -25,11 +27,14 @@ def test_every_part_can_be_started(cuda):
         fields = ("--model.compute_dtype", "--config")
         options = [word for word in command if word.startswith("--") and word not in fields]
         assert all(f'"{option}"' in source for option in options)
+        assert all(part.get(CHOICE, "scan") in CHOICES for part in given)
     assert "def test_on_a_gpu" in (ROOT / "tests" / "test_gru_hopper.py").read_text()
 
 
 def test_a_part_that_fails_or_takes_too_long_is_said(cuda):
     assert cuda["run"](["-c", "import jaxgru.errors"], 1) == "done"
+    says = "import os; raise SystemExit(int(os.environ['GIVEN']))"
+    assert cuda["run"](["-c", says], 1, {"GIVEN": "4"}) == "exit code 4"
     assert cuda["run"](["-c", "raise SystemExit(3)"], 1) == "exit code 3"
     assert cuda["run"](["-c", "while True: pass"], 0.001) == "stopped after 0.001 minutes"
 
@@ -39,5 +44,7 @@ def test_listing_does_nothing(script, monkeypatch):
     done = script("cuda", "--list", "--only", "gamma")
     assert done.code == 0
     assert "gamma: python scripts/train.py --config astra_gamma" in done.out
+    done = script("cuda", "--list", "--only", "gamma_wavefront")
+    assert "gamma_wavefront: JAXGRU_UNROLL=wavefront python scripts/train.py" in done.out
     assert script("cuda", "--only", "delta").err.startswith("cuda.py: there is no part 'delta'")
     assert sys.argv[0].endswith("cuda.py")
