@@ -30,7 +30,7 @@ from jaxgru.evaluation import token_nll
 from jaxgru.kernels import gru_hopper, wavefront
 from jaxgru.model import round_weights
 from jaxgru.sampling import draw, filter_logits
-from jaxgru.sharding import data_mesh
+from jaxgru.sharding import data_mesh, row_shardings, spread
 from jaxgru.training import init_state, train_step
 from jaxgru.unroll import CHOICE
 
@@ -138,6 +138,10 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
         return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
     key = jax.random.key(2)
+    if task.batch_size % jax.device_count() == 0:  # each device has its own rows
+        mesh = data_mesh(task.batch_size)
+        tokens = spread(tokens, row_shardings(tokens, mesh))
+        params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
     return Contestant(
         calling(lambda: jaxgru.generate(params, key, tokens, task.num_tokens, **options))
     )

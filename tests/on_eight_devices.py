@@ -5,6 +5,7 @@ A process of its own, for the number of a CPU's devices is chosen before JAX sta
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,11 +16,14 @@ jax.config.update("jax_enable_x64", True)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from jaxgru.checkpointing import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
-from jaxgru.sharding import ROWS  # noqa: E402
+from jaxgru.model import init  # noqa: E402
+from jaxgru.sampling import generate  # noqa: E402
+from jaxgru.sharding import ROWS, row_shardings, spread  # noqa: E402
 from jaxgru.training import (  # noqa: E402
     Progress,
     init_state,
@@ -45,7 +49,7 @@ def start(recipe, devices, dtype, sampling="crops"):
     )
     state = state.replace(params=params, opt_state=optimizer(recipe).init(params), carry=carry)
     state = jax.device_put(state, state_shardings(state, mesh, recipe))
-    tokens = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec()))
+    tokens = jax.device_put(TOKENS, NamedSharding(mesh, P()))
     steps = train_steps.lower(MODEL, recipe, state, tokens, np.int32(1), mesh).compile()
 
     def run(state, num_steps):
@@ -159,6 +163,21 @@ def of_checkpoints(folder):
     }
 
 
+def of_sampling():
+    """24 rows on 1 device and on 8: the tokens, and the devices' messages to one another."""
+    params, key = init(jax.random.key(0), MODEL, jnp.float64), jax.random.key(1)
+    prompt = TOKENS[:48].reshape(24, 2)
+    one, _, _ = generate(params, key, prompt, 20, top_k=5)
+    mesh = mesh_of(8)
+    rows = spread(prompt, row_shardings(prompt, mesh))
+    sample = jax.jit(lambda *x: generate(*x, 20, top_k=5)[0])
+    program = sample.lower(*jax.device_put((params, key), NamedSharding(mesh, P())), rows).compile()
+    eight = program(*jax.device_put((params, key), NamedSharding(mesh, P())), rows)
+    sent = re.findall(r"all-\w+|collective-\w+|reduce-scatter", program.as_text())
+    return {"same": bool((one == eight).all()), "sent": sent}
+
+
 folder = Path(sys.argv[1])
 seen = of_devices_and_parts() | {"float32": of_checkpoints(folder), "streams": of_streams(folder)}
+seen["sampling"] = of_sampling()
 print(json.dumps(seen))

@@ -73,6 +73,10 @@ class TestDevices:
         assert max(streams["differences"]) < 16 * ULP and max(streams["resumed"]) < 16 * ULP
         assert streams["carry a device"] == [1, 16]
 
+    def test_rows_sampled_on_their_own_devices_are_the_same(self, seen):
+        """Tokens of float64 logits; no device waits for another."""
+        assert seen["sampling"] == {"same": True, "sent": []}
+
     def test_on_as_many_devices_the_end_has_the_same_bits(self, seen):
         assert seen["float32"]["resumed"]["8 sharded -> 8 sharded"] == [True, True, 0, 0]
 
