@@ -42,9 +42,9 @@ two calls to warm up; the figure is the median of the rounds, each the mean of a
 50 ms. A row marked † is of another run of the script than jaxgru's. Weights and tokens are random;
 batches are drawn on the device and are part of a training step, and so are clipping and AdamW.
 Dropout is as configured in jaxgru, plain_scan, torchref and torch.compile. PyTorch uses as many
-threads as it takes by itself. While training and sampling many rows, jaxgru and plain_scan spread
-the rows over a CPU's cores, as train.py does (`hardware.share_cpu`). All JAX contestants choose
-their tokens with jaxgru's sampler.
+threads as it takes by itself. A training step of jaxgru and plain_scan spreads the batch's rows
+over a CPU's cores as train.py does (`hardware.share_cpu`), and jaxgru's sampling of many rows, too,
+with up to 256 hidden units. All JAX contestants choose their tokens with jaxgru's sampler.
 
 - **× jaxgru**: the time, as a multiple of jaxgru's.
 - **of ceiling**: operations counted, a second, as a share of the fastest large matrix product of
