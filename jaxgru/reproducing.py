@@ -36,9 +36,11 @@ VARIANTS = [
         {"data.sampling": "streams", "model.dropout": "0", "training.seed": str(seed)}
         for seed in range(3)
     ),
+    *({"model.compute_dtype": "bfloat16", "training.seed": str(seed)} for seed in range(3)),
 ]
 """What is changed in astra_alpha: what its dropout costs; what a state is worth, size by size; what
-training on contiguous streams in place of random crops is worth, with dropout and without."""
+training on contiguous streams in place of random crops is worth, with dropout and without; what
+products in bfloat16 cost."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class Page:
         """The whole page."""
         parts = [
             self.opening(), self.models(), self.memory(), self.recovery(), self.sensitivity(),
-            self.chain(), self.text(), self.dropout(), self.streams(), self.claims(), PLACEMENT,
-            self.epochs(), self.cost(),
+            self.chain(), self.text(), self.dropout(), self.streams(), self.precision(),
+            self.claims(), PLACEMENT, self.epochs(), self.cost(),
         ]  # fmt: skip
         return "\n".join(part for part in parts if part)
 
@@ -309,6 +309,32 @@ class Page:
             "another order. *windows* are evaluated from zeros, the stream with its state. "
             + " ".join(said) + "\n\n" + table(head, rows)
         )  # fmt: skip
+
+    def precision(self) -> str:
+        """Products in bfloat16 while training against float32, at equal everything else."""
+        groups: dict[str, list[Record]] = {}
+        for run in self.all:
+            changes = run["changes"]
+            if run["config"] == "astra_alpha" and set(changes) <= {"model.compute_dtype"}:
+                groups.setdefault(changes.get("model.compute_dtype", "float32"), []).append(run)
+        if groups.keys() != {"float32", "bfloat16"}:
+            return ""
+        rows, streams = [], {}
+        for dtype, runs in groups.items():
+            columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
+            columns += [[run["study"][w] for run in runs] for w in ("windows", "stream")]
+            streams[dtype] = statistics.mean(columns[-1])
+            rows.append([dtype, len(runs), *map(mean_and_range, columns)])
+        cost = streams["bfloat16"] - streams["float32"]
+        return (
+            "## What products in bfloat16 cost\n\n"
+            "astra_alpha trained with `--model.compute_dtype bfloat16`: operands of the "
+            "recurrence's and the head's products are rounded to 8 bits of significand; their "
+            "sums, the states, the gates, the weights and the optimizer stay float32. Evaluated in "
+            f"float32: **{abs(cost):.3f} nats a character {'worse' if cost > 0 else 'better'}** on "
+            "the stream, in the mean over seeds.\n\n"
+            + table(["products", "seeds", "training loss", "windows", "stream"], rows)
+        )
 
     def claims(self) -> str:
         rows = [[claim, *verdict(self)] for claim, verdict in CLAIMS]

@@ -155,6 +155,19 @@ def test_streams_against_crops(tmp_path):
     )
 
 
+def test_what_narrower_products_cost(tmp_path):
+    """Means over seeds, and nothing while there is one precision alone."""
+    narrow = {"model.compute_dtype": "bfloat16"}
+    runs = [run(), run(seed=1, stream=1.6)]
+    assert "bfloat16" not in page(tmp_path, *runs)
+    text = page(tmp_path, *runs, run(changes=narrow, stream=1.57))
+    assert "**0.020 nats a character worse** on the stream" in text
+    assert "| float32 | 2 |" in text and "| bfloat16 | 1 |" in text
+    assert "**0.050 nats a character better**" in page(
+        tmp_path, *runs, run(changes=narrow, stream=1.5)
+    )
+
+
 def test_first_below():
     assert first_below([0.5, 0.02, 0.009, 0.0]) == 2
     assert first_below([0.5, 0.001, -0.02, 0.0]) == 3  # it came back
