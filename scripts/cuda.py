@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).parent
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]
 BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISHED]
 NO_WAITING = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
+FLOAT32, TF32 = ({"JAX_DEFAULT_MATMUL_PRECISION": p} for p in ("float32", "tensorfloat32"))
 PARTS = {
     "kernel": (4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
                    "-k", "on_a_gpu"]),
@@ -28,9 +29,10 @@ PARTS = {
     "torch.compile": (8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what", "training",
                           "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
     "cost": (4, ["scripts/cost.py"]),
-    "gamma": (3, ["scripts/train.py", "--config", "astra_gamma"]),
+    "gamma": (3, ["scripts/train.py", "--config", "astra_gamma"], FLOAT32),
     "gamma_wavefront": (3, ["scripts/train.py", "--config", "astra_gamma"],
-                        {"JAXGRU_UNROLL": "wavefront"}),
+                        FLOAT32 | {"JAXGRU_UNROLL": "wavefront"}),
+    "gamma_tf32": (3, ["scripts/train.py", "--config", "astra_gamma"], TF32),
     "gamma_bfloat16": (3, ["scripts/train.py", "--config", "astra_gamma",
                            "--model.compute_dtype", "bfloat16"]),
     "gamma_hopper": (3, ["scripts/train.py", "--config", "astra_gamma",

@@ -43,8 +43,9 @@ def test_listing_does_nothing(script, monkeypatch):
     monkeypatch.setattr(os, "environ", {})  # a part would need it
     done = script("cuda", "--list", "--only", "gamma")
     assert done.code == 0
-    assert "gamma: python scripts/train.py --config astra_gamma" in done.out
+    precise = "JAX_DEFAULT_MATMUL_PRECISION=float32"
+    assert f"gamma: {precise} python scripts/train.py --config astra_gamma" in done.out
     done = script("cuda", "--list", "--only", "gamma_wavefront")
-    assert "gamma_wavefront: JAXGRU_UNROLL=wavefront python scripts/train.py" in done.out
+    assert f"gamma_wavefront: {precise} JAXGRU_UNROLL=wavefront python scripts/train.py" in done.out
     assert script("cuda", "--only", "delta").err.startswith("cuda.py: there is no part 'delta'")
     assert sys.argv[0].endswith("cuda.py")
