@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from jaxgru.study_claims import CLAIMS, PLACEMENT, SIZE_FIELDS
 Record = dict[str, Any]
 
 FILLED = 0.01  # nats a token over the stream: below this a state counts as filled
-DROPOUT_FIELDS = {"model.dropout", "model.dropout_site"}
-STREAM_FIELDS = {"data.sampling", "model.dropout"}
 
 
 class Page:
@@ -235,30 +234,24 @@ class Page:
         )
 
     def dropout(self) -> str:
-        groups: dict[str, list[Record]] = {}
-        for run in self.all:
-            if run["config"] == "astra_alpha" and set(run["changes"]) <= DROPOUT_FIELDS:
-                changes = run["changes"]
-                rate = changes.get("model.dropout", 0.1)
-                site = changes.get("model.dropout_site", "state")
-                groups.setdefault("no dropout" if rate == 0 else f"{site}, {rate}", []).append(run)
+        def kind(changes: dict[str, Any]) -> str:
+            rate = changes.get("model.dropout", 0.1)
+            site = changes.get("model.dropout_site", "state")
+            return "no dropout" if rate == 0 else f"{site}, {rate}"
+
+        groups = self.alphas({"model.dropout", "model.dropout_site"}, kind)
         if len(groups) < 2:
             return ""
         rows = []
         for name, runs in groups.items():
-            columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
-            columns += [[run["study"][w] for run in runs] for w in ("windows", "stream",
-                        "stateless", "sensitivity")]  # fmt: skip
+            columns = losses(runs, "windows", "stream", "stateless", "sensitivity")
             filled_after = ", ".join(str(filled(run["study"])) for run in runs)
-            rows.append([name, len(runs), *map(mean_and_range, columns), filled_after])
+            rows.append([name, len(runs), *columns, filled_after])
         head = ["site and rate", "seeds", "training loss", "windows", "stream", "stateless",
                 "sensitivity", f"state filled (to {FILLED}) after"]  # fmt: skip
         said = ""
         if "no dropout" in groups and "state, 0.1" in groups:
-            streams = [
-                statistics.mean(run["study"]["stream"] for run in groups[name])
-                for name in ("state, 0.1", "no dropout")
-            ]
+            streams = [mean_stream(groups[name]) for name in ("state, 0.1", "no dropout")]
             said = (
                 f"\nThe study's dropout inside the recurrence costs astra_alpha "
                 f"**{streams[0] - streams[1]:.3f} nats a character** of validation loss on the "
@@ -275,27 +268,21 @@ class Page:
 
     def streams(self) -> str:
         """Random crops against contiguous streams, with the study's dropout and without."""
-        groups: dict[tuple[str, float], list[Record]] = {}
-        for run in self.all:
-            changes = run["changes"]
-            if run["config"] == "astra_alpha" and set(changes) <= STREAM_FIELDS:
-                how = changes.get("data.sampling", "crops"), changes.get("model.dropout", 0.1)
-                groups.setdefault(how, []).append(run)
+        groups = self.alphas(
+            {"data.sampling", "model.dropout"},
+            lambda c: (c.get("data.sampling", "crops"), c.get("model.dropout", 0.1)),
+        )
         if not any(sampling == "streams" for sampling, _ in groups):
             return ""
         rows = []
         for (sampling, rate), runs in sorted(groups.items(), key=lambda item: -item[0][1]):
-            columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
-            columns += [[run["study"][w] for run in runs] for w in ("windows", "stream")]
             filled_after = ", ".join(str(filled(run["study"])) for run in runs)
-            rows.append([sampling, rate, len(runs), *map(mean_and_range, columns), filled_after])
+            columns = losses(runs, "windows", "stream")
+            rows.append([sampling, rate, len(runs), *columns, filled_after])
         said = []
         for rate, with_ in ((0.1, "With the study's dropout"), (0, "Without dropout")):
             if {("streams", rate), ("crops", rate)} <= groups.keys():
-                crops, streams = (
-                    statistics.mean(run["study"]["stream"] for run in groups[how, rate])
-                    for how in ("crops", "streams")
-                )
+                crops, streams = (mean_stream(groups[how, rate]) for how in ("crops", "streams"))
                 how = "better" if streams < crops else "worse"
                 much = f"{abs(crops - streams):.3f} nats a character {how}"
                 said.append(f"{with_} streams are **{much}** on the stream.")
@@ -312,20 +299,13 @@ class Page:
 
     def precision(self) -> str:
         """Products in bfloat16 while training against float32, at equal everything else."""
-        groups: dict[str, list[Record]] = {}
-        for run in self.all:
-            changes = run["changes"]
-            if run["config"] == "astra_alpha" and set(changes) <= {"model.compute_dtype"}:
-                groups.setdefault(changes.get("model.compute_dtype", "float32"), []).append(run)
+        field = "model.compute_dtype"
+        groups = self.alphas({field}, lambda changes: changes.get(field, "float32"))
         if groups.keys() != {"float32", "bfloat16"}:
             return ""
-        rows, streams = [], {}
-        for dtype, runs in groups.items():
-            columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
-            columns += [[run["study"][w] for run in runs] for w in ("windows", "stream")]
-            streams[dtype] = statistics.mean(columns[-1])
-            rows.append([dtype, len(runs), *map(mean_and_range, columns)])
-        cost = streams["bfloat16"] - streams["float32"]
+        rows = [[dtype, len(runs), *losses(runs, "windows", "stream")]
+                for dtype, runs in groups.items()]  # fmt: skip
+        cost = mean_stream(groups["bfloat16"]) - mean_stream(groups["float32"])
         return (
             "## What products in bfloat16 cost\n\n"
             "astra_alpha trained with `--model.compute_dtype bfloat16`: operands of the "
@@ -335,6 +315,16 @@ class Page:
             "the stream, in the mean over seeds.\n\n"
             + table(["products", "seeds", "training loss", "windows", "stream"], rows)
         )
+
+    def alphas(
+        self, fields: set[str], kind: Callable[[dict[str, Any]], Hashable]
+    ) -> dict[Any, list[Record]]:
+        """The runs of astra_alpha with no other fields changed than these, by their kind."""
+        groups: dict[Any, list[Record]] = {}
+        for run in self.all:
+            if run["config"] == "astra_alpha" and run["changes"].keys() <= fields:
+                groups.setdefault(kind(run["changes"]), []).append(run)
+        return groups
 
     def claims(self) -> str:
         rows = [[claim, *verdict(self)] for claim, verdict in CLAIMS]
@@ -410,6 +400,18 @@ def first_below(excess: list[float]) -> int | str:
 def filled(record: Record) -> int | str:
     """The same, of a run's record."""
     return first_below(record["recovery"])
+
+
+def losses(runs: list[Record], *measures: str) -> list[str]:
+    """For a table: the last training loss and what was measured, over seeds."""
+    columns = [[run["epochs"][-1]["train_loss"] for run in runs]]
+    columns += [[run["study"][measure] for run in runs] for measure in measures]
+    return [mean_and_range(column) for column in columns]
+
+
+def mean_stream(runs: list[Record]) -> float:
+    """Nats a token over one stream, the mean of seeds."""
+    return statistics.mean(run["study"]["stream"] for run in runs)
 
 
 def mean_and_range(values: list[float]) -> str:

@@ -10,8 +10,9 @@ steps: with the sequence cut into C parts of K steps, they run in C + L − 1 wa
 
 and a wave's steps are steps of all layers, with one batched product for what was L: T + (L − 1)·K
 steps in place of T·L. Where a layer has nothing to do it computes with zeros and its state stays.
-After Appleyard et al. 2016 (arXiv 1604.01946), section 3.3, where a part is one step; with more,
-the inputs' products are still taken for K steps together, and so are the weights' gradients.
+After Appleyard et al. 2016 (arXiv 1604.01946), who optimise the entire network so, their third
+stage. With parts of several steps the inputs' products are still taken for K steps together, and so
+are the weights' gradients.
 
 In plain JAX: the recurrences of `unroll.py` and their gradients under `vmap`.
 """
