@@ -23,8 +23,10 @@ from jaxgru.model import Params
 settings.register_profile("jaxgru", deadline=None, derandomize=True)
 settings.load_profile("jaxgru")
 
-# For the processes that tests start; JAX has read it in this one, where `compile_quickly` does it.
+# For the processes that tests start. Pytest's workers are among those: there `compile_quickly`
+# does it, module by module
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+jax.config.update("jax_disable_most_optimizations", False)
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
