@@ -17,6 +17,7 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
+import torch
 from conftest import SCRIPTS, python_script
 
 from jaxgru import UserError, benchmark_page, load_config, unroll
@@ -281,6 +282,7 @@ class TestContestants:
     def test_trains(self, peers, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
         assert not peers.missing(name)
+        torch.manual_seed(0)  # of batches and dropout
         contestant = peers.build(name, Task(TINY, "training", 4, 6), "float32")
         first = float(contestant.run(1))
         last = float(contestant.run(40))
