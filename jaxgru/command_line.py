@@ -98,19 +98,21 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         raise SystemExit(1) from None
     except UserError as error:
-        print(f"{sys.argv[0].rsplit('/')[-1]}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and OUT_OF_MEMORY not in str(error):
             raise
         why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
-        print(
-            f"{sys.argv[0].rsplit('/')[-1]}: the memory is too small ({why[0].rstrip('.')}); to "
-            "train in less, raise --training.gradient_accumulation and lower "
-            "--training.batch_size by as much, or set --training.remat true.",
-            file=sys.stderr,
+        _refuse(
+            f"the memory is too small ({why[0].rstrip('.')}); to train in less, raise "
+            "--training.gradient_accumulation and lower --training.batch_size by as much, or set "
+            "--training.remat true."
         )
-        raise SystemExit(2) from None
     raise SystemExit(0)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"{sys.argv[0].rsplit('/')[-1]}: {sentence}", file=sys.stderr)
+    raise SystemExit(2) from None

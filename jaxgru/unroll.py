@@ -162,12 +162,13 @@ def unroll_layers(
     Raises:
       UserError: JAXGRU_UNROLL is none of these.
     """
-    if _choice() == "wavefront":
+    choice = _choice()
+    if choice == "wavefront":
         from jaxgru.kernels import wavefront  # which imports this file
 
         if wavefront.supports(layers, len(x.index if isinstance(x, Lookup) else x)):
             return wavefront.unroll_layers(layers, x, carry, masks)
-    one_layer = unroll_plain if _choice() == "plain" else unroll
+    one_layer = unroll_plain if choice == "plain" else unroll
     new_carry = []
     for layer, c, (state_mask, output_mask) in zip(layers, carry, masks, strict=True):
         h, c = one_layer(layer, x, c, state_mask)

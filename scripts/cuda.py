@@ -7,42 +7,51 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
+from jaxgru.benchmarking import PRECISIONS
 from jaxgru.command_line import Parser, run_script
+from jaxgru.unroll import CHOICE
 
 SCRIPTS = Path(__file__).parent
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]
 BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISHED]
-NO_WAITING = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
-FLOAT32, TF32 = ({"JAX_DEFAULT_MATMUL_PRECISION": p} for p in ("float32", "tensorfloat32"))
-PARTS = {
-    "kernel": (4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
-                   "-k", "on_a_gpu"]),
-    "training": (10, [*BENCHMARK, "--what", "training", "forward",
-                      "--precision", "float32", "tf32", "bfloat16", "--repeats", "5"]),
-    "command_buffers": (6, ["scripts/benchmark.py", "--no-torch-compile", "--configs",
-                            "astra_gamma", "--only", "jaxgru", "wavefront", "plain_scan",
-                            "--repeats", "5", "--docs", "docs/command_buffers"], NO_WAITING),
-    "sampling": (6, [*BENCHMARK, "--what", "sampling", "--repeats", "5"]),
-    "torch.compile": (8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what", "training",
-                          "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
-    "cost": (4, ["scripts/cost.py"]),
-    "gamma": (3, ["scripts/train.py", "--config", "astra_gamma"], FLOAT32),
-    "gamma_wavefront": (3, ["scripts/train.py", "--config", "astra_gamma"],
-                        FLOAT32 | {"JAXGRU_UNROLL": "wavefront"}),
-    "gamma_tf32": (3, ["scripts/train.py", "--config", "astra_gamma"], TF32),
-    "gamma_bfloat16": (3, ["scripts/train.py", "--config", "astra_gamma",
-                           "--model.compute_dtype", "bfloat16"]),
-    "gamma_hopper": (3, ["scripts/train.py", "--config", "astra_gamma",
-                         "--model.compute_dtype", "bfloat16"], {"JAXGRU_UNROLL": "hopper"}),
-    "study": (10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
-}  # fmt: skip
-"""Minutes that each may take, its command, and what that finds in its environment.
 
-The kernel comes first, for all else may wait for it.
-"""
+
+class Part(NamedTuple):
+    """A command for Python, the minutes that it may take, and what it finds in its environment."""
+
+    minutes: float
+    command: list[str]
+    environment: Mapping[str, str] = {}
+
+
+GAMMA = ["scripts/train.py", "--config", "astra_gamma"]
+BFLOAT16 = ["--model.compute_dtype", "bfloat16"]
+NO_WAITING = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
+FLOAT32, TF32 = ({"JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[p]} for p in ("float32", "tf32"))
+PARTS = {
+    "kernel": Part(4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
+                       "-k", "on_a_gpu"]),
+    "training": Part(10, [*BENCHMARK, "--what", "training", "forward",
+                          "--precision", "float32", "tf32", "bfloat16", "--repeats", "5"]),
+    "command_buffers": Part(6, ["scripts/benchmark.py", "--no-torch-compile", "--configs",
+                                "astra_gamma", "--only", "jaxgru", "wavefront", "plain_scan",
+                                "--repeats", "5", "--docs", "docs/command_buffers"], NO_WAITING),
+    "sampling": Part(6, [*BENCHMARK, "--what", "sampling", "--repeats", "5"]),
+    "torch.compile": Part(8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what",
+                              "training", "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
+    "cost": Part(4, ["scripts/cost.py"]),
+    "gamma": Part(3, GAMMA, FLOAT32),
+    "gamma_wavefront": Part(3, GAMMA, FLOAT32 | {CHOICE: "wavefront"}),
+    "gamma_tf32": Part(3, GAMMA, TF32),
+    "gamma_bfloat16": Part(3, [*GAMMA, *BFLOAT16]),
+    "gamma_hopper": Part(3, [*GAMMA, *BFLOAT16], {CHOICE: "hopper"}),
+    "study": Part(10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
+}  # fmt: skip
+"""By name; the kernel first, for all else may wait for it."""
 
 console = Console(highlight=False)
 
@@ -59,12 +68,12 @@ def main() -> None:
             parser.error(f"there is no part {name!r}; there are {', '.join(PARTS)}.")
     ended = {}
     for name in arguments.only:
-        minutes, command, *given = PARTS[name]
-        shown = [f"{key}={value}" for part in given for key, value in part.items()]
-        line = " ".join([*shown, "python", *command])
+        part = PARTS[name]
+        given = [f"{key}={value}" for key, value in part.environment.items()]
+        line = " ".join([*given, "python", *part.command])
         console.print(f"[bold]{name}[/bold]: {line}", soft_wrap=True)
         if not arguments.list:
-            ended[name] = run(command, minutes, *given)
+            ended[name] = run(part.command, part.minutes, part.environment)
     for name, how in ended.items():
         console.print(f"{name}: {how}")
     raise SystemExit(any(how != "done" for how in ended.values()))

@@ -171,8 +171,9 @@ def of_sampling():
     mesh = mesh_of(8)
     rows = spread(prompt, row_shardings(prompt, mesh))
     sample = jax.jit(lambda *x: generate(*x, 20, top_k=5)[0])
-    program = sample.lower(*jax.device_put((params, key), NamedSharding(mesh, P())), rows).compile()
-    eight = program(*jax.device_put((params, key), NamedSharding(mesh, P())), rows)
+    placed = *jax.device_put((params, key), NamedSharding(mesh, P())), rows
+    program = sample.lower(*placed).compile()
+    eight = program(*placed)
     sent = re.findall(r"all-\w+|collective-\w+|reduce-scatter", program.as_text())
     return {"same": bool((one == eight).all()), "sent": sent}
 
