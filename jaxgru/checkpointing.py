@@ -1,18 +1,20 @@
 """Checkpoints of a run folder, by Orbax: saved, verified, restored.
 
-A checkpoint has four items: `params` and `optimizer` (AdamW's moments, key, step, the streams'
-carry), the `best` parameters where training stops early, and `progress` (JSON). Arrays are stored
-flat, by their path in the tree, so that a checkpoint can be read without this library. Orbax writes
-a checkpoint beside and renames it: it is whole or absent. Then `checksums.json` joins it, the
-SHA-256 of every file, by which a checkpoint that was spoilt later is known and the one before it
-taken. (One without it is older than this rule, or its process was killed at that moment; it counts
-as good if it can be read.)
+A checkpoint has five items: `params` and `optimizer` (AdamW's moments, key, step, the streams'
+carry), the `best` parameters where training stops early, and in JSON `progress` and `made_with`:
+all else that decides the numbers, with which whoever resumes is compared. Arrays are stored flat,
+by their path in the tree, so that a checkpoint can be read without this library. Orbax writes a
+checkpoint beside and renames it: it is whole or absent. Then `checksums.json` joins it, the SHA-256
+of every file, by which a checkpoint that was spoilt later is known and the one before it taken.
+(One without it is older than this rule, or its process was killed at that moment; it counts as good
+if it can be read.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import sys
@@ -21,13 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.config import Config
+from jaxgru.config import Config, dotted_names, field_value
+from jaxgru.errors import shown, warn
 from jaxgru.files import file_hash, hashes, write_text
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.run_folders import RunError, find_run, load_run_config
+from jaxgru.run_folders import UNREADABLE, RunError, check_path, find_run, load_run_config
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.training import Progress, TrainState, init_state, state_shardings
 
@@ -35,6 +39,17 @@ if TYPE_CHECKING:  # Orbax takes long to import, so that only those who save or 
     from orbax.checkpoint import CheckpointManager
 
 CHECKSUMS = "checksums.json"
+MANIFEST = "manifest.ocdbt"  # without it, Orbax has not merged what its processes have written
+JAX_SETTINGS = (
+    *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
+    "jax_default_matmul_precision",
+)
+FREE = {"data.corpus", "training.remat", "training.shard_parameters"}
+"""The fields that may differ from a checkpoint's; a corpus is known by its SHA-256."""
+
+LENGTHENED = {"training.epochs", "training.patience", "training.lengthened_after"}
+"""The fields that may differ where `training.lengthened_after` does: `--resume` changed them."""
+
 T = TypeVar("T")
 
 
@@ -67,12 +82,13 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     with open_checkpoints(run) as manager:
 
         def read(step: int) -> Params:
+            _check_made_with(manager, step, made_with(config, tokenizer), ("model.", "tokenizer"))
             item = "best" if "best" in _items(manager, step) else "params"
             return _restore_tree(manager, step, item, like)
 
         params, step, broken = _read_newest(manager, run, read)
     for folder, fault in broken.items():
-        _warn(f"checkpoint {folder} is broken ({fault}): that of step {step} is used.")
+        warn(f"checkpoint {folder} is broken ({fault}): that of step {step} is used.")
     if tokenizer.vocab_size != config.model.vocab_size:
         raise RunError(
             f"the run {run} cannot be used: its tokenizer has {tokenizer.vocab_size} tokens, "
@@ -81,14 +97,49 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     return params, config, tokenizer
 
 
-@contextlib.contextmanager
-def _heard_once() -> Iterator[None]:
-    """Has what goes wrong raised, and not told by Orbax and by each of its threads besides.
+def made_with(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return all that decides a run's numbers besides its state, by name, for a checkpoint."""
+    names = (name for name in dotted_names() if not name.startswith("published."))
+    fields = {name: field_value(config, name) for name in names}
+    settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+    tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
+    return fields | settings | tokens
 
-    After a failure it stays that way: they are heard when the error has long been raised.
+
+def _check_made_with(
+    manager: CheckpointManager, step: int, now: dict[str, Any], names: tuple[str, ...] = ("",)
+) -> None:
+    """Raise RunError where what begins with one of these names is not as the checkpoint has it.
+
+    Checkpoints of older versions of this library have no such record, and pass.
+    """
+    if "made_with" not in _items(manager, step):
+        return
+    then = _read_json(manager, step, "made_with")
+    free = FREE
+    if now["training.lengthened_after"] != then.get("training.lengthened_after"):
+        free = FREE | LENGTHENED
+    for name, value in now.items():
+        if name in then and name not in free and name.startswith(names) and then[name] != value:
+            advice = "start a new run to train with another."
+            if name in LENGTHENED:
+                advice = f"to change it, add --{name} {value} to --resume."
+            raise RunError(
+                f"{_where(manager, step)} was made with {name} = {shown(then[name])}, and this is "
+                f"{shown(value)}; {advice}"
+            )
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Silence Orbax's logging, so that a failure is reported once, by its exception.
+
+    What it only logs (a merge that it skips) is found by reading each checkpoint back.
     """
     loggers, hook = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
-    levels = [logger.level for logger in loggers]
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
 
     def quiet(unraisable: Any) -> None:
         """TensorStore's threads find their loop closed; a second Ctrl-C may meet a collector."""
@@ -97,21 +148,28 @@ def _heard_once() -> Iterator[None]:
             hook(unraisable)
 
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+        logger.addFilter(drop)
     sys.unraisablehook = quiet
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(drop)
+        sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
 def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
-    """The run's checkpoints, newest two kept."""
+    """Open the run's checkpoints, of which the newest two are kept.
+
+    Raises:
+      RunError: the run's path is one that checkpoints cannot have.
+    """
     import orbax.checkpoint as ocp
 
+    check_path(run, UNREADABLE)
     with (
-        _heard_once(),
+        quiet_orbax(),
         ocp.CheckpointManager(
             (run / "checkpoints").resolve(),
             options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
@@ -120,6 +178,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
                 "optimizer": ocp.StandardCheckpointHandler(),
                 "best": ocp.StandardCheckpointHandler(),
                 "progress": ocp.JsonCheckpointHandler(),
+                "made_with": ocp.JsonCheckpointHandler(),
             },
         ) as manager,
     ):
@@ -127,9 +186,20 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
 
 
 def save(
-    manager: CheckpointManager, state: TrainState, best: Params | None, progress: Progress
+    manager: CheckpointManager,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    recorded: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint of the state's step, unless there already is one."""
+    """Write a checkpoint of the state's step, unless there is one already, and read it back.
+
+    recorded: what `made_with` returns; None: nothing is recorded.
+
+    Raises:
+      RunError: the parameters that are read back are not those that were written. The checkpoint is
+        deleted; the one before it is still there.
+    """
     import orbax.checkpoint as ocp
 
     step = int(state.step)
@@ -140,30 +210,58 @@ def save(
         "optimizer": ocp.args.StandardSave(flatten(_storable(state).replace(params=None))),
         "progress": ocp.args.JsonSave(dataclasses.asdict(progress)),
     }
+    if recorded is not None:
+        items["made_with"] = ocp.args.JsonSave(recorded)
     if best is not None:
         items["best"] = ocp.args.StandardSave(flatten(best))
     manager.save(step, args=ocp.args.Composite(**items))
+    fault = _fault_read_back(manager, step, state.params)
+    if fault is not None:
+        manager.delete(step)
+        raise RunError(f"{_where(manager, step)} cannot be read back ({fault}); it is deleted.")
     if jax.process_index() == 0:
         folder = _folder(manager, step)
         write_text(folder / CHECKSUMS, json.dumps(hashes(folder), indent=1))
 
 
+def _fault_read_back(manager: CheckpointManager, step: int, params: Params) -> str | None:
+    """What is wrong with a checkpoint that was just written; None: nothing.
+
+    Each process reads its own parts of the parameters.
+    """
+    for item in _items(manager, step) & {"params", "optimizer", "best"}:
+        if not (_folder(manager, step) / item / MANIFEST).is_file():
+            return f"{item}/{MANIFEST} is missing"
+    try:
+        again = _restore_tree(manager, step, "params", params)
+    except RunError as error:
+        return str(error)
+    for name, leaf in flatten(params).items():
+        parts = zip(leaf.addressable_shards, flatten(again)[name].addressable_shards, strict=True)
+        if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in parts):
+            return f"{name} is not as it was written"
+    return None
+
+
 def restore(
-    manager: CheckpointManager, run: Path, config: Config, mesh: Mesh | None = None
+    manager: CheckpointManager,
+    run: Path,
+    config: Config,
+    mesh: Mesh | None = None,
+    recorded: dict[str, Any] | None = None,
 ) -> tuple[TrainState, Params | None, Progress]:
-    """The newest checkpoint that is whole: what `fit` needs to go on.
+    """Return the newest checkpoint that is whole: what `fit` needs to resume.
 
     Those after it, which are not, are set aside: renamed, never deleted. A sentence on stderr says
     so.
 
     mesh: the devices to restore onto, each its own part, however many it was written from; None:
     the default device alone.
+    recorded: what `made_with` returns now, to be compared with what the checkpoint was made with.
 
     Raises:
-      RunError: there is none, or it does not fit the config.
+      RunError: there is none, it does not fit the config, or it was made with something else.
     """
-    import orbax.checkpoint as ocp
-
     like = jax.eval_shape(
         lambda: _storable(init_state(config.model, config.training, config.data.sampling))
     )
@@ -172,22 +270,23 @@ def restore(
         like = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), like, where)
 
     def read(step: int) -> tuple[TrainState, Params | None, Progress]:
+        if recorded is not None:
+            _check_made_with(manager, step, recorded)
         params = _restore_tree(manager, step, "params", like.params)
         rest = _restore_tree(manager, step, "optimizer", like.replace(params=None))
         best = None
         if "best" in _items(manager, step):
             best = _restore_tree(manager, step, "best", like.params)
         with _reading(_where(manager, step)):
-            item = ocp.args.Composite(progress=ocp.args.JsonRestore())
-            progress = Progress(**manager.restore(step, args=item)["progress"])
+            progress = Progress(**_read_json(manager, step, "progress"))
         key = jax.random.wrap_key_data(rest.key)
         return rest.replace(params=params, key=key), best, progress
 
     restored, step, broken = _read_newest(manager, run, read)
     for folder, fault in broken.items() if jax.process_index() == 0 else ():
-        _warn(
+        warn(
             f"checkpoint {folder} is broken ({fault}): it is kept as {_set_aside(folder).name}, "
-            f"and the run goes on from step {step}."
+            f"and the run resumes from step {step}."
         )
     if broken:
         manager.reload()
@@ -242,10 +341,6 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def _warn(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
 def _set_aside(folder: Path) -> Path:
     """Renames a broken checkpoint so that it is none any more; returns where it is now."""
     aside, number = folder.with_name(f"{folder.name}.broken"), 1
@@ -253,6 +348,14 @@ def _set_aside(folder: Path) -> Path:
         number += 1
         aside = folder.with_name(f"{folder.name}.broken{number}")
     return folder.rename(aside)
+
+
+def _read_json(manager: CheckpointManager, step: int, item: str) -> dict[str, Any]:
+    import orbax.checkpoint as ocp
+
+    with _reading(_where(manager, step)):
+        args = ocp.args.Composite(**{item: ocp.args.JsonRestore()})
+        return manager.restore(step, args=args)[item]
 
 
 def _storable(state: TrainState) -> TrainState:

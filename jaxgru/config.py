@@ -25,6 +25,9 @@ MAX_BYTES, MAX_DOTS = 2**16, 2000
 takes memory by the square of a dotted key's length: 500 MB for one of 20 kB."""
 
 
+MAX_NAME = 200  # characters of a config's name, which names a folder
+
+
 class ConfigError(UserError):
     """A config, or a value meant for one, that cannot be used; the message says why."""
 
@@ -150,6 +153,9 @@ class TrainingConfig(_Section):
         False, "cut parameters and optimizer state over the devices, in place of a copy on each"
     )
     seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
+    lengthened_after: int = _field(
+        0, "epochs done when --resume changed training.epochs; 0: never; filled in", at_least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,13 +195,16 @@ class Config:
 
     def __post_init__(self) -> None:
         name = self.name
-        allowed = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}"
+        allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
         if not (isinstance(name, str) and re.fullmatch(allowed, name)):
             raise ConfigError(
                 f"name is {shown(name)}; it must be letters, digits, '_', '-' and '.', the first "
-                "no '-' or '.', at most 200 in all, for it names a folder."
+                f"no '-' or '.', at most {MAX_NAME} in all, for it names a folder."
             )
 
+
+# What changes neither the text nor the recipe of a published model
+_NEUTRAL = {"data.sha256", "training.seed", "training.remat", "training.shard_parameters"}
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig, PublishedResults)}
 
@@ -206,12 +215,15 @@ def config_names() -> list[str]:
 
 
 def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> Config:
-    """Reads a published config by name, or any config from the path of a TOML file.
+    """Read a published config by name, or any config from the path of a TOML file.
+
+    A config that is trained on another corpus is named after both: `astra_alpha-my_text`. One whose
+    text or recipe is changed loses `published`, which was measured with neither.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
       overrides: values as they are typed on a command line, by dotted name
-        (`{"training.epochs": "5"}`).
+        (`{"training.epochs": "5"}`), and `name`, the name of the config.
 
     Raises:
       ConfigError: the name is unknown, or a section, field or value cannot be used.
@@ -234,7 +246,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    for dotted, text in (overrides or {}).items():
+    table = {"name": path.stem} | table
+    before = from_dict(table)
+    overrides = dict(overrides or {})
+    given_name = overrides.pop("name", None)
+    for dotted, text in overrides.items():
         section, _, field = dotted.partition(".")
         if section not in SECTIONS or field not in _field_names(section):
             raise ConfigError(_unknown("field", dotted, dotted_names()))
@@ -242,7 +258,20 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
         if isinstance(table[section], dict):
             type_ = get_type_hints(SECTIONS[section])[field]
             table[section][field] = _parse_value(text, type_)
-    return from_dict({"name": path.stem} | table)
+    config = from_dict(table)
+    changed = {name for name in overrides if field_value(config, name) != field_value(before, name)}
+    if changed - _NEUTRAL:
+        config = dataclasses.replace(config, published=PublishedResults())
+    if given_name is None and "data.corpus" in changed:
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(config.data.corpus).stem)
+        given_name = f"{config.name}-{text}"[:MAX_NAME]
+    return config if given_name is None else dataclasses.replace(config, name=given_name)
+
+
+def field_value(config: Config, dotted: str) -> Any:
+    """Return a field's value by its dotted name."""
+    section, _, field = dotted.partition(".")
+    return getattr(getattr(config, section), field)
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:

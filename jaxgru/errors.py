@@ -1,6 +1,8 @@
 """The one error that is the user's to mend."""
 
+import contextlib
 import reprlib
+import sys
 from typing import Any
 
 MAX_LENGTH = 1000  # characters of a message
@@ -32,3 +34,9 @@ def shown(value: Any) -> str:
         return _REPR.repr(value)
     except ValueError:  # Python refuses to write out the digits of an endless number
         return "a number of thousands of digits"
+
+
+def warn(sentence: str) -> None:
+    """Print a sentence on stderr, if there still is one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(sentence, file=sys.stderr, flush=True)

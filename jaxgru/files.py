@@ -88,21 +88,21 @@ def check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Holds a lock on a file that is there; yields False where another process holds it.
+    """Hold a lock on a file, which is made if need be; yield False where another process holds it.
 
-    It is flock's, so the kernel drops it when the process ends, however that comes about, and the
-    file is neither written nor left behind. Where there are no such locks (Windows, some network
-    folders), everyone gets it.
+    The lock is flock's, so the kernel drops it when the process ends, however that comes about. It
+    is on the file and not on its name: nobody may edit, rename or delete the file. Where there are
+    no such locks (Windows, some network folders), everyone gets it.
+
+    Raises:
+      OSError: the file cannot be made or opened.
     """
     try:
         import fcntl
     except ImportError:
         yield True
         return
-    try:
-        handle = os.open(path, os.O_RDWR)  # NFS gives this lock to writers only …
-    except OSError:
-        handle = os.open(path, os.O_RDONLY)  # … and a read-only folder has none
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # NFS locks for writers
     try:
         ours = True
         try:

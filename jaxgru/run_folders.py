@@ -2,7 +2,7 @@
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/
+    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/  .lock
 
 and `runs/<config>/latest` points at the newest.
 """
@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tomli_w
@@ -27,6 +27,9 @@ from jaxgru.processes import is_first
 from jaxgru.tokenizers import Tokenizer
 
 REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
+LOCK = ".lock"  # a file of its own: an editor that replaces config.toml would take its lock away
+UNWRITABLE = ("*", "?", "[", "]", "\\\\")  # in a path, Orbax takes them for patterns to glob by
+UNREADABLE = ("**", "\\")
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
@@ -38,12 +41,13 @@ class RunError(UserError):
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
-    """Makes the next free version of a run folder, with its config and tokenizer in it.
+    """Make the next free version of a run folder, with its config and tokenizer in it.
 
     Raises:
-      RunError: the folder cannot be written.
+      RunError: the folder cannot be written, or its path is one that checkpoints cannot have.
     """
     family = root / config.name
+    check_path(family, UNWRITABLE)
     try:
         family.mkdir(parents=True, exist_ok=True)
         latest = family / "latest"
@@ -51,11 +55,51 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
             raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
         run = _next_version(family)
         tokenizer.save(run)
-        write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
+        save_config(run, config)
         _point(latest, run)
     except OSError as error:
         raise RunError(f"the run folder {family} cannot be written: {error.strerror}.") from error
     return run
+
+
+def save_config(run: Path, config: Config) -> None:
+    """Write a run's config.toml. Raises OSError where it cannot; an older one is then untouched."""
+    write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
+
+
+def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
+    """Raise RunError where Orbax would not find in a folder what it has written there.
+
+    It takes a path for a pattern, and "gs:" in it for a bucket.
+    """
+    path = folder.resolve()
+    for part in path.parts[1:]:
+        wrong = [text for text in forbidden if text in part]
+        if part == "gs:":
+            wrong = [part]
+        if wrong:
+            raise RunError(
+                f"checkpoints cannot be kept in {path}, for {part!r} has {wrong[0]!r} in it; "
+                f"choose a path without {' '.join(forbidden)} and 'gs:', or rename the folder."
+            )
+
+
+def discard_empty(run: Path) -> bool:
+    """Delete a new run that has no checkpoint yet; `latest` again points at the one before it.
+
+    Returns whether it was deleted.
+    """
+    if any((run / "checkpoints").glob("*")):
+        return False
+    family = run.parent
+    shutil.rmtree(run)
+    if any((other / "config.toml").is_file() for other in versions(family)):
+        _point(family / "latest", run)
+    else:
+        (family / "latest").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            family.rmdir()  # unless there is something else in it
+    return True
 
 
 def _point(latest: Path, run: Path) -> None:
@@ -125,44 +169,63 @@ def load_run_config(run: Path) -> Config:
 
 
 @contextlib.contextmanager
-def claim(run: Path) -> Iterator[None]:
-    """Holds a run for training: no other process gets it, and what a killed one left half is gone.
+def claim(run: Path) -> Iterator[Callable[[], None]]:
+    """Lock a run for training, and delete partial files that a killed process left in it.
 
-    Where the disk fails or is full inside, the error says so and which checkpoint is intact.
+    Yields a function that raises RunError once the folder is no longer where it was. Where the disk
+    fails or is full inside, the error says so and which checkpoint is intact.
 
     Raises:
-      RunError: another process holds it, or it cannot be written.
+      RunError: another process holds it, it cannot be written, or its path is one that checkpoints
+        cannot have.
     """
     if not is_first():
-        yield  # the first of several processes that train one run together claims it for all
+        yield lambda: None  # the first of several processes that train one run claims it for all
         return
-    with locked(run / "config.toml") as ours:
-        if not ours:
-            raise RunError(f"the run {run} is being trained by another process, which holds it.")
+    check_path(run, UNWRITABLE)
+    with contextlib.ExitStack() as stack:
         try:
             for folder in (run, run / "checkpoints"):
                 if folder.is_dir():
                     check_writable(folder)
-            _clear(run)
+            ours = stack.enter_context(locked(run / LOCK))
+            if ours:
+                _clear(run)
         except OSError as error:
             raise RunError(f"the run {run} cannot be written: {error.strerror}.") from error
+        if not ours:
+            raise RunError(f"the run {run} is being trained by another process, which holds it.")
+        begun_in = os.stat(run)
+
+        def check_in_place() -> None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(run), begun_in):
+                    return
+            raise RunError(
+                f"the run {run} was moved or deleted while it was trained, and nothing more is "
+                "written; resume it where it is now, for the checkpoints in it are intact."
+            )
+
         try:
-            yield
+            yield check_in_place
         except UserError:
             raise
         except Exception as error:
-            if (why := _disk_error(error)) is None:
+            if (why := disk_error(error)) is None:
                 raise
             _clear_behind_threads(run)
-            raise RunError(
-                f"the run {run} cannot be written: {why}; {_what_is_left(run)}. "
-                f"Mend that, then go on with: python scripts/train.py --resume {run}"
-            ) from error
+            left = _what_is_left(run)
+            raise RunError(f"the run {run} cannot be written: {why}; {left}") from error
 
 
 def _what_is_left(run: Path) -> str:
     steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
-    return f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
+    if not steps:
+        return "no checkpoint was saved yet."
+    return (
+        f"the checkpoint of step {max(steps)} is intact. When that is mended, resume with: "
+        f"python scripts/train.py --resume {run}"
+    )
 
 
 def _clear(run: Path) -> None:
@@ -186,7 +249,7 @@ def _clear_behind_threads(run: Path) -> None:
             time.sleep(0.1)
 
 
-def _disk_error(error: BaseException | None) -> str | None:
+def disk_error(error: BaseException | None) -> str | None:
     """What the system says where an error comes from the disk, in its words; else None.
 
     TensorStore raises ValueErrors that quote them; Orbax chains one error to another.

@@ -1,4 +1,4 @@
-"""Trains a published model, or any config, or goes on with a run."""
+"""Train a published model, or any config, or resume a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def main() -> None:
     parser.add_argument(
         "--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file"
     )
-    parser.add_argument("--resume", metavar="RUN", help="go on with this run, exactly")
+    parser.add_argument("--resume", metavar="RUN", help="continue this run, exactly")
+    parser.add_argument("--name", help="of the run's folder (default: the config's and the text's)")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="where runs are kept")
     parser.add_argument("--summary", action="store_true", help="print the parameters and stop")
     many = parser.add_argument_group("many processes (the same command in each)")
@@ -34,9 +35,13 @@ def main() -> None:
     arguments = parser.parse_args()
     overrides = config_overrides(arguments)
     if (arguments.config is None) == (arguments.resume is None):
-        parser.error("give one of --config NAME (to start a run) and --resume RUN (to go on).")
-    if arguments.resume and (overrides or arguments.summary):
-        parser.error("--resume goes on with the run's own config and takes no other option.")
+        parser.error(
+            "give one of --config NAME (to start a run) and --resume RUN (to continue one)."
+        )
+    if arguments.resume and (arguments.name or arguments.summary):
+        parser.error("--resume continues a run as it is; leave out --name and --summary.")
+    if arguments.name:
+        overrides["name"] = arguments.name
 
     keep_freed_memory()
     given = [getattr(arguments, f"distributed.{name}") for name in DISTRIBUTED]
@@ -44,7 +49,7 @@ def main() -> None:
         processes.join(*given)
     with processes.ending_together():
         if arguments.resume:
-            running.resume_run(arguments.resume)
+            running.resume_run(arguments.resume, overrides)
         elif arguments.summary:
             print_summary(load_config(arguments.config, overrides))
         else:

@@ -83,7 +83,8 @@ def tiny_run(tmp_path_factory, tiny_text) -> Path:
     runs = tmp_path_factory.mktemp("tiny") / "runs"
     options = [f"--{name}={value}" for name, value in TINY.items()]
     done = python_script(
-        "train", "--config", "astra_alpha", "--runs", runs, "--data.corpus", tiny_text, *options
+        *("train", "--config", "astra_alpha", "--name", "astra_alpha", "--runs", runs),
+        *("--data.corpus", tiny_text, *options),
     )
     assert done.returncode == 0, done.stderr
     assert "epoch   2  train" in done.stdout

@@ -17,7 +17,7 @@ from jaxgru.checkpointing import (
     save,
 )
 from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
-from jaxgru.run_folders import RunError, claim, create_run
+from jaxgru.run_folders import LOCK, RunError, claim, create_run
 from jaxgru.tokenizers import CharacterTokenizer, TokenizerError
 from jaxgru.training import Progress, init_state, train_steps
 
@@ -37,6 +37,7 @@ def make_run(root, model=MODELS["gru"], best=False):
     """A run with one checkpoint, of two steps."""
     config = Config("tiny", model, training=RECIPE)
     run = create_run(root, config, TOKENIZER)
+    (run / LOCK).touch()  # as whoever trained it has left it
     state = init_state(model, RECIPE)
     state, _, _ = train_steps(model, RECIPE, state, TOKENS, 2)
     kept = jax.tree.map(lambda x: x + 1, state.params) if best else None
@@ -188,7 +189,7 @@ def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_a
         assert_same(restore_from(run, config), state)
         said = capfd.readouterr().err
         assert said.count("\n") == 1 and "optimizer/_METADATA is missing" in said
-        assert f"it is kept as {aside}, and the run goes on from step 2" in said
+        assert f"it is kept as {aside}, and the run resumes from step 2" in said
         assert files_of(newest.with_name(aside)) == broken
         with open_checkpoints(run) as manager:
             save(manager, later, None, Progress())
@@ -213,7 +214,7 @@ def test_without_checksums_a_checkpoint_counts_as_good_if_it_can_be_read(tmp_pat
     assert_same(restore_from(run, config), later)
     (newest / "params" / "_METADATA").write_text('{"tree_metadata": {')
     assert_same(restore_from(run, config), state)
-    assert "3.broken, and the run goes on from step 2" in capfd.readouterr().err
+    assert "3.broken, and the run resumes from step 2" in capfd.readouterr().err
 
 
 def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):

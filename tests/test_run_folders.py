@@ -9,7 +9,7 @@ from conftest import contents
 from jaxgru import run_folders
 from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.run_folders import RunError, claim, create_run, find_run
+from jaxgru.run_folders import LOCK, RunError, claim, create_run, find_run
 from jaxgru.tokenizers import CharacterTokenizer
 
 CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
@@ -20,6 +20,7 @@ def make_run(root):
     run = create_run(root, CONFIG, TOKENIZER)
     (run / "checkpoints" / "2").mkdir(parents=True)
     (run / "checkpoints" / "2" / "checksums.json").write_text("{}")
+    (run / LOCK).touch()  # as whoever trained it has left it
     return run
 
 

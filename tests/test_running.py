@@ -27,7 +27,8 @@ OPTIONS = {
 
 def command(runs, text, *arguments):
     options = [part for name, value in OPTIONS.items() for part in (f"--{name}", str(value))]
-    start = ["--config", "astra_alpha", "--data.corpus", str(text), *options]
+    start = ["--config", "astra_alpha", "--name", "astra_alpha"]
+    start += ["--data.corpus", str(text), *options]
     return [sys.executable, str(TRAIN), "--runs", str(runs), *(arguments or start)]
 
 
@@ -53,7 +54,7 @@ def losses(run):
 def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
     assert names == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                     "samples.txt", "loss.png"}  # fmt: skip
+                     "samples.txt", "loss.png", ".lock"}  # fmt: skip
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",
                             "tokens_per_second", "seconds"}  # fmt: skip

@@ -92,7 +92,7 @@ class TestTrain:
         assert tiny_run.parent.name == "astra_alpha"
         names = {path.name for path in tiny_run.iterdir()}
         assert names == {
-            "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "samples.txt",
+            ".lock", "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "samples.txt",
             "tokenizer.json",
         }  # fmt: skip
         assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -273,7 +273,8 @@ class TestTrainRefuses:
     def train(self, refused, tiny_text):
         """astra_alpha on a small text, with these options."""
         return lambda *options: refused(
-            "train", "--config", "astra_alpha", "--data.corpus", tiny_text, *options
+            *("train", "--config", "astra_alpha", "--name", "astra_alpha"),
+            *("--data.corpus", tiny_text, *options),
         )
 
     def test_an_unknown_config(self, refused):

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import signal
 import types
 from functools import partial
 
@@ -209,31 +208,39 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
     assert len(saved) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [1, 2, 5])
-def test_an_interrupted_run_goes_on_to_the_same_bits(number, after):
-    """A signal after some chunk of steps; what was saved then goes on to the undisturbed result."""
+def test_an_interrupted_run_resumes_to_the_same_bits(after):
+    """Interrupted after some chunk of steps; what was saved then ends in the undisturbed result."""
     expected, _, undisturbed = run()
     saved, chunks = [], []
-
-    def on_steps(*_):
-        chunks.append(1)
-        if len(chunks) == after:
-            signal.raise_signal(number)
 
     def on_interrupt(state, best, progress):
         saved.append((jax.tree.map(jnp.copy, state), best, progress))
 
-    before = signal.getsignal(number)
+    observer = Observer(
+        on_steps=lambda *_: chunks.append(1),
+        interrupted=lambda: len(chunks) == after,
+        on_interrupt=on_interrupt,
+    )
     with pytest.raises(KeyboardInterrupt):
-        run(observer=Observer(on_steps=on_steps, on_interrupt=on_interrupt))
-    assert signal.getsignal(number) is before
+        run(observer=observer)
     (state, best, progress) = saved[0]
     assert 0 < int(state.step) < 15
     final, _ = fit(CONFIG, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert_same(final, expected)
     losses = [(r["train_loss"], r["val_loss"]) for r in progress.records]
     assert losses == [(r["train_loss"], r["val_loss"]) for r in undisturbed.records]
+
+
+@pytest.mark.parametrize("epochs, trained", [(2, 3), (3, 3), (5, 5)])
+def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
+    """Fewer than were done: nothing more is trained. It went on for ever, for 3 is never 2."""
+    state, best, progress = run()
+    recipe = dataclasses.replace(CONFIG.training, epochs=epochs)
+    config = dataclasses.replace(CONFIG, training=recipe)
+    state, _ = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
+    assert progress.finished and progress.epoch == trained
+    assert int(state.step) == trained * CONFIG.training.steps_per_epoch
 
 
 def test_the_state_has_a_buffer_for_each_array():

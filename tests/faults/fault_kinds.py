@@ -272,7 +272,7 @@ def spoilt(lab: Lab, rng: random.Random, how: Callable[[Path, random.Random], No
     said = after.errors
     problems.unless(len(said.splitlines()) == 1, f"not one line: {said}")
     problems.unless(f"{newest} is broken" in said, f"it does not name it: {said}")
-    problems.unless("goes on from step 120" in said, f"it does not say from where: {said}")
+    problems.unless("resumes from step 120" in said, f"it does not say from where: {said}")
     aside = newest.with_name("160.broken")
     kept = {path.replace(str(aside), str(newest)): b for path, b in _contents(aside).items()}
     problems.unless(kept == before, "the broken checkpoint was not kept as it was")

@@ -235,7 +235,8 @@ class Lab:
     def start(self, runs: Path, prepare: Callable | None = None) -> Trainer:
         """A process that begins a run. `prepare` is called in it first: a module's function."""
         options = [f"--{name}={value}" for name, value in OPTIONS.items()]
-        start = ["--config", CONFIG, f"--data.corpus={self.text}", "--runs", runs, *options]
+        start = ["--config", CONFIG, "--name", CONFIG, f"--data.corpus={self.text}"]
+        start += ["--runs", runs, *options]
         return self._trainer(start, prepare)
 
     def resume(self, run: Path, prepare: Callable | None = None) -> Trainer:
