@@ -28,7 +28,7 @@ from jaxgru.tokenizers import Tokenizer
 
 REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
 LOCK = ".lock"  # a file of its own: an editor that replaces config.toml would take its lock away
-UNWRITABLE = ("*", "?", "[", "]", "\\\\")  # in a path, Orbax takes them for patterns to glob by
+UNWRITABLE = ("*", "?", "[", "]", "\\")  # in a path, Orbax takes them for patterns to glob by
 UNREADABLE = ("**", "\\")
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
