@@ -168,6 +168,40 @@ def stopped(lab: Lab, rng: random.Random, number: int, times: int) -> Outcome:
     return outcome(lab, run, problems, lost)
 
 
+def stopped_before_it_began(lab: Lab, rng: random.Random) -> Outcome:
+    """Ctrl-C after its first sentence: while the step is compiled, or in one of the first steps."""
+    runs = lab.place()
+    trainer, problems = lab.start(runs), Problems()
+    trainer.wait_until(lambda: "tokens" in trainer.output, "its first sentence")
+    trainer.send(signal.SIGINT)
+    code = trainer.end()
+    problems.unless(code == 130, f"it ended with {code}: {trainer.errors[-1000:]}")
+    problems.unless(trainer.errors == "", trainer.errors[-1000:])
+    note = f"after step {trainer.last_step}"
+    if trainer.last_step:
+        after = recover(lab, lab.version(runs), problems)
+        return outcome(lab, lab.version(runs), problems, steps_lost(trainer, after), note)
+    problems.unless(not any(runs.iterdir()), f"left over: {list(runs.rglob('*'))}")
+    again = lab.start(runs)
+    problems.unless(again.end() == 0, again.errors[-1000:])
+    problems += lab.differences(lab.version(runs))
+    return outcome(lab, lab.version(runs), problems, note=note)
+
+
+def output_gone(lab: Lab, rng: random.Random) -> Outcome:
+    """Standard output takes nothing (/dev/full): one sentence on stderr, and the run is trained."""
+    runs, problems = lab.place(), Problems()
+    trainer = lab.start(runs, full_output)
+    problems.of_one_sentence(trainer, 0, "standard output is gone")
+    problems += lab.differences(lab.version(runs))
+    return outcome(lab, lab.version(runs), problems, note=trainer.errors)
+
+
+def full_output() -> None:
+    """In a new process: standard output is a device that is always full."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
 # ---- the disk ----
 
 
@@ -379,12 +413,18 @@ def two_starts(lab: Lab, rng: random.Random) -> Outcome:
     return outcome(lab, lab.version(runs), problems)
 
 
-def two_resumes(lab: Lab, rng: random.Random) -> Outcome:
-    """A second process resumes a run while a first trains it: refused, and no harm is done."""
+def two_resumes(
+    lab: Lab, rng: random.Random, between: Callable[[Path], None] = lambda run: None
+) -> Outcome:
+    """A second process resumes a run while a first trains it: refused, and no harm is done.
+
+    between: what is done to the run's folder before the second comes.
+    """
     run, problems = lab.interrupted(), Problems()
     first = lab.resume(run)
     first.wait_until(lambda: first.last_step > 160, "training")
     first.send(signal.SIGSTOP)  # so that it holds the run however slow the second is
+    between(run)
     second = lab.resume(run)
     problems.of_one_sentence(second, 2, f"the run {run} is being trained by another process")
     first.send(signal.SIGCONT)
@@ -392,6 +432,24 @@ def two_resumes(lab: Lab, rng: random.Random) -> Outcome:
     problems += lab.differences(run)
     problems += [f"left over: {name}" for name in lab.left_over(run)]
     return outcome(lab, run, problems, max(0, 161 - first.first_step), second.errors)
+
+
+def edit_config(run: Path) -> None:
+    """As `sed -i` and vim do: a new file takes the place of config.toml."""
+    shutil.copy(run / "config.toml", run / "config.toml~")
+    os.replace(run / "config.toml~", run / "config.toml")
+
+
+def moved(lab: Lab, rng: random.Random) -> Outcome:
+    """The run's folder is moved while it is trained: it ends, and is resumed where it is now."""
+    run, problems = lab.interrupted(), Problems()
+    trainer = lab.resume(run)
+    trainer.wait_until(lambda: trainer.last_step > 160, "training")
+    elsewhere = run.rename(lab.place() / "moved")
+    problems.of_one_sentence(trainer, 2, f"the run {run} was moved or deleted")
+    problems.unless(not run.exists(), f"something is written at the old place: {run}")
+    after = recover(lab, elsewhere, problems)
+    return outcome(lab, elsewhere, problems, steps_lost(trainer, after), trainer.errors)
 
 
 def killed_holder(lab: Lab, rng: random.Random) -> Outcome:
@@ -410,6 +468,9 @@ ALL: dict[str, Callable[[Lab, random.Random], Outcome]] = {
     "SIGTERM twice": lambda lab, rng: stopped(lab, rng, signal.SIGTERM, 2),
     "Ctrl-C once": lambda lab, rng: stopped(lab, rng, signal.SIGINT, 1),
     "Ctrl-C twice": lambda lab, rng: stopped(lab, rng, signal.SIGINT, 2),
+    "SIGHUP once": lambda lab, rng: stopped(lab, rng, signal.SIGHUP, 1),
+    "Ctrl-C before the first step": stopped_before_it_began,
+    "standard output full": output_gone,
     "no file above a limit (EFBIG)": file_limit,
     "the disk is full (ENOSPC)": full_disk,
     "newest checkpoint: a bit flipped": lambda lab, rng: spoilt(lab, rng, flip),
@@ -419,6 +480,10 @@ ALL: dict[str, Callable[[Lab, random.Random], Outcome]] = {
     "every checkpoint broken": all_spoilt,
     "two starts at once": two_starts,
     "two resumes at once": two_resumes,
+    "two resumes, config.toml replaced between": lambda lab, rng: two_resumes(
+        lab, rng, edit_config
+    ),
+    "moved while it trains": moved,
     "its holder killed": killed_holder,
     "run folder read-only": read_only_run,
     "clock set back a year": clock,
