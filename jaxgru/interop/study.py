@@ -140,7 +140,8 @@ def load_study_run(
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
-                "give the one that it was trained with."
+                "give the one that it was trained with (python scripts/convert.py "
+                f"{path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
