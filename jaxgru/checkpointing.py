@@ -30,6 +30,7 @@ from jaxgru.config import Config, dotted_names, field_value
 from jaxgru.errors import shown, warn
 from jaxgru.files import file_hash, hashes, write_text
 from jaxgru.interop.safetensors import load_safetensors
+from jaxgru.interop.study import load_study_run
 from jaxgru.model import Params, flatten, init, unflatten
 from jaxgru.run_folders import UNREADABLE, RunError, check_path, find_run, load_run_config
 from jaxgru.tokenizers import Tokenizer, load_tokenizer
@@ -58,20 +59,23 @@ class BrokenCheckpoint(RunError):
 
 
 def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Parameters, config and tokenizer of a run folder, one of its versions or a .safetensors file.
+    """Parameters, config and tokenizer of a run folder or version, a .safetensors or a .pth file.
 
     The parameters are the run's result: the best epoch's where training stops early, else the last.
     A run that is still going on, or was interrupted, gives those of its newest checkpoint that is
-    whole; a sentence on stderr names those that are not. Nothing is written.
+    whole; a sentence on stderr names those that are not. Nothing is written. Of a .pth, the
+    tokenizer is what `interop.study.load_study_run` takes where none is given.
 
     Raises:
       RunError: there is no run or no finished checkpoint, or it does not fit its config.
-      InteropError: the .safetensors file is missing or broken.
+      InteropError: the .safetensors or .pth file is missing or broken.
       TokenizerError: the tokenizer is missing or broken.
     """
     path = Path(path)
     if path.suffix == ".safetensors" and not path.is_dir():
         return load_safetensors(path)
+    if path.suffix == ".pth" and not path.is_dir():
+        return load_study_run(path)
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)

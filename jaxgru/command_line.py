@@ -42,12 +42,15 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, name: str) -> str:
         return nearest(name, self._option_string_actions)
 
-    def add_model(self) -> argparse._MutuallyExclusiveGroup:
-        """Adds the ways to name a trained model, one of which is needed; returns their group."""
+    def add_model(self) -> None:
+        """Adds the ways to name a trained or counted model, one of which is needed."""
         model = self.add_mutually_exclusive_group(required=True)
-        model.add_argument("--run", help="a run folder, or a .safetensors file")
+        model.add_argument("--run", help="a run folder, or a .safetensors or .pth file")
         model.add_argument("--pretrained", metavar="NAME", help="a model that ships with jaxgru")
-        return model
+        model.add_argument(
+            "--ngram", type=int, metavar="N", help="a counted n-gram model of this order, 1 to 8"
+        )
+        self.add_argument("--config", help="whose text and tokens --ngram counts (astra_alpha)")
 
     def add_config_fields(self, config: Config) -> None:
         """Adds `--section.field` for every field; the defaults shown are the config's values."""
@@ -74,7 +77,13 @@ def early_value(option: str) -> str | None:
 
 
 def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer]:
-    """The model that `Parser.add_model`'s options name. Raises UserError as the loaders do."""
+    """The trained model that `Parser.add_model`'s options name.
+
+    Raises:
+      UserError: as the loaders do, or there is a --config.
+    """
+    if arguments.config is not None:
+        raise UserError("--config belongs to --ngram; a trained model knows its own.")
     if arguments.pretrained is not None:
         return load_pretrained(arguments.pretrained)
     return load_run(arguments.run)

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -35,16 +37,15 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
       OSError: the folder cannot be written; the old file is untouched.
     """
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(beside, "xb") as file:  # not by tempfile, which heeds no umask
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, 0o644)
         os.replace(beside, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # an interrupt may come after the renaming
+        with contextlib.suppress(OSError):  # it may never have been made, or be renamed already
             os.unlink(beside)
         raise
 
@@ -56,8 +57,10 @@ def write_text(path: Path, text: str) -> None:
 
 def remove_parts(path: Path) -> None:
     """Removes what a process that was killed inside `write_bytes(path, …)` left beside the file."""
-    for part in path.parent.glob(f".{path.name}.*{PART}"):
-        part.unlink(missing_ok=True)
+    name = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(PART)}")
+    for part in path.parent.glob(f".*{PART}"):
+        if name.fullmatch(part.name):
+            part.unlink(missing_ok=True)
 
 
 def hashes(folder: Path) -> dict[str, str]:

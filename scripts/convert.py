@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 
-from jaxgru import load_run
-from jaxgru.command_line import Parser, run_script
+from jaxgru import load_pretrained, load_run
+from jaxgru.command_line import Parser, early_value, run_script
+from jaxgru.files import remove_parts
 from jaxgru.interop import InteropError
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study_run, save_study
@@ -16,7 +20,13 @@ from jaxgru.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 def main() -> None:
     """Reads the arguments, checks that they make sense, and makes two calls: load and save."""
     parser = Parser(__doc__)
-    parser.add_argument("source", metavar="IN", type=Path, help="run folder, .safetensors or .pth")
+    parser.add_argument(
+        "--pretrained", metavar="NAME", help="in place of IN: a model that ships with jaxgru"
+    )
+    if early_value("--pretrained") is None:
+        parser.add_argument(
+            "source", metavar="IN", type=Path, help="run folder, .safetensors or .pth"
+        )
     parser.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .pth")
     parser.add_argument(
         "--tokenizer",
@@ -27,41 +37,55 @@ def main() -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
-    source, target = arguments.source, arguments.target
-    given = arguments.tokenizer
+    source = None if arguments.pretrained is not None else arguments.source
+    target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
-    if source.is_dir() or source.suffix == ".safetensors":
-        if given is not None:
-            parser.error(f"--tokenizer is for a .pth: {source} has its own.")
+    if given is not None and (source is None or source.is_dir() or source.suffix != ".pth"):
+        parser.error(f"--tokenizer is for a .pth: {source or arguments.pretrained} has its own.")
+    if source is None:
+        params, config, tokenizer = load_pretrained(arguments.pretrained)
+    elif given is None:
         params, config, tokenizer = load_run(source)
     else:
-        tokenizer = None if given is None else find_tokenizer(given)
-        params, config, tokenizer = load_study_run(source, tokenizer)
+        params, config, tokenizer = load_study_run(source, find_tokenizer(given))
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target  # a link stays one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no part is left
     try:
+        remove_parts(place)
         if target.suffix == ".pth":
-            save_study(target, params, config)
+            save_study(place, params, config)
         else:
-            save_safetensors(target, params, config, tokenizer)
+            save_safetensors(place, params, config, tokenizer)
     except OSError as error:
         raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
     print(f"{config.name} written to {target}")
 
 
-def check(source: Path, target: Path, force: bool) -> None:
+def check(source: Path | None, target: Path, force: bool) -> None:
     """Raises InteropError before anything slow starts where source and target make no sense."""
+    if source is not None:
+        check_source(source, target)
+    if target.suffix not in (".pth", ".safetensors"):
+        raise InteropError(f"{target} must end in .safetensors or .pth, which say what to write.")
+    if target.is_dir():
+        raise InteropError(f"{target} is a folder.")
+    if target.exists() and not target.is_file():
+        raise InteropError(f"{target} is not a regular file.")
+    if target.exists() and not force:
+        raise InteropError(f"{target} exists; to replace it, add --force.")
+
+
+def check_source(source: Path, target: Path) -> None:
+    """Raises InteropError where there is no such model, or the target is the same kind of file."""
     if not source.exists():
         raise InteropError(f"there is no {source}.")
     kind = "" if source.is_dir() else source.suffix
     if not source.is_dir() and kind not in (".pth", ".safetensors"):
         raise InteropError(f"{source} is neither a run folder nor a .safetensors or .pth file.")
-    if target.suffix not in (".pth", ".safetensors"):
-        raise InteropError(f"{target} must end in .safetensors or .pth, which say what to write.")
     if kind == target.suffix:
         raise InteropError(f"{source} is a {kind} file already; copy it.")
-    if target.is_dir():
-        raise InteropError(f"{target} is a folder.")
-    if target.exists() and not force:
-        raise InteropError(f"{target} exists; to replace it, add --force.")
+    if target.exists() and source.samefile(target):
+        raise InteropError(f"{target} is the same file as {source}.")
 
 
 def find_tokenizer(path: Path) -> Tokenizer:

@@ -1,14 +1,21 @@
-"""Measures what a trained model loses with its state, on the whole validation split."""
+"""Measures what a trained model loses with its state, on the whole validation split.
+
+Or, with --ngram, the loss of a counted model there.
+"""
 
 from __future__ import annotations
+
+import os
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from jaxgru import study
+from jaxgru.baselines import count_ngrams
 from jaxgru.command_line import Parser, load_model, run_script
-from jaxgru.dataset import load_dataset
+from jaxgru.config import load_config
+from jaxgru.dataset import Dataset, load_dataset
 from jaxgru.evaluation import in_units
 from jaxgru.run_folders import find_run
 
@@ -21,13 +28,17 @@ def main() -> None:
         "--save", action="store_true", help="write it all into the run, too, as report.py reads it"
     )
     arguments = parser.parse_args()
-    if arguments.save and (arguments.run is None or arguments.run.endswith(".safetensors")):
+    if arguments.save and (arguments.run is None or os.path.isfile(arguments.run)):
         parser.error("--save writes into a run folder; name one with --run.")
+    console = Console(highlight=False)
+    if arguments.ngram is not None:
+        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        console.print(_ngram(config.name, arguments.ngram, dataset))
+        return
 
     params, config, tokenizer = load_model(arguments)
     config, dataset = load_dataset(config, tokenizer)
     window = config.training.sequence_length
-    console = Console(highlight=False)
     with console.status("compiling") as status:
         record = study.measure(
             params, tokenizer, dataset, window, lambda what: status.update(f"measuring {what}")
@@ -43,23 +54,37 @@ def main() -> None:
 
 
 def _losses(name: str, window: int, record: study.Record) -> Table:
-    tokens, characters = record["num_tokens"], record["num_characters"]
-    table = Table(title=f"{name}: {tokens:,} tokens, {characters:,} characters")
-    table.add_column("state put back to zeros")
-    for unit in ("nats/token", "bits/token", "nats/char", "bits/char"):
-        table.add_column(unit, justify="right")
     rows = [
         ("every token: stateless" if every == 1 else f"every {every:,} tokens", loss)
         for every, loss in record["memory_curve"]
     ]
-    for what, loss in (
-        *rows,
+    rows += [
         ("never: one stream", record["stream"]),
         (f"windows of {window}, as in training", record["windows"]),
         ("sensitivity: stateless less one stream", record["sensitivity"]),
-    ):
-        units = in_units(loss, tokens, characters)
-        table.add_row(what, *(f"{value:.4f}" for value in units.values()))
+    ]
+    sizes = record["num_tokens"], record["num_characters"]
+    return _in_units(name, "state reset to zero", rows, *sizes)
+
+
+def _ngram(name: str, order: int, dataset: Dataset) -> Table:
+    tokens, tokenizer = dataset.validation, dataset.tokenizer
+    model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
+    rows = [(f"order {order}", float(model.token_nll(tokens).mean()))]
+    sizes = len(tokens) - 1, tokenizer.num_characters(tokens[1:])
+    return _in_units(name, "counted n-grams", rows, *sizes)
+
+
+def _in_units(
+    name: str, what: str, rows: list[tuple[str, float]], num_tokens: int, num_characters: int
+) -> Table:
+    table = Table(title=f"{name}: {num_tokens:,} tokens, {num_characters:,} characters")
+    table.add_column(what)
+    for unit in ("nats/token", "bits/token", "nats/char", "bits/char"):
+        table.add_column(unit, justify="right")
+    for row, loss in rows:
+        units = in_units(loss, num_tokens, num_characters)
+        table.add_row(row, *(f"{value:.4f}" for value in units.values()))
     return table
 
 

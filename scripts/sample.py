@@ -12,10 +12,7 @@ from jaxgru.dataset import load_dataset
 def main() -> None:
     """Reads the arguments and makes one call."""
     parser = Parser(__doc__)
-    parser.add_model().add_argument(
-        "--ngram", type=int, metavar="N", help="a counted n-gram model of this order, 1 to 8"
-    )
-    parser.add_argument("--config", help="whose text and tokens --ngram counts (astra_alpha)")
+    parser.add_model()
     parser.add_argument("--prompt", default="ROMEO: ", help="the whole of it is read (%(default)r)")
     parser.add_argument("--num-tokens", type=int, default=400, help="to write (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
@@ -36,8 +33,6 @@ def main() -> None:
         parser.error(
             "an n-gram model has no state to throw away: leave out --stateless, --compare."
         )
-    if arguments.ngram is None and arguments.config is not None:
-        parser.error("--config belongs to --ngram; a trained model knows its own.")
     options = writing.Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,

@@ -26,12 +26,19 @@ def test_an_older_file_is_replaced_and_whoever_reads_it_keeps_it(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-def test_others_may_read_it(tmp_path):
-    write_bytes(tmp_path / "file", b"x")
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_says_who_may_read_it(tmp_path, mask, mode):
+    """POSIX, open: 0666 without the umask's bits; also where there was a file before."""
+    before = os.umask(mask)
+    try:
+        for _ in range(2):
+            write_bytes(tmp_path / "file", b"x")
+            assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
 
 
-@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_failure_halfway_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step):
     def fail(*args):
         raise OSError(28, "No space left on device")
@@ -100,6 +107,16 @@ def test_the_parts_of_a_write_that_was_killed_are_removed(tmp_path, monkeypatch)
     write_bytes(tmp_path / "file2", b"other")
     remove_parts(tmp_path / "file")
     assert sorted(os.listdir(tmp_path)) == ["file", "file2"]
+
+
+@pytest.mark.parametrize("name", ["file", "[lab].pth", "a*b", "?"])
+def test_only_the_parts_of_that_very_file_are_removed(tmp_path, name):
+    """A name may look like a pattern, or begin another's."""
+    others = [f".{name}.txt.x1y2z3w4.part", ".l.pth.x1y2z3w4.part", f".{name}.part", ".ab.0a.part"]
+    for part in (*others, f".{name}.x1y2z3w4.part"):
+        (tmp_path / part).write_bytes(b"half")
+    remove_parts(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
 
 
 def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):

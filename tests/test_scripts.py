@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SCRIPTS, contents, numpy_gru_losses, python_script
+from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script
 
 import jaxgru
 from jaxgru import running
@@ -510,6 +510,47 @@ class TestSampleNGram:
         if "--config" not in options and "--pretrained" not in options:
             options = [*options, "--config", config]
         done = script("sample", *options)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
+
+
+class TestEvaluateNGram:
+    def test_prints_what_is_counted(self, script, tmp_path, tiny_text):
+        """What `count_ngrams` gives, which test_baselines.py proves, of the training split."""
+        config = tmp_path / "tiny.toml"
+        config.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
+        done = script("evaluate", "--ngram", 4, "--config", config)
+        assert (done.code, done.err) == (0, "")
+        tokenizer = CharacterTokenizer.learn(tiny_text.read_text())
+        tokens = tokenizer.encode(tiny_text.read_text())
+        model = count_ngrams(tokens[:2700], tokenizer.vocab_size, 4)
+        loss = model.token_nll(tokens[2700:]).mean()
+        bits = loss / np.log(2)
+        assert table_rows(done.out) == {
+            "order 4": pytest.approx([loss, bits, loss, bits], abs=6e-5)
+        }
+        assert "tiny: 299 tokens, 299 characters" in done.out
+
+    def test_the_readme_s_bigram(self, script):
+        """On the canonical corpus, in nats per character."""
+        stated = re.search(r"counted bigrams\*\* \(([\d.]+)\)", (ROOT / "README.md").read_text())[1]
+        kept = json.loads((ROOT / "docs" / "study.json").read_text())["ngrams"]["astra_alpha"][1]
+        assert f"{kept:.3f}" == stated == "2.484"
+        rows = table_rows(script("evaluate", "--ngram", 2).out)
+        assert rows["order 2"][2] == pytest.approx(kept, abs=6e-5)
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+            (["--ngram", "2", "--save"], "--save writes into a run folder"),
+            (["--ngram", "2", "--run", "x"], "not allowed with argument"),
+            (["--ngram", "2", "--config", "x"], "there is no config 'x'"),
+            (["--pretrained", "astra_alpha", "--config", "x"], "--config belongs to --ngram"),
+        ],
+        ids=str,
+    )
+    def test_refusals(self, script, options, says):
+        done = script("evaluate", *options)
         assert done.code == 2 and says in done.err and done.err.count("\n") == 1
 
 

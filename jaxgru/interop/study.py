@@ -1,7 +1,8 @@
 """The study's own PyTorch checkpoints, .pth: read safely, and written so that the study loads them.
 
 A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in). It holds
-neither a tokenizer nor where dropout acts; the latter follows from the model's class.
+neither a tokenizer nor where dropout acts; the latter follows from the model's class. The study's
+early stopping saves the `state_dict` alone; then the sizes are those of its tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import io
 import math
 import os
 import re
+import sys
+import unicodedata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,6 +107,9 @@ _SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "v
 def load_study(path: str | Path) -> tuple[Params, ModelConfig]:
     """A .pth file's parameters, float32, and the config of its model.
 
+    A bare `state_dict` does not hold the dropout: it is the published one for a model of these
+    sizes, else 0.
+
     Raises:
       InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds
         anything but tensors and plain values (none of which is run); its metadata are missing,
@@ -118,10 +124,12 @@ def load_study_run(
 ) -> tuple[Params, Config, Tokenizer]:
     """The same as a whole model, such as `load_run` gives.
 
-    The config takes the model's name in lower case, and the published data and training values
-    where that name is a published config of the same model. Without a tokenizer, 65 tokens mean
-    Tiny Shakespeare's characters and 1,000 its SentencePiece pieces, learnt anew: they are the
-    study's as far as SentencePiece learns the same from the same text.
+    A published model is known by its sizes, which no two share: the config has its data and
+    training values. Its name is the published one where the file uses one of the study's names
+    (`Astra-α`, `Leviathan-LSTM`), else the file's own in lower case. A name of the study's that
+    contradicts the sizes is told on stderr. Without a tokenizer, 65 tokens mean Tiny Shakespeare's
+    characters and 1,000 its SentencePiece pieces, learnt anew: they are the study's as far as
+    SentencePiece learns the same from the same text.
 
     Raises:
       InteropError: as `load_study`; no tokenizer is given or follows, or it has another size.
@@ -132,7 +140,8 @@ def load_study_run(
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
-                "give the one that it was trained with."
+                "give the one that it was trained with (python scripts/convert.py "
+                f"{path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
@@ -140,10 +149,7 @@ def load_study_run(
         raise InteropError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, but {path} has {model.vocab_size}."
         )
-    name = re.sub(r"[^a-z0-9_.-]", "_", model_name.lower()).lstrip(".-") or "custom"
-    if name in config_names() and (published := load_config(name)).model == model:
-        return params, published, tokenizer
-    return params, Config(name, model, DataConfig(tokenizer=tokenizer.kind)), tokenizer
+    return params, _whole_config(Path(path), model, model_name, tokenizer.kind), tokenizer
 
 
 def save_study(path: str | Path, params: Params, config: Config) -> None:
@@ -189,6 +195,8 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
     """Parameters, config and model_name."""
     where = f"{path} cannot be used"
     checkpoint = _read(path, where)
+    if not checkpoint.keys() & {"state_dict", "model_class"}:
+        checkpoint = _with_metadata(path, where, checkpoint)
     model_class = checkpoint.get("model_class")
     if not isinstance(model_class, str) or model_class not in _LAYOUTS:
         raise InteropError(
@@ -201,7 +209,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
     check_shapes(where, {n: tuple(t.shape) for n, t in tensors.items()}, _shapes(layout, like))
     names = _names(layout, config.num_layers)
     leaves = {
-        name: jnp.asarray(_turned(name, tensors[names[name]].detach().numpy()))
+        name: jnp.asarray(_turned(name, tensors[names[name]].numpy(force=True)))
         for name in flatten(like)
     }
     return unflatten(like, leaves), config, checkpoint["model_name"]
@@ -292,16 +300,98 @@ def _config(
         number = type(value) is int or type(value) is float and math.isfinite(value)
         if not (isinstance(value, str) or number and key != "model_name"):
             raise InteropError(f"{where}: {key} is {shown(value)}, which it cannot be.")
-    pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
-    found = {match[1] for name in tensors if (match := re.match(pattern, name))}
-    if len(found) != fields["num_layers"]:
+    num_layers = _num_layers(layout, tensors)
+    if num_layers != fields["num_layers"]:
         raise InteropError(
-            f"{where}: its metadata say {fields['num_layers']} layers, but there are {len(found)}."
+            f"{where}: its metadata say {fields['num_layers']} layers, but there are {num_layers}."
         )
     try:
         return dataclasses.replace(layout.config, **fields, dropout=float(dropout))
     except ConfigError as error:
         raise InteropError(f"{where}: {error}") from error
+
+
+def _num_layers(layout: _Layout, tensors: Mapping[str, Any]) -> int:
+    """How many layers the tensors' names tell of."""
+    pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
+def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A bare `state_dict` as a checkpoint: the metadata are what its tensors and the file tell."""
+    embeddings = {layout.others["embedding"]: cls for cls, layout in _LAYOUTS.items()}
+    embedding = next(iter(embeddings.keys() & state_dict.keys()), None)
+    if embedding is None:
+        raise InteropError(
+            f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
+            f"state_dict of its {' or '.join(_LAYOUTS)}, for its keys are {shown(list(state_dict))}"
+            "; to bring in a torch.nn.GRU, LSTM or RNN, see jaxgru.interop.torch_nn.from_torch."
+        )
+    model_class = embeddings[embedding]
+    layout = _LAYOUTS[model_class]
+    head = layout.others["head.Wo"]
+    checkpoint = {"state_dict": state_dict, "model_class": model_class}
+    tensors = _tensors(where, checkpoint, path.stat().st_size)
+    for name in (embedding, head):
+        if name not in tensors or tensors[name].ndim != 2:
+            raise InteropError(f"{where}: the tensor {name} is missing or is not a matrix.")
+    (V, E), (_, H) = tensors[embedding].shape, tensors[head].shape
+    sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H)
+    sizes["num_layers"] = _num_layers(layout, tensors)
+    checkpoint |= {key: sizes[field] for key, field in layout.integers.items()}
+    checkpoint |= {"model_name": _file_name(path), "dropout": 0, "timestamp": "", "version": 1}
+    published = _published(_config(where, checkpoint, layout, tensors))
+    return checkpoint | ({} if published is None else {"dropout": published.model.dropout})
+
+
+def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: str) -> Config:
+    """The config of a file's model: a published one's, by its sizes, or what is known of it."""
+    published = _published(model)
+    stated = _study_name(model_name)
+    wrong = {stated, _study_name(_file_name(path))} - {None, published and published.name}
+    for name in sorted(wrong):
+        taken = (
+            "of none of the study's models: its config has the default training values"
+            if published is None
+            else f"those of {published.name}, which it is taken for"
+        )
+        print(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.", file=sys.stderr)
+    own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
+    if published is None:
+        return Config(stated or own, model, DataConfig(tokenizer=tokenizer))
+    return dataclasses.replace(
+        published,
+        name=own if stated is None else published.name,
+        model=model,
+        data=dataclasses.replace(published.data, tokenizer=tokenizer),
+    )
+
+
+def _published(model: ModelConfig) -> Config | None:
+    """The published config with a model of these sizes, whatever its dropout."""
+    for config in map(load_config, config_names()):
+        if dataclasses.replace(model, dropout=config.model.dropout) == config.model:
+            return config
+    return None
+
+
+def _study_name(name: str) -> str | None:
+    """The published config that a name of the study's means: Astra-α, Astra_alpha, Leviathan-LSTM.
+
+    Names of any other kind mean none.
+    """
+    name = _spelled(name).replace("-", "_").removesuffix("_lstm")
+    return name if name in config_names() else None
+
+
+def _spelled(name: str) -> str:
+    """In lower case, with Greek letters spelled out, which a folder's name cannot have."""
+    return re.sub("[α-ω]", lambda c: unicodedata.name(c[0]).split()[-1].lower(), name.lower())
+
+
+def _file_name(path: Path) -> str:
+    """The model's name in a file's: the study adds which version it is."""
+    return re.sub(r"_(v\d+|latest|best)$", "", path.stem)
 
 
 def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,106 @@ def test_an_existing_file(script, saved, tmp_path):
     assert same_bits(load_study(old)[0], random_params(MODEL))
 
 
+def test_a_model_that_ships(script, tmp_path):
+    params, config, tokenizer = jaxgru.load_pretrained("astra_alpha")
+    outcome = script("convert", "--pretrained", "astra_alpha", "a.pth")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "astra_alpha written to a.pth\n", "")
+    assert same_bits(load_study(tmp_path / "a.pth")[0], params)
+    assert script("convert", "b.safetensors", "--pretrained=astra_alpha").code == 0
+    again, copied, characters = load_safetensors(tmp_path / "b.safetensors")
+    assert same_bits(again, params) and copied.model == config.model
+    assert characters.vocabulary == tokenizer.vocabulary
+
+
+def test_a_pth_is_sampled_as_it_is(script, shakespeare, tmp_path, monkeypatch):
+    """With the tokenizer that a conversion takes by default: the text is that of the model."""
+    (tmp_path / "text").write_text(shakespeare)
+    monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
+    assert script("convert", "--pretrained", "astra_alpha", "a.pth").code == 0
+    options = ["--num-tokens", 30, "--temperature", 0]
+    there = script("sample", "--pretrained", "astra_alpha", *options)
+    here = script("sample", "--run", "a.pth", *options)
+    assert (here.code, here.err, here.out) == (0, "", there.out)
+    assert jaxgru.load_run(tmp_path / "a.pth")[1].training.epochs == 10
+
+
+@pytest.mark.parametrize("name", ["sample", "evaluate"])
+def test_a_pth_whose_tokenizer_is_not_known(script, saved, name):
+    """One sentence that says what is missing and how to give it."""
+    assert script("convert", "m.safetensors", "m.pth").code == 0
+    outcome = script(name, "--run", "m.pth")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "m.pth holds no tokenizer, and none is known for 9 tokens" in outcome.err
+    assert "convert.py m.pth" in outcome.err and "--tokenizer" in outcome.err
+
+
+def test_a_record_is_not_saved_beside_a_pth(script, saved):
+    assert script("convert", "m.safetensors", "m.pth").code == 0
+    for file in ("m.pth", "m.safetensors"):
+        outcome = script("evaluate", "--run", file, "--save")
+        assert outcome.code == 2 and "--save writes into a run folder" in outcome.err
+
+
+def test_a_link_is_written_through(script, saved, tmp_path):
+    """It stays a link; what it leads to is replaced, and only with --force."""
+    (tmp_path / "store").mkdir()
+    real, link = tmp_path / "store" / "real.bin", tmp_path / "m.pth"
+    real.write_bytes(b"old")
+    link.symlink_to(Path("store") / "real.bin")
+    assert "m.pth exists" in script("convert", "m.safetensors", "m.pth").err
+    assert real.read_bytes() == b"old"
+    assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
+    assert os.readlink(link) == "store/real.bin"
+    assert same_bits(load_study(real)[0], random_params(MODEL))
+    assert sorted(os.listdir(tmp_path / "store")) == ["real.bin"]
+
+
+@pytest.mark.parametrize("way", [os.symlink, os.link])
+def test_a_model_is_never_written_over_itself(script, saved, tmp_path, way):
+    """A .pth holds no tokenizer and no recipe, so they would be lost."""
+    before = saved.read_bytes()
+    way(saved, tmp_path / "m.pth")
+    outcome = script("convert", "m.safetensors", "m.pth", "--force")
+    assert outcome.code == 2 and "m.pth is the same file as m.safetensors" in outcome.err
+    assert saved.read_bytes() == before
+
+
+def test_a_device_or_a_pipe_is_not_replaced(script, saved, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "m.pth").symlink_to("pipe")
+    outcome = script("convert", "m.safetensors", "m.pth", "--force")
+    assert outcome.code == 2 and "m.pth is not a regular file" in outcome.err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(script, saved, tmp_path):
+    os.mkdir(tmp_path / "store")
+    (tmp_path / "m.pth").symlink_to("store/x.pth")
+    left = [tmp_path / "store" / ".x.pth.x1y2z3w4.part", tmp_path / ".n.pth.x1y2z3w4.part"]
+    for part in left:
+        part.write_bytes(b"half")
+    assert script("convert", "m.safetensors", "m.pth").code == 0
+    assert [part.exists() for part in left] == [False, True]  # the other is of another file
+    assert script("convert", "m.safetensors", "n.pth").code == 0
+    assert not left[1].exists()
+
+
+@pytest.mark.parametrize("when", ["fsync", "replace"])
+def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
+    """In a process of its own, which gets the signal while the file is half written."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        f"os.{when} = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['convert.py', 'm.safetensors', 'm.pth']\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -135,6 +236,13 @@ def test_an_existing_file(script, saved, tmp_path):
         (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
         (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
         (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
+        (["--pretrained", "astra", "x.pth"], "no pretrained model is called 'astra'; there are"),
+        (["--pretrained", "astra_alpha"], "OUT"),
+        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors or .pth"),
+        (
+            ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
+            "--tokenizer is for a .pth: astra_alpha has its own",
+        ),
         (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
     ],
 )

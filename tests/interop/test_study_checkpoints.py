@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -181,6 +182,28 @@ class TestReading:
             }.items():  # fmt: skip
                 tensor = file["state_dict"][f"layers.{i}.grucell.{theirs}"]
                 np.testing.assert_array_equal(getattr(layer, ours), tensor)
+
+    def test_a_tensor_whose_sign_pytorch_keeps_beside_it(self, path):
+        """The imaginary part of a conjugate: a view with the negative bit, which is saved so."""
+        file = gru_file()
+        numbers = torch.complex(torch.zeros(5, 3), file["state_dict"]["embedding.weight"])
+        file["state_dict"]["embedding.weight"] = numbers.conj().imag
+        torch.save(file, path)
+        assert torch.load(path, weights_only=True)["state_dict"]["embedding.weight"].is_neg()
+        ours = load_study(path)[0].embedding
+        np.testing.assert_array_equal(ours, -gru_file()["state_dict"]["embedding.weight"])
+
+    @pytest.mark.parametrize("kind", FILES)
+    @pytest.mark.parametrize("V, E, H, L", [(5, 3, 4, 2), (2, 2, 1, 1)])
+    def test_a_bare_state_dict(self, kind, V, E, H, L, path):
+        """What the study's early stopping saves; it does not hold the dropout."""
+        file = FILES[kind][0](V, E, H, L)
+        torch.save(file, path)
+        params, config = load_study(path)
+        torch.save(file["state_dict"], path)
+        bare = load_study(path)
+        assert same_bits(bare[0], params)
+        assert bare[1] == only_model(config, dropout=0)
 
     def test_weights_saved_as_parameters(self, path):
         """A module's own state_dict is an OrderedDict; parameters may stand in one, too."""
@@ -363,6 +386,43 @@ class TestRefusals:
         assert path.stat().st_size < 20_000
         assert "claim to be larger than the file" in refusal(path)
 
+    @pytest.mark.parametrize(
+        "value, says",
+        [
+            ({}, r"neither a checkpoint of the study .* keys are \[\]"),
+            (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
+            (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
+            ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
+            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is no dense tensor"),
+            ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
+            ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
+        ],
+        ids=range(7),
+    )
+    def test_a_dict_of_something_else(self, value, says, path):
+        torch.save(value, path)
+        assert re.search(says, refusal(path))
+
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (lambda state: state.pop(BAD), f"{BAD} is missing"),
+            (lambda state: state.update(more=torch.zeros(2)), "a tensor more that does not"),
+            (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
+            (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
+            (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
+            (
+                lambda state: state.update({"fc.linear_projection.weight": torch.zeros(0, 0)}),
+                "hidden_dim is 0",
+            ),
+        ],
+    )
+    def test_a_bare_state_dict_that_does_not_fit_together(self, change, says, path):
+        state = gru_file()["state_dict"]
+        change(state)
+        torch.save(state, path)
+        assert re.search(says, refusal(path))
+
     @pytest.mark.parametrize("value", [[gru_file()], torch.zeros(2), 3, None])
     def test_no_dict(self, value, path):
         torch.save(value, path)
@@ -469,12 +529,110 @@ class TestAsARun:
         assert tokenizer.vocabulary == "".join(sorted(set(shakespeare)))
 
     @pytest.mark.parametrize(
+        "model_name, file_name, kind, sizes, name, epochs, learning_rate",
+        [
+            ("Astra-α", "Astra_alpha_v1", "gru", (65, 64, 128, 1), "astra_alpha", (10, 200), 3e-3),
+            ("Astra-β", "Astra_beta_latest", "gru", (65, 128, 256, 2), "astra_beta", (15, 250),
+             2e-3),
+            ("Scribe-α", "Scribe_alpha_v12", "gru", (1000, 128, 256, 2), "scribe_alpha", (10, 300),
+             2e-3),
+            ("Leviathan-LSTM", "leviathan_v1", "lstm", (65, 768, 1024, 3), "leviathan", (6, 200),
+             1e-3),
+        ],
+    )  # fmt: skip
+    def test_the_study_s_own_files(
+        self, model_name, file_name, kind, sizes, name, epochs, learning_rate, tmp_path, capsys
+    ):
+        """The names that it writes, Greek letters and all, and the recipes that it used."""
+        file = FILES[kind][0](*sizes) | {"model_name": model_name}
+        path = tmp_path / f"{file_name}.pth"
+        torch.save(file, path)
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 100 + sizes[0]))))
+        _, config, _ = load_study_run(path, tokenizer)
+        training = config.training
+        assert (config.name, training.epochs, training.steps_per_epoch) == (name, *epochs)
+        assert training.learning_rate == learning_rate
+        assert config.model.dropout == file["dropout"]  # the file's own, for the file says it
+        assert config.data.tokenizer == "characters"  # of the tokenizer that was given
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "name, cell, V, E, H, L, dropout",
+        [
+            ("astra_alpha", "gru", 65, 64, 128, 1, 0.1),
+            ("astra_beta", "gru", 65, 128, 256, 2, 0.1),
+            ("astra_gamma", "gru", 65, 256, 512, 3, 0.1),
+            ("scribe_alpha", "gru", 1000, 128, 256, 2, 0.1),
+            ("scribe_beta", "gru", 1000, 256, 512, 3, 0.1),
+            ("scribe_gamma", "gru", 1000, 384, 768, 4, 0.15),
+            ("leviathan", "lstm", 65, 768, 1024, 3, 0.2),
+        ],
+    )
+    def test_the_seven_are_known_by_their_sizes(self, name, cell, V, E, H, L, dropout):
+        class_ = {"gru": "MyGRUModel", "lstm": "MyLSTMModel"}[cell]
+        model = only_model(
+            study._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
+        )
+        published = study._published(model)
+        assert (published.name, published.model.dropout) == (name, dropout)
+        assert study._published(only_model(model, hidden_dim=H + 1)) is None
+
+    def test_what_early_stopping_saves(self, tmp_path, capsys):
+        """Nothing but the file's name and sizes tells what it is."""
+        path = tmp_path / "Scribe-α_best.pth"
+        torch.save(gru_file(1000, 128, 256, 2)["state_dict"], path)
+        pieces = CharacterTokenizer("".join(map(chr, range(100, 1100))))
+        _, config, _ = load_study_run(path, pieces)
+        published = load_config("scribe_alpha")
+        assert (config.name, config.model) == ("scribe_alpha", published.model)
+        assert config.training == published.training
+        _, config, _ = load_study_run(path.rename(tmp_path / "mine.pth"), pieces)
+        assert (config.name, config.model) == ("mine", published.model)
+        assert config.training == published.training
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "model_name, file_name",
+        [("Astra-β", "Astra_alpha_v1"), ("Astra-α", "Astra_beta_v1"), ("Astra-α", "x"),
+         ("Astra_beta", "Astra-α_latest")],
+    )  # fmt: skip
+    def test_a_name_that_the_sizes_contradict(self, model_name, file_name, tmp_path, capsys):
+        """One published Astra_alpha_v1.pth holds Astra-β."""
+        path = tmp_path / f"{file_name}.pth"
+        torch.save(gru_file(65, 128, 256, 2) | {"model_name": model_name}, path)
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
+        _, config, _ = load_study_run(path, tokenizer)
+        assert (config.name, config.training) == ("astra_beta", load_config("astra_beta").training)
+        assert capsys.readouterr().err == (
+            f"{str(path)!r} calls its model astra_alpha, but its sizes are those of astra_beta, "
+            "which it is taken for.\n"
+        )
+
+    def test_a_name_of_the_study_s_on_another_model(self, path, capsys):
+        torch.save(gru_file() | {"model_name": "Scribe-γ"}, path)
+        _, config, _ = load_study_run(path, CharacterTokenizer("abcde"))
+        assert config.name == "scribe_gamma" and config.training == Config().training
+        assert "scribe_gamma, but its sizes are of none of the study" in capsys.readouterr().err
+
+    def test_a_name_of_one_s_own_is_kept(self, path, capsys):
+        """Also where the sizes are published ones, whose recipe it then has."""
+        model = load_config("astra_beta").model
+        params = random_params(model)
+        save_study(path, params, Config("my_seed_7", model))
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
+        again, config, _ = load_study_run(path, tokenizer)
+        assert (config.name, config.model) == ("my_seed_7", model)
+        assert config.training == load_config("astra_beta").training
+        assert same_bits(again, params) and capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
         "model_name, name",
         [
             ("Astra_alpha", "astra_alpha"),  # known, but not this size
             ("My Model (2)", "my_model__2_"),
             ("../../etc", "_.._etc"),
             ("Überraschung", "_berraschung"),
+            ("Astra-δ", "astra-delta"),
             ("...", "custom"),
             ("", "custom"),
         ],
