@@ -13,7 +13,6 @@ import io
 import math
 import os
 import re
-import sys
 import unicodedata
 import zipfile
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from jaxgru.config import (
     load_config,
 )
 from jaxgru.corpus import load_corpus
-from jaxgru.errors import shown
+from jaxgru.errors import shown, warn
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes, import_torch
 from jaxgru.interop.pickles import check_pickle
@@ -355,7 +354,7 @@ def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: st
             if published is None
             else f"those of {published.name}, which it is taken for"
         )
-        print(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.", file=sys.stderr)
+        warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
     if published is None:
         return Config(stated or own, model, DataConfig(tokenizer=tokenizer))

@@ -53,8 +53,11 @@ class Problems(list[str]):
 
 
 def recover(lab: Lab, run: Path, problems: Problems) -> Trainer:
-    """Resumes a run to its end and compares it with the undisturbed one."""
-    trainer = lab.resume(run)
+    """Resumes a run to its end and compares it with the undisturbed one.
+
+    One that had no checkpoint yet has left no folder, and starts again.
+    """
+    trainer = lab.resume(run) if run.exists() else lab.start(run.parents[1])
     code = trainer.end()
     if code != 0:
         problems.append(f"it cannot be resumed ({code}): {trainer.errors[-1000:]}")
@@ -182,9 +185,7 @@ def stopped_before_it_began(lab: Lab, rng: random.Random) -> Outcome:
         after = recover(lab, lab.version(runs), problems)
         return outcome(lab, lab.version(runs), problems, steps_lost(trainer, after), note)
     problems.unless(not any(runs.iterdir()), f"left over: {list(runs.rglob('*'))}")
-    again = lab.start(runs)
-    problems.unless(again.end() == 0, again.errors[-1000:])
-    problems += lab.differences(lab.version(runs))
+    recover(lab, lab.version(runs), problems)
     return outcome(lab, lab.version(runs), problems, note=note)
 
 
@@ -232,7 +233,8 @@ def _full(lab: Lab, trainer: Trainer, run: Path, why: str, mend: Callable) -> Ou
     problems = Problems()
     problems.of_one_sentence(trainer, 2, why, "cannot be written")
     kept = steps_in(run)
-    told = f"checkpoint of step {kept[-1].name} is intact" if kept else "none was saved yet"
+    intact = f"step {kept[-1].name} is intact" if kept else ""
+    told = intact or "no checkpoint was saved yet"
     problems.unless(told in trainer.errors, f"it does not say {told!r}: {trainer.errors}")
     mend()  # a thread of Orbax may outlive the error and leave its part; `recover` sees it gone
     after = recover(lab, run, problems)
