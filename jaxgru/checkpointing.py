@@ -134,16 +134,15 @@ def _check_made_with(
             )
 
 
-@contextlib.contextmanager
-def quiet_orbax() -> Iterator[None]:
+def silence_orbax() -> Callable[[], None]:
     """Silence Orbax's logging, so that a failure is reported once, by its exception.
 
     What it only logs (a merge that it skips) is found by reading each checkpoint back.
+
+    Returns a function that undoes it.
     """
     loggers, hook = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
+    levels = [logger.level for logger in loggers]
 
     def quiet(unraisable: Any) -> None:
         """TensorStore's threads find their loop closed; a second Ctrl-C may meet a collector."""
@@ -151,15 +150,15 @@ def quiet_orbax() -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt) and "Event loop is closed" not in str(error):
             hook(unraisable)
 
-    for logger in loggers:
-        logger.addFilter(drop)
-    sys.unraisablehook = quiet
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(drop)
+    def undo() -> None:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         sys.unraisablehook = hook
+
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = quiet
+    return undo
 
 
 @contextlib.contextmanager
@@ -172,9 +171,9 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     import orbax.checkpoint as ocp
 
     check_path(run, UNREADABLE)
-    with (
-        quiet_orbax(),
-        ocp.CheckpointManager(
+    undo = silence_orbax()
+    try:
+        with ocp.CheckpointManager(
             (run / "checkpoints").resolve(),
             options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
             item_handlers={
@@ -184,9 +183,10 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
                 "progress": ocp.JsonCheckpointHandler(),
                 "made_with": ocp.JsonCheckpointHandler(),
             },
-        ) as manager,
-    ):
-        yield manager
+        ) as manager:
+            yield manager
+    finally:
+        undo()
 
 
 def save(

@@ -220,12 +220,8 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
 
 def _what_is_left(run: Path) -> str:
     steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
-    if not steps:
-        return "no checkpoint was saved yet."
-    return (
-        f"the checkpoint of step {max(steps)} is intact. When that is mended, resume with: "
-        f"python scripts/train.py --resume {run}"
-    )
+    left = f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
+    return f"{left}; when that is mended, resume with: python scripts/train.py --resume {run}"
 
 
 def _clear(run: Path) -> None:

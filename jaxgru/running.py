@@ -86,7 +86,7 @@ console = Console(file=_Output(), highlight=False, markup=False)  # a path may l
 def start_run(config: Config, root: Path) -> Path:
     """Train a config from scratch in the next free version of its run folder; return the folder.
 
-    A run that ends before its first checkpoint leaves no folder behind.
+    A run that ends before its first checkpoint leaves no folder behind, unless the disk failed.
 
     Raises:
       UserError: the corpus or the folder cannot be used, or a loss is not finite.
@@ -110,6 +110,8 @@ def start_run(config: Config, root: Path) -> Path:
             with _claimed(run) as in_place:
                 parts = _fresh_state(config, mesh), None, Progress()
                 _train(run, config, dataset, mesh, *parts, interrupted, in_place)
+        except run_folders.RunError:
+            raise  # the disk failed, under threads of Orbax that still write
         except BaseException:
             with contextlib.suppress(OSError):
                 if created and run_folders.discard_empty(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru import processes, running
+from jaxgru.checkpointing import silence_orbax
 from jaxgru.command_line import Parser, config_overrides, early_value, run_script
 from jaxgru.config import Config, config_names, load_config
 from jaxgru.hardware import keep_freed_memory
@@ -44,6 +45,7 @@ def main() -> None:
         overrides["name"] = arguments.name
 
     keep_freed_memory()
+    silence_orbax()  # until the process ends, for its threads outlive an error
     given = [getattr(arguments, f"distributed.{name}") for name in DISTRIBUTED]
     if arguments.distributed or any(given):
         processes.join(*given)

@@ -1,7 +1,9 @@
 """Checkpoints that give back every bit."""
 
 import dataclasses
+import logging
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +70,17 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, model, best):
     params, loaded_config, tokenizer = jaxgru.load_run(run)
     assert_same(params, kept if best else state.params)
     assert loaded_config == config and tokenizer.vocabulary == "abc"
+
+
+def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
+    """Orbax's is silenced only while a run's checkpoints are open."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [logger.level for logger in loggers], sys.unraisablehook
+    run, *_ = make_run(tmp_path)
+    flip(run / "checkpoints" / "2" / "params" / "_METADATA")
+    with pytest.raises(RunError, match="no checkpoint that is whole"):
+        jaxgru.load_run(run)
+    assert ([logger.level for logger in loggers], sys.unraisablehook) == before
 
 
 def test_no_run_and_no_checkpoint(tmp_path):

@@ -55,7 +55,7 @@ class Problems(list[str]):
 def recover(lab: Lab, run: Path, problems: Problems) -> Trainer:
     """Resumes a run to its end and compares it with the undisturbed one.
 
-    One that had no checkpoint yet has left no folder, and starts again.
+    One that was stopped before its first step has left no folder, and starts again.
     """
     trainer = lab.resume(run) if run.exists() else lab.start(run.parents[1])
     code = trainer.end()
@@ -233,8 +233,7 @@ def _full(lab: Lab, trainer: Trainer, run: Path, why: str, mend: Callable) -> Ou
     problems = Problems()
     problems.of_one_sentence(trainer, 2, why, "cannot be written")
     kept = steps_in(run)
-    intact = f"step {kept[-1].name} is intact" if kept else ""
-    told = intact or "no checkpoint was saved yet"
+    told = f"checkpoint of step {kept[-1].name} is intact" if kept else "none was saved yet"
     problems.unless(told in trainer.errors, f"it does not say {told!r}: {trainer.errors}")
     mend()  # a thread of Orbax may outlive the error and leave its part; `recover` sees it gone
     after = recover(lab, run, problems)
