@@ -154,7 +154,10 @@ class TrainingConfig(_Section):
     )
     seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
     lengthened_after: int = _field(
-        0, "epochs done when --resume changed training.epochs; 0: never; filled in", at_least=0
+        0,
+        "epochs begun when --resume changed how many there are; 0: never; filled in",
+        at_least=0,
+        below=2**31,
     )
 
     def __post_init__(self) -> None:
