@@ -123,10 +123,19 @@ def _dropout(page: Page) -> Verdict:
     )
 
 
+def _scribe_sampling(page: Page) -> Verdict:
+    return "refuted by the study's own code: they are stateless", (
+        "its subword model's `forward` calls `layer(h)` without the state that it was handed; "
+        "logits with a state and without are the same bits, and its greedy text is that of "
+        "`generate(stateful=False)` (`parity_tests/test_sampling.py`)"
+    )
+
+
 CLAIMS: list[tuple[str, Callable[[Page], Verdict]]] = [
     ("Stateless sampling is equivalent to a bigram model", _bigram),
     ("One epoch with state beats dozens without", _one_epoch),
     ("Subword models suffer more", _subwords),
+    ("The published stateful Scribe samples carry a state", _scribe_sampling),
     ("Sensitivity grows with capacity", _capacity),
     ("Leviathan is best within 3 epochs", _leviathan),
     ("Deeper and wider is better", _deeper),

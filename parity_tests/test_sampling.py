@@ -83,6 +83,32 @@ def test_greedy(cell, stateful, dtype):
         assert len(np.unique(theirs)) > 7, "a text of few tokens would show little"
 
 
+def test_the_published_stateful_scribe_is_stateless():
+    """Its logits are the same bits with a state and without, and its greedy text is our stateless.
+
+    The same weights with the state handed on write another text.
+    """
+    params = lively_params("gru", "float32")
+    rng = np.random.default_rng(1)
+    prompt, carry = random_tokens(rng, 40, 3, 7), random_carry(rng, params, 3, "float32")
+    right = torch_model(params).eval()
+    model = torchref.ScribeAsPublished(40, 12, 48, 2).eval()
+    model.load_state_dict(right.state_dict())
+    with torch.no_grad():
+        logits = [model(to_torch(prompt), state)[0] for state in (None, carry_to_torch(carry))]
+    assert torch.equal(*logits)
+    theirs, _ = torchref.generate(
+        model, to_torch(prompt), 100, temperature=0, stateful=True, whole_prompt=False
+    )
+    key = jax.random.key(0)
+    ours, _, _ = jaxgru.generate(params, key, prompt, 100, temperature=0, stateful=False)
+    agree("Scribe as published: 100 greedy tokens", np.asarray(ours, np.int64), theirs, 0)
+    mended, _ = torchref.generate(
+        right, to_torch(prompt), 100, temperature=0, stateful=True, whole_prompt=False
+    )
+    assert not torch.equal(theirs, mended)
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_only_the_last_token_of_the_prompt(cell):
     """The study's way is ours with the prompt cut to its last token, and not ours otherwise."""

@@ -1,6 +1,6 @@
 """The models of the study in plain PyTorch: read models, training, sampling, in that order."""
 
-from torchref.models import MyGRUModel, MyLSTMModel, MyRNNModel, load
+from torchref.models import MyGRUModel, MyLSTMModel, MyRNNModel, ScribeAsPublished, load
 from torchref.sampling import distribution, generate
 from torchref.training import make_optimizer, train_epoch, train_step
 
@@ -8,6 +8,7 @@ __all__ = [
     "MyGRUModel",
     "MyLSTMModel",
     "MyRNNModel",
+    "ScribeAsPublished",
     "distribution",
     "generate",
     "load",

@@ -134,6 +134,18 @@ class MyGRUModel(LanguageModel):
         return self.embedding, cells, nn.Identity(), self.fc["linear_projection"]
 
 
+class ScribeAsPublished(MyGRUModel):
+    """The study's subword model, which takes a state and returns one, but hands its layers none.
+
+    Its `forward(x, h_prev)` calls `layer(h)`, so its "stateful" samples are stateless
+    (Himanshu7921/GenerateMore, notebooks/7_shakespeare_generator_bpe.ipynb).
+    """
+
+    def forward(self, tokens, carry=None, masks=None):
+        """Logits (B, T, V) from the zero state, whatever the carry."""
+        return super().forward(tokens, None, masks)
+
+
 class MyRNNModel(MyGRUModel):
     """The step before the GRU, in the same style."""
 
