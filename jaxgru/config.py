@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from jaxgru.cells import CELLS
 from jaxgru.errors import UserError, shown
+from jaxgru.layers import IMPLEMENTATIONS
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
 """What a config's TOML may have; a published run's has 1,529 bytes and 45 dots at most. `tomllib`
@@ -66,7 +68,7 @@ class ModelConfig(_Section):
     """What decides the parameters, and how dropout is applied while training."""
 
     section = "model"
-    cell: Literal["gru", "lstm", "rnn", "mlp"] = _field("gru", "the recurrence, or an MLP")
+    cell: str = _field("gru", f"the recurrence: {', '.join(CELLS)}")
     vocab_size: int = _field(65, "tokens; a character vocabulary is counted anew", at_least=1)
     embedding_dim: int = _field(64, "length of an embedding", at_least=1)
     hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
@@ -83,30 +85,36 @@ class ModelConfig(_Section):
     dropout_site: Literal["state", "between", "output"] = _field(
         "state", "state: inside the recurrence; between: between layers; output: last layer's"
     )
+    unroll: Literal[IMPLEMENTATIONS] = _field(
+        "auto", "how layers are computed; wavefront and hopper are for GPUs, and not yet timed"
+    )
     compute_dtype: Literal["float32", "bfloat16"] = _field(
         "float32", "what products multiply while training; all else, their sums too, is float32"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.second_bias and self.cell != "gru":
+        if self.cell not in CELLS:
             raise ConfigError(
-                f"model.second_bias is true, but only a gru has one; this cell is {self.cell}."
+                f"model.cell is {shown(self.cell)}; it must be one of {', '.join(CELLS)}."
             )
-        if self.reset == "after" and self.cell != "gru":
+        for field in dataclasses.fields(self):
+            owners = [name for name, cell in CELLS.items() if field.name in cell.options]
+            value = getattr(self, field.name)
+            if owners and self.cell not in owners and value != field.default:
+                raise ConfigError(
+                    f"model.{field.name} is {value}, but only {', '.join(owners)} has it; this "
+                    f"cell is {self.cell}."
+                )
+        if "context_length" in CELLS[self.cell].options and self.context_length == 0:
             raise ConfigError(
-                f"model.reset is after, but only a gru has a reset; this cell is {self.cell}."
-            )
-        if (self.cell == "mlp") != (self.context_length > 0):
-            raise ConfigError(
-                f"model.context_length is {self.context_length}; it must be at least 1 for an mlp "
-                f"and 0 for any other cell; this cell is {self.cell}."
+                f"model.context_length is 0; it must be at least 1, for this cell is {self.cell}."
             )
         self._check_product("vocab_size", "embedding_dim")
         self._check_product("embedding_dim", "hidden_dim")
         self._check_product("hidden_dim", "hidden_dim")
         self._check_product("hidden_dim", "vocab_size")
-        if self.cell == "mlp":
+        if self.context_length:
             self._check_product("context_length", "embedding_dim", "hidden_dim")
 
 

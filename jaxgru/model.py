@@ -16,19 +16,10 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells import (
-    Carry,
-    CellParams,
-    cell,
-    hidden,
-    init_gru,
-    init_lstm,
-    init_mlp,
-    init_rnn,
-    zero_carry,
-)
+from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden, zero_carry
+from jaxgru.cells.base import Lookup, Mask, dot
 from jaxgru.config import ModelConfig
-from jaxgru.unroll import Lookup, Mask, dot, layer_stepper, unroll_layers
+from jaxgru.layers import layer_stepper, unroll_layers
 
 
 @struct.dataclass
@@ -87,17 +78,15 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     inputs = [E] + [H] * (L - 1)
-    init_cell = {
-        "gru": lambda key, E: init_gru(key, E, H, config.second_bias, dtype, config.reset),
-        "lstm": lambda key, E: init_lstm(key, E, H, dtype),
-        "rnn": lambda key, E: init_rnn(key, E, H, dtype),
-        "mlp": lambda key, E: init_mlp(key, E, H, config.context_length, dtype),
-    }[config.cell]
+    init_cell = CELLS[config.cell].init
     bound = H**-0.5
     norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
-        layers=tuple(map(init_cell, jax.random.split(k_layers, L), inputs)),
+        layers=tuple(
+            init_cell(key, E, H, config, dtype)
+            for key, E in zip(jax.random.split(k_layers, L), inputs, strict=True)
+        ),
         norm=norm,
         head=HeadParams(
             Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
@@ -148,6 +137,7 @@ def apply(
     tokens: Int[Array, "B T"],
     carry: ModelCarry | None = None,
     dropout: Dropout | None = None,
+    implementation: str = "auto",
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Logits of the token that follows each token, and the state after the last one.
 
@@ -156,6 +146,7 @@ def apply(
       carry: the state before the first token; None: zeros. Handing back the returned carry with the
         tokens that follow gives the same logits as one call with all of them.
       dropout: while training; None otherwise.
+      implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
 
     Raises:
       ValueError: the tokens are not (B, T) with T ≥ 1, or the carry is not of this model and batch.
@@ -172,7 +163,7 @@ def apply(
     x = Lookup(params.embedding, tokens.T)  # out-of-range tokens give NaN, not a guess
     if B * T < len(params.embedding):
         x = x.rows()
-    h, carry = unroll_layers(params.layers, x, carry, masks)
+    h, carry = unroll_layers(params.layers, x, carry, masks, implementation)
     return _logits(params, h).swapaxes(0, 1), carry
 
 

@@ -131,15 +131,18 @@ def loss_fn(
     dropout: Dropout | None = None,
     remat: bool = False,
     carry: ModelCarry | None = None,
+    unroll: str = "auto",
 ) -> tuple[Float[Array, ""], ModelCarry]:
-    """Mean cross-entropy of a batch, nats a token, and the state after it; carry None: from zeros.
+    """Mean cross-entropy of a batch, nats per token, and the state after it; carry None: zeros.
+
+    unroll: how the layers are computed, as in `ModelConfig`.
 
     With remat, the gradient keeps only the state at the start of each of about √T parts of the
     sequence, and computes a part's activations anew when it comes to it (Chen et al. 2016, arXiv
     1604.06174): memory for 2√T steps in place of T, for one more forward pass.
     """
     if not remat:
-        logits, carry = apply(params, inputs, carry, dropout)
+        logits, carry = apply(params, inputs, carry, dropout, unroll)
         return token_nll(logits, targets).mean(), carry
     B, T = inputs.shape
     length = math.isqrt(T)
@@ -149,7 +152,7 @@ def loss_fn(
     def part(carry: ModelCarry, of_part: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
         start, inputs, targets = of_part
         masks = dropout and dropout.replace(first_step=start)
-        logits, carry = apply(params, inputs, carry, masks)
+        logits, carry = apply(params, inputs, carry, masks, unroll)
         return carry, token_nll(logits, targets).sum()
 
     def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:
@@ -199,7 +202,9 @@ def train_step(
             def loss(params):
                 if model.compute_dtype != "float32":
                     params = round_weights(params, model.compute_dtype)
-                return loss_fn(params, inputs, targets, dropout, training.remat, carry)
+                return loss_fn(
+                    params, inputs, targets, dropout, training.remat, carry, model.unroll
+                )
 
             (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return (value, grads), None if carry is None else new_carry

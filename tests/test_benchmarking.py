@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SCRIPTS, python_script
+from jaxgru.unroll import CHOICE
 
 from jaxgru import UserError, benchmark_page, load_config, unroll
 from jaxgru.benchmark_page import CONTESTANTS, make_record, merge
@@ -39,7 +40,6 @@ from jaxgru.benchmarking import (
 )
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.model import init, initial_carry, step
-from jaxgru.unroll import CHOICE
 
 TINY_TOML = """\
 name = "tiny"

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from jaxgru.unroll import CHOICE, CHOICES
 
 ROOT = Path(__file__).parents[1]

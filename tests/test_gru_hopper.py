@@ -14,10 +14,12 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
-from jaxgru import unroll
+from jaxgru.cells.base import Mask
+from jaxgru.cells.gru import fast as fast_gru
+from jaxgru.cells.gru import init_gru
 from jaxgru.kernels import gru_hopper
 from jaxgru.kernels.gru_hopper import clusters, gru, gru_forward, supports
-from jaxgru.unroll import Mask
+from jaxgru.layers import unroll
 
 # The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
 os.environ.setdefault("NPROC", "8")
@@ -153,12 +155,15 @@ def test_what_is_supported():
 
 def test_it_is_taken_where_it_is_asked_for_and_can_run(monkeypatch):
     """And nowhere else: float32 weights, other devices and sizes have the scan."""
-    narrow, wide = jnp.zeros((64, 128), jnp.bfloat16), jnp.zeros((64, 128))
-    h0 = jnp.zeros((2, 64))
-    assert unroll._gru_of(narrow, h0) is unroll._gru
-    monkeypatch.setenv("JAXGRU_UNROLL", "hopper")
-    assert unroll._gru_of(narrow, h0) is unroll._gru or supports(2, 64)
+    h0, key = jnp.zeros((2, 64)), jax.random.key(0)
+    wide, after = (fast_gru(init_gru(key, 3, 64, reset=reset)) for reset in ("before", "after"))
+    narrow = fast_gru(init_gru(key, 3, 64, dtype=jnp.bfloat16))
+    accelerated = lambda layer, h0=h0: gru_hopper.accelerated(layer, h0) is not layer
+    assert not accelerated(narrow) or supports(2, 64)
     monkeypatch.setattr(gru_hopper, "supports", lambda B, H, dtype: (B, H) == (2, 64))
-    assert unroll._gru_of(narrow, h0) is gru
-    assert unroll._gru_of(wide, h0) is unroll._gru
-    assert unroll._gru_of(narrow, jnp.zeros((3, 64))) is unroll._gru
+    assert accelerated(narrow) and not accelerated(wide) and not accelerated(after)
+    assert not accelerated(narrow, jnp.zeros((3, 64)))
+    params, x = init_gru(key, 3, 64, dtype=jnp.bfloat16), jnp.zeros((1, 2, 3))
+    monkeypatch.setattr(gru_hopper, "gru", lambda *_: jnp.full((1, 2, 64), 7.0))
+    assert unroll(params, x, h0, implementation="hopper")[1].max() == 7
+    assert unroll(params, x, h0)[1].max() < 7

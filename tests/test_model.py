@@ -9,6 +9,7 @@ import pytest
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
+from jaxgru.layers import unroll_plain
 from jaxgru.model import dropout_masks, flatten, layer_norm, round_weights, stepper
 
 KINDS = {
@@ -187,7 +188,7 @@ def test_output_dropout_precedes_the_layer_norm():
     h = jaxgru.initial_carry(params, 2)
     x = params.embedding[TOKENS.T]
     for layer, carry in zip(params.layers, h, strict=True):
-        x, _ = jaxgru.unroll.unroll_plain(layer, x, carry)
+        x, _ = unroll_plain(layer, x, carry)
     x = jnp.where(masks[-1][1].keep, x * 2, 0)
     expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
     logits, _ = jaxgru.apply(params, TOKENS, None, dropout)

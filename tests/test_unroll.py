@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells
-from jaxgru.unroll import Lookup, Mask, dot, layer_stepper, unroll, unroll_plain
+from jaxgru.cells.base import Lookup, Mask, dot
+from jaxgru.layers import layer_stepper, unroll, unroll_plain
 
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),

@@ -1,7 +1,5 @@
 """Layers at once against layers one after another: the same numbers, in fewer steps."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,9 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
-from jaxgru.errors import UserError
+from jaxgru.cells import cell_of
 from jaxgru.kernels import wavefront
-from jaxgru.unroll import CHOICE, unroll_layers
+from jaxgru.layers import unroll_layers
 
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
@@ -42,19 +40,13 @@ def both(config, dropout, **sizes):
     """(logits, carry) and all gradients, of layers at once and of the plain definition."""
     params, tokens, carry = problem(config, **sizes)
 
-    def scalar(params, carry):
-        outputs = jaxgru.apply(params, tokens, carry, dropout)
+    def scalar(params, carry, implementation):
+        outputs = jaxgru.apply(params, tokens, carry, dropout, implementation)
         leaves = enumerate(jax.tree.leaves(outputs))
         return sum(jnp.sum(jnp.sin(leaf + i)) for i, leaf in leaves), outputs
 
-    def results(choice):
-        os.environ[CHOICE] = choice
-        try:  # a function of its own each: JAX remembers what it traced
-            return jax.jit(lambda *x: jax.grad(scalar, (0, 1), has_aux=True)(*x))(params, carry)
-        finally:
-            del os.environ[CHOICE]
-
-    return results("wavefront"), results("plain")
+    gradients = jax.jit(jax.grad(scalar, (0, 1), has_aux=True), static_argnums=2)
+    return gradients(params, carry, "wavefront"), gradients(params, carry, "plain")
 
 
 def assert_equal(pair):
@@ -86,17 +78,19 @@ def sequential_steps(jaxpr):
 
 
 @pytest.mark.parametrize("choice, steps", [("scan", 3 * 8), ("wavefront", 8 + 2 * 2)])
-def test_the_steps_that_wait_for_one_another(monkeypatch, choice, steps):
-    monkeypatch.setenv(CHOICE, choice)
+def test_the_steps_that_wait_for_one_another(choice, steps):
     params, tokens, carry = problem(ModelConfig(**SIZES, num_layers=3), T=8)
-    traced = jax.make_jaxpr(lambda *x: jaxgru.apply(*x))(params, tokens, carry)
+    traced = jax.make_jaxpr(lambda *x: jaxgru.apply(*x, implementation=choice))(
+        params, tokens, carry
+    )
     assert sequential_steps(traced.jaxpr) == steps
 
 
 def test_what_is_supported(monkeypatch):
     def layers(*kinds):
         configs = [ModelConfig(**SIZES, **KINDS[kind]) for kind in kinds]
-        return [jaxgru.init(jax.random.key(0), config).layers[0] for config in configs]
+        params = [jaxgru.init(jax.random.key(0), config).layers[0] for config in configs]
+        return [cell_of(layer).fast(layer) for layer in params]
 
     gru, lstm = "gru", "lstm"
     assert wavefront.supports(layers(gru, gru), 4) and wavefront.supports(layers(lstm, lstm), 6)
@@ -109,7 +103,8 @@ def test_what_is_supported(monkeypatch):
     assert lengths == [1, 16, 1, 16, 10, 16]
 
 
-def test_a_choice_that_there_is_not(monkeypatch):
-    monkeypatch.setenv(CHOICE, "fast")
-    with pytest.raises(UserError, match="JAXGRU_UNROLL is 'fast'; it must be one of scan, plain,"):
-        unroll_layers([], jnp.zeros((1, 1, 1)), [], [])
+def test_an_implementation_that_there_is_not():
+    with pytest.raises(ValueError, match="implementation is 'fast'; it must be one of auto, sca"):
+        unroll_layers([], jnp.zeros((1, 1, 1)), [], [], "fast")
+    with pytest.raises(jaxgru.UserError, match="model.unroll is 'fast'; it must be one of auto, "):
+        ModelConfig(unroll="fast")

@@ -1,1 +1,1 @@
-"""Accelerated unrolls for one kind of device each, behind the contract of `unroll.py`."""
+"""Faster computations for one kind of device each, behind the contract of `cells.base.Gated`."""

@@ -1,4 +1,4 @@
-"""The GRU of `unroll.py` (reset before the product) on Hopper GPUs: one kernel for all the steps.
+"""The GRU of `cells/gru.py`, reset before the product, on Hopper GPUs: one kernel for all steps.
 
 A scan starts several kernels a step and reads U from memory again each time. Here ONE kernel lives
 through all T steps and U stays in shared memory: a warpgroup owns 64 hidden units, of 64 rows of
@@ -17,7 +17,7 @@ there. The order is that of Mosaic's collective matmul: a block awaits its own c
 and arrives at the barrier; who has passed the barrier copies it in, by the same engine.
 
 State, gates and sums are float32. The operands of the products are rounded to bfloat16, as
-`unroll.dot` does where U is bfloat16; where U is float32 that is the one difference from the scan.
+`cells.base.dot` does where U is bfloat16; where U is float32 that is the one difference.
 After Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 """
 
@@ -36,7 +36,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgru.unroll import Mask, before, outer
+from jaxgru.cells import gru as scan_gru
+from jaxgru.cells.base import Gated, Mask, before, outer, with_last
 
 BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
 SLOTS = 4  # tiles in flight from global memory; what is left beside U at H = 512
@@ -321,7 +322,7 @@ def gru_backward(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B H"], Float[Array, "T B 3*H"]]:
-    """The gradients of h0 and of a: the reverse scan of `unroll._gru_backward`."""
+    """The gradients of h0 and of a: the reverse scan of `cells.gru._backward`."""
     T = len(n)
     DA_N, DA_R, DA_Z = range(3)  # and 3: of da_z there are two, for the reason that h has
 
@@ -366,7 +367,7 @@ def gru(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T B H"]:
-    """`unroll._gru`, its gradient included, wherever `supports` says yes."""
+    """`cells.gru._unroll`, its gradient included, wherever `supports` says yes."""
     return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
 
 
@@ -388,3 +389,18 @@ def _backward(cluster, interpret, residuals, dh_out):
 
 
 gru.defvjp(_forward, _backward)
+
+
+def accelerated(layer: Gated, h0: Float[Array, "B H"]) -> Gated:
+    """Return the layer with the kernel in place of the scan, where the kernel can compute it.
+
+    The kernel multiplies in bfloat16, so it is for such weights alone.
+    """
+    narrow = layer.U[0].dtype == jnp.bfloat16
+    if layer.over_time is scan_gru.over_time and narrow and supports(*h0.shape, h0.dtype):
+        return layer._replace(over_time=_over_time)
+    return layer
+
+
+def _over_time(U: tuple[Array, Array], h: Array, a: Array, mask: Mask | None) -> tuple:
+    return with_last(gru(*U, h, a, mask))

@@ -14,7 +14,7 @@ After Appleyard et al. 2016 (arXiv 1604.01946), who optimise the entire network 
 stage. With parts of several steps the inputs' products are still taken for K steps together, and so
 are the weights' gradients.
 
-In plain JAX: the recurrences of `unroll.py` and their gradients under `vmap`.
+In plain JAX: the recurrences of `cells/` and their gradients under `vmap`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells import Carry, CellParams, MLPParams, hidden
-from jaxgru.unroll import Lookup, Mask, apply_mask, gates, product, recurrence
+from jaxgru.cells.base import AtOnce, Carry, Gated, Lookup, Mask, apply_mask, hidden, product
 
 PART = 16  # steps in a part, at most: with T = 128 and 3 layers 160 steps in 10 waves
 
@@ -37,29 +36,25 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[CellParams], T: int) -> bool:
+def supports(layers: Sequence[Gated | AtOnce], T: int) -> bool:
     """Whether the layers can run at once, and with fewer steps: one recurrence, more than one part.
 
     A T with no divisor from 2 to `PART` would leave products of one step each.
     """
-    first = recurrence_of(layers[0])
-    alike = all(recurrence_of(layer) == first for layer in layers)
-    return alike and first[0] is not MLPParams and len(layers) > 1 and 1 < part_length(T) < T
-
-
-def recurrence_of(layer: CellParams) -> tuple[type, str | None]:
-    """What must be the same in two layers for one recurrence to be both."""
-    return type(layer), getattr(layer, "reset", None)
+    first = layers[0]
+    alike = all(isinstance(layer, Gated) and layer.step is first.step for layer in layers)
+    return alike and len(layers) > 1 and 1 < part_length(T) < T
 
 
 def unroll_layers(
-    layers: Sequence[CellParams],
+    layers: Sequence[Gated],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """`unroll.unroll_layers` for layers and a T that are supported."""
-    L, (W, b, U) = len(layers), zip(*map(gates, layers), strict=True)
+    """Compute what `layers.unroll_layers` does, for layers and a T that are supported."""
+    L, over_time = len(layers), layers[0].over_time
+    W, b, U = ([getattr(layer, name) for layer in layers] for name in ("W", "b", "U"))
     first_a = product(x, W[0]) + b[0]
     T = len(first_a)
     C = T // part_length(T)
@@ -77,7 +72,7 @@ def unroll_layers(
 
     state_masks, output_masks = zip(*masks, strict=True)
     scale = next((mask.scale for pair in masks for mask in pair if mask), None)
-    run = jax.vmap(lambda U, carry, a, keep: recurrence(layers[0])(U, carry, a, _mask(keep, scale)))
+    run = jax.vmap(lambda U, carry, a, keep: over_time(U, carry, a, _mask(keep, scale)))
     layer = jnp.arange(L)
 
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:

@@ -12,9 +12,10 @@ from random_models import random_params, same_bits
 
 from jaxgru import ModelConfig, apply, cells, num_params, step
 from jaxgru.cells import GRUParams
+from jaxgru.cells.base import Mask
 from jaxgru.interop import InteropError
 from jaxgru.interop.torch_nn import from_torch, to_torch
-from jaxgru.unroll import Mask, unroll, unroll_plain
+from jaxgru.layers import unroll, unroll_plain
 
 torch = pytest.importorskip("torch")
 

@@ -1,0 +1,57 @@
+"""The recurrences, one file each, and the registry: a config's cell name → `Cell`.
+
+A new recurrence is a file with a `Cell` in it, and its entry in `CELLS` (or a call of `register`).
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, hidden, plus
+from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
+from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
+from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
+from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
+
+__all__ = [
+    "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "MLPParams",
+    "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm", "init_mlp",
+    "init_rnn", "lstm_cell", "mlp_cell", "plus", "register", "rnn_cell", "zero_carry",
+]  # fmt: skip
+
+CELLS: dict[str, Cell] = {cell.name: cell for cell in (GRU, LSTM, RNN, MLP)}
+"""By the name in a config's `model.cell`."""
+
+
+def register(cell: Cell) -> None:
+    """Add a recurrence: from then on, a config's `model.cell` may name it.
+
+    Raises:
+      ValueError: another cell has its name or its class of parameters.
+    """
+    for other in CELLS.values():
+        if other is not cell and (other.name == cell.name or other.params is cell.params):
+            raise ValueError(f"the cell {other.name} has the same name or class of parameters.")
+    CELLS[cell.name] = cell
+
+
+def cell_of(params: CellParams) -> Cell:
+    """Return the cell that a layer's parameters belong to.
+
+    Raises:
+      TypeError: no cell has parameters of this class.
+    """
+    for cell in CELLS.values():
+        if type(params) is cell.params:
+            return cell
+    raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
+
+
+def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
+    """Compute one step of whichever cell the parameters belong to."""
+    return cell_of(params).step(params, carry, x)
+
+
+def zero_carry(params: CellParams, batch_size: int) -> Carry:
+    """Return a layer's carry before the first step: zeros, in the biases' dtype."""
+    return cell_of(params).zero_carry(params, batch_size)

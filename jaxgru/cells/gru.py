@@ -1,0 +1,249 @@
+"""The GRU, by default with the reset BEFORE the product (Cho et al. 2014, arXiv 1406.1078).
+
+    z  = σ(x·Wz + h·Uz + bz)
+    r  = σ(x·Wr + h·Ur + br)
+    n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           reset "before"
+    n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset "after": torch.nn.GRU, cuDNN
+    h' = (1 − z) ⊙ h + z ⊙ n
+
+z opens to the new value, as in Chung et al. 2014 (arXiv 1412.3555); PyTorch's and ONNX's z is 1
+minus ours.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.nn import sigmoid
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import (
+    IN_COLUMNS,
+    IN_ROWS,
+    Cell,
+    Gated,
+    Hidden,
+    Mask,
+    before,
+    columns_dot,
+    forward_scan,
+    initializers,
+    outer,
+    plus,
+    with_last,
+)
+
+
+@struct.dataclass
+class GRUParams:
+    """W acts on the input, U on the state, b is a bias; z update, r reset, n candidate.
+
+    `cz` and `cr` are the study's second biases: redundant in the equations, but trained beside bz
+    and br, so each takes its own AdamW update. None in a single-bias cell.
+
+    `reset` says what r multiplies: the state, "before" its product with Un, or "after" it that
+    product, as in PyTorch and cuDNN. Only the latter can have `cn`, a bias inside the reset.
+    """
+
+    Wz: Float[Array, "E H"]
+    Uz: Float[Array, "H H"]
+    bz: Float[Array, "H"]
+    Wr: Float[Array, "E H"]
+    Ur: Float[Array, "H H"]
+    br: Float[Array, "H"]
+    Wn: Float[Array, "E H"]
+    Un: Float[Array, "H H"]
+    bn: Float[Array, "H"]
+    cz: Float[Array, "H"] | None = None
+    cr: Float[Array, "H"] | None = None
+    cn: Float[Array, "H"] | None = None
+    reset: str = struct.field(pytree_node=False, default="before")
+
+    def __post_init__(self) -> None:
+        if self.reset not in ("before", "after"):
+            raise ValueError(f"reset is {self.reset!r}; it must be before or after.")
+        if self.reset == "before" and self.cn is not None:
+            raise ValueError("cn is a bias inside the reset: it needs reset='after'.")
+
+
+def init_gru(
+    key: PRNGKeyArray,
+    E: int,
+    H: int,
+    second_bias: bool = False,
+    dtype: DTypeLike = jnp.float32,
+    reset: str = "before",
+) -> GRUParams:
+    """Draw fresh parameters.
+
+    W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros.
+    """
+    W, U, b = initializers(E, H, dtype)
+    k = jax.random.split(key, 9)
+    return GRUParams(
+        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
+        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
+        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
+        cz=jnp.zeros(H, dtype) if second_bias else None,
+        cr=jnp.zeros(H, dtype) if second_bias else None,
+        cn=jnp.zeros(H, dtype) if second_bias and reset == "after" else None,
+        reset=reset,
+    )  # fmt: skip
+
+
+def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+    """Compute one step: h → h'."""
+    z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
+    r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
+    if p.reset == "before":
+        n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+    else:
+        n = jnp.tanh(x @ p.Wn + r * plus(h @ p.Un, p.cn) + p.bn)
+    return (1 - z) * h + z * n
+
+
+def zero_carry(p: GRUParams, batch_size: int) -> Hidden:
+    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
+    return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
+
+
+# --- Fast. a (T, B, 3H): x·W + b of z, r, n.
+
+
+def fast(p: GRUParams) -> Gated:
+    """Prepare one layer for many steps."""
+    W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
+    b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
+    if p.reset == "before":
+        Uzr = jnp.concatenate([p.Uz, p.Ur], axis=1)
+        return Gated(W, b, (Uzr, p.Un), _step, over_time)
+    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
+    cn = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+    return Gated(W, b, (U, cn), _after_step, _after_over_time)
+
+
+# Reset before. Uzr (H, 2H), Un (H, H).
+
+
+def over_time(U: tuple[Array, Array], h: Hidden, a: Array, mask: Mask | None) -> tuple:
+    """Run every step with the reset before: h' of each, and the last one."""
+    return with_last(_unroll(*U, h, a, mask))
+
+
+def _step(layout, U, h, a):
+    (Uzr, Un), H = U, h.shape[layout.axis]
+    a_zr, a_n = layout.split(a, 2 * H)
+    zr = sigmoid(a_zr + layout.times(Uzr, h))
+    z, r = layout.split(zr, H)
+    n = jnp.tanh(a_n + layout.times(Un, r * h))
+    return (1 - z) * h + z * n, (zr, n)
+
+
+@jax.custom_vjp
+def _unroll(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
+    return forward_scan(IN_ROWS, _step, (Uzr, Un), h0, a, mask)[0]
+
+
+def _forward(Uzr, Un, h0, a, mask):
+    h, _, saved = forward_scan(IN_COLUMNS, _step, (Uzr.T, Un.T), h0, a, mask)
+    return h, (Uzr, Un, h0, h, *saved, mask)
+
+
+def _backward(residuals, dh_out):
+    Uzr, Un, h0, h, zr, n, mask = residuals
+    H = h0.shape[-1]
+    h_before = before(h0, h)
+
+    def step(dh, inputs):
+        dh_out, h, zr, n, keep = inputs
+        h, z, r = h.T, zr[:H], zr[H:]
+        dh = IN_COLUMNS.masked(dh + dh_out.T, mask, keep)
+        da_n = dh * z * (1 - n * n)
+        d_rh = columns_dot(Un, da_n)
+        da_zr = jnp.concatenate([dh * (n - h), d_rh * h]) * zr * (1 - zr)
+        dh = dh * (1 - z) + d_rh * r + columns_dot(Uzr, da_zr)
+        return dh, (jnp.concatenate([da_zr, da_n]).T, (r * h).T)
+
+    dh0, (da, rh) = jax.lax.scan(
+        step,
+        jnp.zeros_like(h0.T),
+        (dh_out, h_before, zr, n, mask and mask.keep),
+        reverse=True,
+    )
+    dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
+    dUn = outer(rh, da[..., 2 * H :], Un.dtype)
+    return dUzr, dUn, dh0.T, da, None
+
+
+_unroll.defvjp(_forward, _backward)
+
+
+# Reset after. U (H, 3H). m = h·Un + cn.
+
+
+def _after_over_time(U: tuple[Array, Array], h: Hidden, a: Array, mask: Mask | None) -> tuple:
+    return with_last(_after_unroll(*U, h, a, mask))
+
+
+def _after_step(layout, U, h, a):
+    (U, cn), H = U, h.shape[layout.axis]
+    a_zr, a_n = layout.split(a, 2 * H)
+    Uh_zr, Uh_n = layout.split(layout.times(U, h), 2 * H)
+    zr = sigmoid(a_zr + Uh_zr)
+    z, r = layout.split(zr, H)
+    m = Uh_n + cn
+    n = jnp.tanh(a_n + r * m)
+    return (1 - z) * h + z * n, (zr, m, n)
+
+
+@jax.custom_vjp
+def _after_unroll(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
+    return forward_scan(IN_ROWS, _after_step, (U, cn), h0, a, mask)[0]
+
+
+def _after_forward(U, cn, h0, a, mask):
+    h, _, saved = forward_scan(IN_COLUMNS, _after_step, (U.T, cn[:, None]), h0, a, mask)
+    return h, (U, h0, h, *saved, mask)
+
+
+def _after_backward(residuals, dh_out):
+    U, h0, h, zr, m, n, mask = residuals
+    H = h0.shape[-1]
+    h_before = before(h0, h)
+
+    def step(dh, inputs):
+        dh_out, h, zr, m, n, keep = inputs
+        z, r = zr[:H], zr[H:]
+        dh = IN_COLUMNS.masked(dh + dh_out.T, mask, keep)
+        da_n = dh * z * (1 - n * n)
+        da_zr = jnp.concatenate([dh * (n - h.T), da_n * m]) * zr * (1 - zr)
+        d_Uh = jnp.concatenate([da_zr, da_n * r])
+        dh = dh * (1 - z) + columns_dot(U, d_Uh)
+        return dh, (jnp.concatenate([da_zr, da_n]).T, d_Uh.T)
+
+    dh0, (da, d_Uh) = jax.lax.scan(
+        step,
+        jnp.zeros_like(h0.T),
+        (dh_out, h_before, zr, m, n, mask and mask.keep),
+        reverse=True,
+    )
+    dcn = d_Uh[..., 2 * H :].sum((0, 1))
+    return outer(h_before, d_Uh, U.dtype), dcn, dh0.T, da, None
+
+
+_after_unroll.defvjp(_after_forward, _after_backward)
+
+
+GRU = Cell(
+    name="gru",
+    params=GRUParams,
+    init=lambda key, E, H, options, dtype: init_gru(
+        key, E, H, options.second_bias, dtype, options.reset
+    ),
+    step=gru_cell,
+    zero_carry=zero_carry,
+    options=frozenset({"second_bias", "reset"}),
+    fast=fast,
+)

@@ -1,0 +1,87 @@
+"""The hidden layer of Bengio et al. 2003 (JMLR 3, section 2), written as a cell.
+
+    h' = tanh(x₋ₖ₊₁·W[0] + … + x₋₁·W[K−2] + x·W[K−1] + b)
+
+The state is the K − 1 inputs before this one, oldest first, zeros where there were none; h is
+carried beside them for the layer above only, and h' does not depend on it. The paper's direct
+connections from the inputs to the logits, which it calls optional, are left out.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import (
+    AtOnce,
+    Cell,
+    Context,
+    Hidden,
+    Mask,
+    apply_mask,
+    initializers,
+    product,
+)
+
+
+@struct.dataclass
+class MLPParams:
+    """W[j] acts on the input of K − 1 − j steps ago, b is the bias: a memory of K inputs."""
+
+    W: Float[Array, "K E H"]
+    b: Float[Array, "H"]
+
+
+def init_mlp(
+    key: PRNGKeyArray, E: int, H: int, K: int, dtype: DTypeLike = jnp.float32
+) -> MLPParams:
+    """Draw fresh parameters. W, b: uniform ±1/√(K·E) (`nn.Linear` of K concatenated inputs)."""
+    W, _, b = initializers(K * E, H, dtype)
+    k_weight, k_bias = jax.random.split(key)
+    return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))
+
+
+def mlp_cell(
+    p: MLPParams, carry: tuple[Hidden, Context], x: Float[Array, "B E"]
+) -> tuple[Hidden, Context]:
+    """Compute one step: (h, the K − 1 inputs before x) → (h', the K − 1 inputs up to x)."""
+    _, context = carry
+    context = jnp.concatenate([context, x[:, None]], axis=1)
+    h = jnp.tanh(jnp.einsum("bke,keh->bh", context, p.W) + p.b)
+    return h, context[:, 1:]
+
+
+def zero_carry(p: MLPParams, batch_size: int) -> tuple[Hidden, Context]:
+    """Return the state before the first step: zeros, (B, H) and (B, K − 1, E)."""
+    K, E, H = p.W.shape
+    dtype = p.b.dtype
+    return jnp.zeros((batch_size, H), dtype), jnp.zeros((batch_size, K - 1, E), dtype)
+
+
+def fast(p: MLPParams) -> AtOnce:
+    """Compute every step at once, for there is no recurrence."""
+
+    def all_steps(
+        x: Float[Array, "T B E"], carry: tuple[Hidden, Context], mask: Mask | None
+    ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
+        T = len(x)
+        x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
+        a = sum(product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
+        h = apply_mask(jnp.tanh(a), mask)
+        return h, (h[-1], x[T:].swapaxes(0, 1))
+
+    return AtOnce(all_steps)
+
+
+MLP = Cell(
+    name="mlp",
+    params=MLPParams,
+    init=lambda key, E, H, options, dtype: init_mlp(key, E, H, options.context_length, dtype),
+    step=mlp_cell,
+    zero_carry=zero_carry,
+    options=frozenset({"context_length"}),
+    fast=fast,
+)
