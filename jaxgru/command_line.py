@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -12,16 +13,37 @@ from typing import NoReturn
 import jax
 
 from jaxgru import load_pretrained, load_run
-from jaxgru.config import SECTIONS, Config, dotted_names, nearest
+from jaxgru.config import SECTIONS, Config, config_names, dotted_names, nearest
 from jaxgru.errors import UserError
 from jaxgru.model import Params
 from jaxgru.tokenizers import Tokenizer
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
+ALSO_CALLED = {
+    "--training.learning_rate": "lr",
+    "--training.batch_size": "bs",
+    "--training.weight_decay": "wd",
+    "--training.max_grad_norm": "clip grad_clip",
+    "--training.steps_per_epoch": "steps max_steps",
+    "--training.sequence_length": "block_size context",
+    "--model.compute_dtype": "precision bf16",
+    "--data.corpus": "text dataset input",
+    "--prompt": "text input start",
+    "--resume": "init load checkpoint ckpt",
+    "--run": "init load checkpoint ckpt model",
+    "--config": "model",
+    "--runs": "out output out_dir",
+    "--num-tokens": "length max_length",
+    "--temperature": "greedy",
+}
+"""What other programs call some options, where the spelling would not lead to ours."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one sentence and exit 2; options are never abbreviated."""
+    """An ArgumentParser whose errors are one sentence and exit 2; options are never abbreviated.
+
+    In their names "-" and "_" mean the same.
+    """
 
     def __init__(self, description: str) -> None:
         super().__init__(description=description, allow_abbrev=False)
@@ -32,15 +54,38 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_args(self, args=None, namespace=None):
-        """As ever, but an unknown option names the nearest known one."""
-        known, unknown = self.parse_known_args(args, namespace)
+        """As ever, but what is unknown is answered with what was probably meant."""
+        args = map(self._as_declared, sys.argv[1:] if args is None else args)
+        known, unknown = self.parse_known_args(list(args), namespace)
         if unknown:
-            name = unknown[0].split("=")[0]
+            name = unknown[0].partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"{unknown[0]!r} belongs to no option; {self._meant(unknown[0])}.")
             self.error(f"there is no option {name}; the nearest is {self._nearest(name)}.")
         return known
 
+    def _as_declared(self, argument: str) -> str:
+        """The argument; if it is an option, with the dashes and underscores of its declaration."""
+        name, equals, value = argument.partition("=")
+        if name.startswith("--"):
+            declared = {o.replace("_", "-"): o for o in self._option_string_actions}
+            name = declared.get(name.replace("_", "-"), name)
+        return name + equals + value
+
     def _nearest(self, name: str) -> str:
-        return nearest(name, self._option_string_actions)
+        known = self._option_string_actions
+        word = name.strip("-").replace("-", "_")
+        called = [option for option, words in ALSO_CALLED.items() if word in words.split()]
+        return next((o for o in called if o in known), nearest(name, known))
+
+    def _meant(self, word: str) -> str:
+        """What a word that stands without an option may have been meant as."""
+        known = self._option_string_actions
+        if "--config" in known and (word in config_names() or word.endswith(".toml")):
+            return f"a config is given as --config {word}"
+        if "--resume" in known and os.path.isdir(word):
+            return f"a run is given as --resume {word}"
+        return "--help lists the options"
 
     def add_model(self) -> argparse._MutuallyExclusiveGroup:
         """Adds the ways to name a trained model, one of which is needed; returns their group."""
@@ -57,10 +102,15 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(section)
             values = getattr(config, section)
             for field in dataclasses.fields(values):
-                help = f"{field.metadata['help']} (default: {getattr(values, field.name)})"
+                help = f"{field.metadata['help']} (default: {_typed(getattr(values, field.name))})"
                 group.add_argument(
                     f"--{section}.{field.name}", metavar="VALUE", help=help.replace("%", "%%")
                 )
+
+
+def _typed(value: object) -> str:
+    """A field's value as one types it in a shell."""
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
 def early_value(option: str) -> str | None:

@@ -145,7 +145,9 @@ class TestTrain:
         for dotted in dotted_names():
             section, field = dotted.split(".")
             if section != "published":
-                value = re.escape(str(getattr(getattr(config, section), field)))
+                value = getattr(getattr(config, section), field)
+                value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
+                value = re.escape(value)
                 option = re.escape(f"--{dotted} VALUE ")
                 assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
 
