@@ -21,7 +21,9 @@ def main() -> None:
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, exactly")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="where runs are kept")
-    parser.add_argument("--summary", action="store_true", help="print the parameters and stop")
+    parser.add_argument("--summary", nargs="?", const="layers", choices=["layers", "full"],
+                        help="print the sizes and stop: a row for each layer, or (full) for each "
+                        "parameter")  # fmt: skip
     many = parser.add_argument_group("many processes (the same command in each)")
     many.add_argument(
         "--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started"
@@ -46,7 +48,7 @@ def main() -> None:
         if arguments.resume:
             running.resume_run(arguments.resume)
         elif arguments.summary:
-            print_summary(load_config(arguments.config, overrides))
+            print_summary(load_config(arguments.config, overrides), arguments.summary == "full")
         else:
             running.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
 
