@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import jax
 
 from jaxgru import load_pretrained, load_run
 from jaxgru.config import SECTIONS, Config, config_names, dotted_names, nearest
 from jaxgru.errors import UserError
+from jaxgru.hardware import no_device
 from jaxgru.model import Params
 from jaxgru.tokenizers import Tokenizer
 
@@ -50,8 +53,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the sentence and exits 2."""
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        _end(message)
+
+    def print_help(self, file=None) -> None:
+        """As ever, but not in silence where it cannot be written."""
+        print(self.format_help(), end="", file=file)
 
     def parse_args(self, args=None, namespace=None):
         """As ever, but what is unknown is answered with what was probably meant."""
@@ -139,30 +145,65 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
-    What does not fit in memory is the user's to make smaller, so that is one line, too.
+    What does not fit in memory is the user's to make smaller, and where JAX has no device the user
+    has asked for another: those are one line, too. Where the output cannot be written, it exits 1:
+    in silence if its reader has gone, else with one line.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
+    code = 0
     try:
-        main()
+        try:
+            main()
+        except SystemExit as stop:  # as after --help
+            code = stop.code
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
-        raise SystemExit(1) from None
-    except UserError as error:
-        _refuse(str(error))
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and OUT_OF_MEMORY not in str(error):
+        code = 130
+    except UserError as error:
+        _end(str(error))
+    except OSError:
+        error = _broken(sys.stdout)
+        if error is None:
             raise
-        why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
-        _refuse(
-            f"the memory is too small ({why[0].rstrip('.')}); to train in less, raise "
-            "--training.gradient_accumulation and lower --training.batch_size by as much, or set "
-            "--training.remat true."
-        )
-    raise SystemExit(0)
+        _drop(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            _end(f"the output cannot be written: {error.strerror}.", 1)
+        code = 1  # whoever read it has gone, as `head` does
+    except Exception as error:
+        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
+            why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
+            _end(
+                f"the memory is too small ({why[0].rstrip('.')}); to train in less, raise "
+                "--training.gradient_accumulation and lower --training.batch_size by as much, or "
+                "set --training.remat true."
+            )
+        if problem := no_device():
+            _end(problem)
+        raise
+    raise SystemExit(code)
 
 
-def _refuse(sentence: str) -> NoReturn:
-    print(f"{sys.argv[0].rsplit('/')[-1]}: {sentence}", file=sys.stderr)
-    raise SystemExit(2) from None
+def _end(sentence: str, code: int = 2) -> NoReturn:
+    try:
+        print(f"{sys.argv[0].rsplit('/')[-1]}: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+    raise SystemExit(code) from None
+
+
+def _broken(stream: TextIO) -> OSError | None:
+    """What is wrong with a stream, found out by writing an empty line to it."""
+    try:
+        print(file=stream, flush=True)
+    except OSError as error:
+        return error
+    return None
+
+
+def _drop(stream: TextIO) -> None:
+    """Sends what a stream still holds, and would write when Python ends, to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

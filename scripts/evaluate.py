@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

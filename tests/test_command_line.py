@@ -1,14 +1,22 @@
-"""How options are spelled, and what is said of one that there is not."""
+"""The command line around the scripts: options, output that cannot be written, Ctrl-C, devices."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import jax
 import pytest
-from conftest import Outcome
+from conftest import SCRIPTS, Outcome
 
-from jaxgru.command_line import Parser, config_overrides
+from jaxgru.command_line import Parser, config_overrides, run_script
 from jaxgru.config import config_names, dotted_names, load_config
 
 FIELDS = [name for name in dotted_names() if not name.startswith("published.")]
@@ -123,3 +131,159 @@ class TestStrayWords:
         done = script(name, *options, word)
         says = f"{name}.py: {word!r} belongs to no option; {meant}.\n"
         assert done == Outcome(2, "", says)
+
+
+MAINS = sorted(path.stem for path in SCRIPTS.glob("*.py") if "run_script(main)" in path.read_text())
+
+
+def test_every_script_runs_by_run_script():
+    others = {path.stem for path in SCRIPTS.glob("*.py")} - set(MAINS)
+    assert others == {"benchmark_peers", "startup"}  # modules
+
+
+def process(*command, env=(), **options) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | dict(env)
+    return subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, **options
+    )
+
+
+class TestOutput:
+    """What cannot be written, or not in the terminal's encoding."""
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+    @pytest.mark.parametrize(
+        "name, options",
+        [
+            ("train", ["--help"]),
+            ("train", ["--config", "leviathan", "--summary"]),
+            ("sample", ["--num-tokens", 5, "--run"]),
+            ("sample", ["--num-tokens", 5, "--compare", "--run"]),
+            ("evaluate", ["--help"]),
+            ("scaling", []),
+        ],
+    )
+    @pytest.mark.parametrize("buffered", [True, False])
+    def test_on_a_full_disk_it_is_one_sentence(
+        self, script, tiny_run, monkeypatch, name, options, buffered
+    ):
+        with open("/dev/full", "wb", buffering=0) as raw:
+            buffer = io.BufferedWriter(raw) if buffered else raw
+            stream = io.TextIOWrapper(buffer, write_through=not buffered)
+            monkeypatch.setattr(sys, "stdout", stream)
+            done = script(name, *options, *[tiny_run] * ("--run" in options))
+        says = f"{name}.py: the output cannot be written: No space left on device.\n"
+        assert (done.code, done.err) == (1, says)
+
+    def test_another_files_error_is_not_the_outputs(self):
+        with pytest.raises(OSError, match="No space left"):
+            run_script(lambda: open("/dev/full", "w").write("much" * 10000))
+
+    @pytest.mark.parametrize(
+        "closed, options, code, says",
+        [
+            (">&-", ["--config", "astra_alpha", "--summary"], 0, ""),
+            (">&-", ["--nonsense"], 2, "train.py: there is no option --nonsense; .*\n"),
+            ("<&- >&- 2>&-", ["--nonsense"], 2, ""),
+        ],
+    )
+    def test_into_closed_streams_it_is_silent(self, closed, options, code, says):
+        command = [sys.executable, SCRIPTS / "train.py", *options]
+        done = process("sh", "-c", f'exec "$@" {closed}', "sh", *command)
+        assert done.returncode == code
+        assert re.fullmatch(says, done.stderr)
+
+    def test_no_file_gets_the_number_of_a_closed_stream(self, tmp_path):
+        """What C libraries print to descriptor 1 or 2 would be written into it."""
+        shutil.copy(SCRIPTS / "startup.py", tmp_path)
+        (tmp_path / "main.py").write_text(
+            "import startup, os, sys\n"
+            "with open(sys.argv[1], 'w') as file:\n"
+            "    os.write(1, b'lost'); os.write(2, b'lost'); print('lost', file=sys.stderr)\n"
+            "    file.write(str(file.fileno()))\n"
+        )
+        command = [sys.executable, tmp_path / "main.py", tmp_path / "out.txt"]
+        assert process("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command).returncode == 0
+        assert int((tmp_path / "out.txt").read_text()) > 2
+
+    def test_an_encoding_without_the_character(self, tmp_path, script, monkeypatch):
+        (tmp_path / "text.txt").write_text("né – où\n" * 500)
+        (tmp_path / "mine.toml").write_text(f"[data]\ncorpus = '{tmp_path / 'text.txt'}'\n")
+        options = ["--ngram", 8, "--config", tmp_path / "mine.toml", "--num-tokens", 16]
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        done = script("sample", *options, "--prompt", "né – où\n", "--temperature", 0)
+        assert (done.code, done.err) == (0, "")
+        assert sys.stdout.buffer.getvalue() == b"n? ? o?\n" * 3 + b"\n"
+
+    def test_that_encoding_in_a_process(self):
+        command = [sys.executable, SCRIPTS / "train.py", "--config", "astra_alpha", "--summary"]
+        done = process(*command, env={"PYTHONIOENCODING": "ascii"})
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "65?64" in done.stdout
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("name", MAINS)
+    def test_in_an_import_ends_in_silence(self, name, tmp_path):
+        """Whichever of these it imports first sends the signal, and is not ready yet."""
+        for module in ("jax", "jaxgru", "rich"):
+            (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(2)\n")
+        done = process(sys.executable, SCRIPTS / f"{name}.py", env={"PYTHONPATH": str(tmp_path)})
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+    def test_in_main_exits_130(self, monkeypatch):
+        handler = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as scripts/startup.py leaves it
+
+        def main():
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            signal.raise_signal(signal.SIGINT)
+
+        try:
+            with pytest.raises(SystemExit, match="130"):
+                run_script(main)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def test_where_it_is_ignored_it_stays_so(self, tmp_path):
+        """As under `nohup`, and behind a shell's "&"."""
+        shutil.copy(SCRIPTS / "startup.py", tmp_path)
+        (tmp_path / "main.py").write_text("import startup, signal; signal.raise_signal(2)\n")
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, tmp_path / "main.py"]
+        assert process(*command).returncode == 0
+        assert process(*command[4:]).returncode == -signal.SIGINT
+
+
+class TestDevices:
+    @pytest.mark.parametrize(
+        "platform, name, options",
+        [
+            ("cuda", "train", ["--config", "astra_alpha"]),
+            ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
+            ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
+            ("nonsense", "cost", []),
+        ],
+    )
+    def test_one_that_there_is_not(self, platform, name, options, tmp_path, shakespeare):
+        if platform == "cuda" and jax.default_backend() == "gpu":
+            pytest.skip("there is one")
+        (tmp_path / "text.txt").write_text(shakespeare, newline="")
+        env = {"JAX_PLATFORMS": platform, "JAXGRU_CORPUS": str(tmp_path / "text.txt")}
+        command = [sys.executable, SCRIPTS / f"{name}.py", *options]
+        done = process(*command, env=env, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"{name}.py: JAX_PLATFORMS is {platform!r}, but JAX has no ")
+        assert done.stderr.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_help_without_docstrings(name, monkeypatch, capsys):
+    """As `python -OO` compiles a script."""
+    path = SCRIPTS / f"{name}.py"
+    code = compile(path.read_text(), path, "exec", optimize=2)
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        exec(code, {"__name__": "__main__", "__file__": str(path), "__doc__": None})
+    assert stopped.value.code == 0
+    assert "--help" in capsys.readouterr().out
