@@ -33,6 +33,9 @@ def main() -> None:
     many.add_argument("--distributed.coordinator", metavar="HOST:PORT", help="of process 0")
     many.add_argument("--distributed.processes", metavar="N", help="how many there are")
     many.add_argument("--distributed.process", metavar="I", help="which this is, from 0")
+    many.add_argument("--distributed.timeout", type=int, default=processes.JOIN_SECONDS,
+                      metavar="SECONDS",
+                      help="that each waits for the others at the start (%(default)s)")  # fmt: skip
     name = early_value("--config")  # before the rest: --help shows this config's values
     parser.add_config_fields(load_config(name) if name else Config())
     arguments = parser.parse_args()
@@ -45,7 +48,7 @@ def main() -> None:
     keep_freed_memory()
     given = [getattr(arguments, f"distributed.{name}") for name in DISTRIBUTED]
     if arguments.distributed or any(given):
-        processes.join(*given)
+        processes.join(*given, getattr(arguments, "distributed.timeout"))
     with processes.ending_together():
         if arguments.resume:
             running.resume_run(arguments.resume)

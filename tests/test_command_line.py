@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from conftest import SCRIPTS, Outcome
 
 from jaxgru.command_line import Parser, config_overrides, run_script
 from jaxgru.config import config_names, dotted_names, load_config
+from jaxgru.errors import UserError
+from jaxgru.processes import join
 
 FIELDS = [name for name in dotted_names() if not name.startswith("published.")]
 
@@ -275,6 +278,67 @@ class TestDevices:
         assert done.stderr.startswith(f"{name}.py: JAX_PLATFORMS is {platform!r}, but JAX has no ")
         assert done.stderr.count("\n") == 1
         assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+class TestWaitingForOthers:
+    """Of a run in several processes; that they find one another, test_scaling.py shows."""
+
+    def command(self, tmp_path, process, seconds):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        given = {"coordinator": address, "processes": 3, "process": process, "timeout": seconds}
+        options = [f"--distributed.{name}={value}" for name, value in given.items()]
+        script = [sys.executable, str(SCRIPTS / "train.py"), "--config", "astra_alpha"]
+        return address, [*script, "--runs", str(tmp_path), *options]
+
+    @pytest.mark.parametrize(
+        "number, others",
+        [(0, "processes 1 to 2 to come to {}"), (2, "process 0 at {}, and for the others")],
+    )
+    def test_in_vain(self, number, others, tmp_path):
+        address, command = self.command(tmp_path, number, 1)
+        done = process(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        others = re.escape(others.format(address))
+        waits, gives_up = done.stderr.splitlines()
+        clock = r"\d\d:\d\d:\d\d"
+        assert re.fullmatch(f"process {number} of 3 waits for {others}, until {clock}", waits)
+        assert re.match(f"process {number} of 3 has waited 1 s in vain for {others}; ", gives_up)
+        assert "--distributed.timeout SECONDS" in gives_up
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_interrupt_ends_it(self, tmp_path):
+        _, command = self.command(tmp_path, 0, 86400)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+            assert "process 0 of 3 waits" in waiting.stderr.readline()
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.stderr.read() == ""
+        assert waiting.returncode == -signal.SIGINT
+
+    @pytest.mark.parametrize(
+        "given, says",
+        [
+            (("there:1", 2, 0), "process 0 of 2 waits for process 1 to come to there:1, until "),
+            (("there:1", 2, 1), "process 1 of 2 waits for process 0 at there:1, until "),
+            ((None, None, None), "this process waits for the others of its run, until "),
+        ],
+    )
+    def test_who_waits_for_whom(self, given, says, monkeypatch, capsys):
+        """JAX has been told to come back later than we give up; then Ctrl-C is Python's again."""
+        before, seen = signal.getsignal(signal.SIGINT), []
+        monkeypatch.setattr(
+            jax.distributed, "initialize", lambda *given, **options: seen.append(options)
+        )
+        join(*given, seconds=70)
+        assert capsys.readouterr().err.startswith(says)
+        assert seen[0]["initialization_timeout"] > 70
+        assert signal.getsignal(signal.SIGINT) is before
+
+    @pytest.mark.parametrize("seconds", [0, -1, 86401])
+    def test_a_timeout_out_of_range(self, seconds):
+        with pytest.raises(UserError, match=f"timeout is {seconds} seconds; it must be"):
+            join("there:1", 2, 0, seconds)
 
 
 @pytest.mark.parametrize("name", MAINS)
