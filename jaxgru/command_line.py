@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import io
 import os
@@ -152,7 +153,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
+        with contextlib.suppress(OSError):  # it was a file and has become a pipe
+            sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
     code = 0
     try:
         try:

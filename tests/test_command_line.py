@@ -178,6 +178,18 @@ class TestOutput:
         says = f"{name}.py: the output cannot be written: No space left on device.\n"
         assert (done.code, done.err) == (1, says)
 
+    def test_a_file_that_has_become_a_pipe(self, tmp_path, monkeypatch):
+        """As after os.dup2; Python asks it where it stands before it changes its encoding."""
+        with open(tmp_path / "file", "w") as stream:
+            reader, writer = os.pipe()
+            os.dup2(writer, stream.fileno())
+            os.close(writer)
+            monkeypatch.setattr(sys, "stdout", stream)
+            with pytest.raises(SystemExit, match="0"):
+                run_script(lambda: print("all of it"))
+        with open(reader) as pipe:
+            assert pipe.read() == "all of it\n"
+
     def test_another_files_error_is_not_the_outputs(self):
         with pytest.raises(OSError, match="No space left"):
             run_script(lambda: open("/dev/full", "w").write("much" * 10000))
