@@ -121,7 +121,7 @@ class TestStrayWords:
         "name, options, word, meant",
         [
             ("train", [], "astra_alpha", "a config is given as --config astra_alpha"),
-            ("train", ["--summary"], "my.toml", "a config is given as --config my.toml"),
+            ("train", ["--training.seed", "1"], "my.toml", "a config is given as --config my.toml"),
             ("train", [], "nonsense", "--help lists the options"),
             ("train", [], "runs", "a run is given as --resume runs"),
             ("sample", ["--ngram", "3"], "astra_beta", "a config is given as --config astra_beta"),
