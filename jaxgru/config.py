@@ -337,8 +337,19 @@ def _field_names(section: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is spelled most like this one."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+    """The known name that is spelled most like this one, with its section or without."""
+
+    def parts(dotted: str) -> tuple[str, str]:
+        whole = dotted.strip("-")[:200]  # what is longer is no misspelling, and takes seconds
+        return whole, whole.rpartition(".")[2]
+
+    def likeness(other: str) -> float:
+        (whole, field), (other_whole, other_field) = parts(name), parts(other)
+        alike = difflib.SequenceMatcher(None, whole, other_whole).ratio()
+        field_alike = difflib.SequenceMatcher(None, field, other_field).ratio()
+        return max(alike, field_alike, 0.6 * other_field.startswith(field))
+
+    return max(known, key=likeness)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -348,7 +359,7 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 def _parse_value(text: str, type_: Any) -> Any:
     """A command-line value as its field's type; where it is none, the text, for a message."""
     if type_ is bool:
-        return {"true": True, "false": False}.get(text, text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     try:
         return type_(text) if type_ in (int, float) else text
     except ValueError:
