@@ -161,6 +161,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stderr.isatty():
+        print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError):  # it was a file and has become a pipe
             sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
