@@ -15,11 +15,17 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        if not message.isprintable():
-            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        message = printable(message)
         if len(message) > MAX_LENGTH:
             message = f"{message[: MAX_LENGTH // 2]} … {message[-MAX_LENGTH // 4 :]}"
         super().__init__(message)
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what a terminal would obey escaped: "\\n", "\\x1b", "\\udcff"."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 _REPR = reprlib.Repr()
