@@ -381,13 +381,13 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
                     f"{where} does not fit its config: {name} is {have or 'missing'} in the "
                     f"checkpoint and {want or 'missing'} in the config."
                 )
-        for name, leaf in wanted.items():
-            _check_array(where, name, stored[name], leaf)
+        chunks = sum(_num_chunks(where, name, stored[name], wanted[name]) for name in wanted)
         needed, size = _num_bytes(like), sum(files_below(_folder(manager, step) / item).values())
-        if needed > 2**26 + 32 * size:  # chunks that are not stored count as zeros
+        # chunks that are not stored count as zeros; each takes 4 KB while it is read
+        if needed > 2**26 + 32 * size or chunks > 2**14 + size // 128:
             raise RunError(
-                f"{where} cannot be used: the arrays of its {item} have {needed:,} bytes, the "
-                f"files {size:,}."
+                f"{where} cannot be used: the arrays of its {item} have {needed:,} bytes in "
+                f"{chunks:,} parts, the files {size:,}."
             )
         restored = manager.restore(
             step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
@@ -395,10 +395,12 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
     return unflatten(like, restored)
 
 
-def _check_array(where: str, name: str, stored: Any, wanted: jax.ShapeDtypeStruct) -> None:
-    """Raises RunError unless to read a stored array takes about its own memory.
+def _num_chunks(where: str, name: str, stored: Any, wanted: jax.ShapeDtypeStruct) -> int:
+    """In how many parts an array is stored: one for each device that it was spread over.
 
-    TensorStore makes room for whole chunks, so that none may be larger than the array.
+    Raises:
+      RunError: it is not of numbers, or a part is larger than the array; for TensorStore makes room
+        for whole parts.
     """
     kinds = (jnp.floating, jnp.integer)
     dtype = jnp.dtype(stored.dtype)
@@ -410,3 +412,4 @@ def _check_array(where: str, name: str, stored: Any, wanted: jax.ShapeDtypeStruc
             f"{where} cannot be used: {name} is stored in parts of {chunk}, more than its shape "
             f"{wanted.shape}."
         )
+    return math.prod(-(-whole // part) for part, whole in zip(chunk, wanted.shape, strict=True))
