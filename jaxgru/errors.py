@@ -17,11 +17,17 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        if not message.isprintable():
-            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        message = printable(message)
         if len(message) > MAX_LENGTH:
             message = f"{message[: MAX_LENGTH // 2]} … {message[-MAX_LENGTH // 4 :]}"
         super().__init__(message)
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what a terminal would obey escaped: "\\n", "\\x1b", "\\udcff"."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 _REPR = reprlib.Repr()
@@ -37,6 +43,6 @@ def shown(value: Any) -> str:
 
 
 def warn(sentence: str) -> None:
-    """Print a sentence on stderr, if there still is one."""
+    """Print a sentence on stderr, escaped as in a `UserError`, if there still is one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(sentence, file=sys.stderr, flush=True)
+        print(printable(sentence), file=sys.stderr, flush=True)

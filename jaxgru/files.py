@@ -16,19 +16,24 @@ from pathlib import Path
 PART = ".part"  # ends the name of a file that is being written
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, at_most: int | None = None) -> bytes:
     """A regular file's content. A pipe might never answer, a device never end.
 
+    at_most: how many bytes there may be; a file of holes can have any number.
+
     Raises:
-      OSError: it cannot be read, or is no regular file.
+      OSError: it cannot be read, is no regular file, or is larger.
     """
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except ValueError:  # a NUL or half a surrogate pair in the name
         raise OSError(errno.EINVAL, "no file can have that name") from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to read a folder says what is wrong
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-    return path.read_bytes()
+    if at_most is not None and status.st_size > at_most:
+        what = f"it has {status.st_size:,} bytes; there may be {at_most:,}"
+        raise OSError(errno.EFBIG, what)
+    return path.read_bytes()  # of a folder: to read it says what is wrong
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -63,14 +68,38 @@ def remove_parts(path: Path) -> None:
             part.unlink(missing_ok=True)
 
 
+def files_below(folder: Path) -> dict[str, int]:
+    """The size of every file below a folder, by its path in there ("/" between names).
+
+    A link may lead outside, a pipe never answer, a device never end.
+
+    Raises:
+      OSError: a folder cannot be read, or holds a link, a pipe or a device.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    sizes = {}
+    for at, folders, files in os.walk(folder, onerror=fail):
+        for name in (*folders, *files):
+            path = Path(at, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[path.relative_to(folder).as_posix()] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                what = f"{path.relative_to(folder).as_posix()} is a link, a pipe or a device"
+                raise OSError(errno.EINVAL, what)
+    return sizes
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder, by its path in there ("/" between names).
 
     Raises:
-      OSError: a file cannot be read.
+      OSError: a file cannot be read, or there is a link, a pipe or a device.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
+    return {name: file_hash(folder / name) for name in sorted(files_below(folder))}
 
 
 def file_hash(path: Path) -> str:

@@ -26,6 +26,23 @@ def describe_hardware() -> str:
     return f"{os.cpu_count()} cores of {model}, JAX {jax.__version__}"
 
 
+def no_device() -> str | None:
+    """Why JAX has no device to compute on, in one sentence; None where it has one."""
+    try:
+        jax.devices()
+    except Exception as error:  # where there is no CUDA, an AssertionError without a word
+        asked, reason = jax.config.jax_platforms, ""
+        if isinstance(error, RuntimeError):
+            reason = f" ({str(error).partition(' (set JAX_PLATFORMS')[0].rstrip('.')})"
+        if not asked:
+            return f"JAX has no device to compute on{reason}."
+        return (
+            f"JAX_PLATFORMS is {asked!r}, but JAX has no such device here{reason}; unset it, and "
+            "JAX uses what there is."
+        )
+    return None
+
+
 def share_cpu(batch_size: int) -> None:
     """Makes a CPU's cores count as several devices, each to take its share of a batch's rows.
 

@@ -7,10 +7,13 @@ one of them made. Nothing here schedules or starts processes: that is the launch
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,6 +24,8 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 
 from jaxgru.errors import UserError
 
+JOIN_SECONDS = 120  # that the processes of a run may take to come, one after another
+DAY = 24 * 60 * 60
 HEARTBEAT_SECONDS = 45  # a process that is silent for so long is taken for dead
 MESSAGE_BYTES = 2**14  # the longest path, 4096 bytes, takes 12288 in JSON at most
 BROKEN_COLLECTIVE = r"(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): "
@@ -32,8 +37,12 @@ def join(
     coordinator: str | None = None,
     processes: str | int | None = None,
     process: str | int | None = None,
+    seconds: int = JOIN_SECONDS,
 ) -> None:
     """Joins this process to the others of its run; to be called before JAX computes anything.
+
+    Says on stderr for whom it waits, and until when. For scripts: where they do not come, it ends
+    the process with a sentence and 2.
 
     What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
     where those are not set, JAX finds it itself under SLURM, Kubernetes, Open MPI and Cloud TPU.
@@ -42,9 +51,10 @@ def join(
       coordinator: HOST:PORT of process 0, which listens there.
       processes: how many there are.
       process: which one this is, counted from 0.
+      seconds: how long to wait for the others.
 
     Raises:
-      UserError: something is missing or wrong, or the others do not come.
+      UserError: something is missing or wrong.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     processes = _number("the number of processes", processes, "JAX_NUM_PROCESSES")
@@ -56,14 +66,18 @@ def join(
             f"this is process {process} of {processes}, but they are counted from 0 to "
             f"{processes - 1}."
         )
+    if not 1 <= seconds <= DAY:
+        raise UserError(f"the timeout is {seconds} seconds; it must be at least 1, at most {DAY}.")
     try:
-        jax.distributed.initialize(
-            coordinator,
-            processes,
-            process,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
-        )
+        with _waiting(*_expected(coordinator, processes, process), seconds):
+            jax.distributed.initialize(
+                coordinator,
+                processes,
+                process,
+                initialization_timeout=seconds + 60,  # then JAX aborts: we come before it
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            )
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -71,6 +85,50 @@ def join(
             "--distributed.processes and --distributed.process, or start them by SLURM or "
             "Kubernetes, which JAX knows."
         ) from error
+
+
+def _expected(
+    coordinator: str | None, processes: int | None, process: int | None
+) -> tuple[str, str]:
+    """Which process this is and for whom it waits, in words, as far as one was told."""
+    if None in (coordinator, processes, process):
+        return "this process", "the others of its run"
+    if process:
+        others = f"process 0 at {coordinator}" + ", and for the others" * (processes > 2)
+    else:
+        others = "process 1" if processes == 2 else f"processes 1 to {processes - 1}"
+        others += f" to come to {coordinator}"
+    return f"process {process} of {processes}", others
+
+
+@contextmanager
+def _waiting(this: str, others: str, seconds: int) -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once, and so does the time running out, with a sentence.
+
+    At once, for JAX waits in C++, where Python's handlers are not called, and ends by an abort.
+    """
+
+    def give_up() -> None:
+        print(
+            f"{this} has waited {seconds} s in vain for {others}; start all of them with the same "
+            "coordinator and number of processes, or let them wait longer with "
+            "--distributed.timeout SECONDS.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        until = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+        print(f"{this} waits for {others}, until {until:%H:%M:%S}", file=sys.stderr, flush=True)
+        timer.start()
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, handler)
 
 
 def _number(name: str, given: int | str | None, variable: str) -> int | None:

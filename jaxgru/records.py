@@ -100,12 +100,9 @@ def load_kept(path: Path) -> list[Record]:
 
 def _read(path: Path) -> str:
     try:
-        data = read_bytes(path)
+        return read_bytes(path, at_most=MAX_BYTES).decode()
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_BYTES:
-        raise RecordError(f"{path} has {len(data):,} bytes; there may be {MAX_BYTES:,}.")
-    return data.decode()
 
 
 def _load(path: Path) -> Any:

@@ -1,8 +1,9 @@
-"""The architecture as a table: a row for each parameter."""
+"""The architecture as a table: a row for each layer, or for each parameter."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 
 import jax
 from rich.console import Console
@@ -12,27 +13,42 @@ from jaxgru.config import Config
 from jaxgru.model import flatten, init, num_params
 
 
-def print_summary(config: Config) -> None:
-    """Prints every parameter's name, shape, count and float32 size in MB of 2²⁰ bytes."""
+def print_summary(config: Config, full: bool = False) -> None:
+    """Prints the shapes of every layer's arrays, how many numbers they have, and their float32 MiB.
+
+    Args:
+      full: a row for each array, in place of one for each layer.
+    """
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
+    shapes = defaultdict(list)
+    for name, leaf in flatten(params).items():
+        shapes[name if full else _layer(name)].append(leaf.shape)
     model = config.model
     site = f", dropout {model.dropout} ({model.dropout_site})" if model.dropout else ""
     total = num_params(params)
     table = Table(title=f"{config.name}: {model.num_layers} × {model.cell}{site}", show_footer=True)
-    table.add_column("parameter", "total")
-    table.add_column("shape")
+    table.add_column("parameter" if full else "layer", "total")
+    table.add_column("shape" if full else "shapes")
     table.add_column("count", f"{total:,}", justify="right")
-    table.add_column("MB", f"{_megabytes(total):.2f}", justify="right")
-    for name, leaf in flatten(params).items():
-        count = math.prod(leaf.shape)
-        table.add_row(
-            name,
-            " × ".join(map(str, leaf.shape)),
-            f"{count:,}",
-            f"{_megabytes(count):.3f}",
-        )
+    table.add_column("MiB", f"{_mebibytes(total):.2f}", justify="right")
+    for name, members in shapes.items():
+        count = sum(map(math.prod, members))
+        table.add_row(name, _shown(members, full), f"{count:,}", f"{_mebibytes(count):.3f}")
     Console().print(table)
 
 
-def _megabytes(count: int) -> float:
+def _layer(parameter: str) -> str:
+    """The part of the model that has a parameter: "embedding", "layers.0", …, "head"."""
+    return ".".join(parameter.split(".")[: 2 if parameter.startswith("layers.") else 1])
+
+
+def _shown(shapes: list[tuple[int, ...]], full: bool) -> str:
+    """Each shape once, with the number of arrays that have it where there are several."""
+    times = " × " if full else "×"  # a layer's shapes have to share a line
+    return ", ".join(
+        f"{n} of " * (n > 1) + times.join(map(str, shape)) for shape, n in Counter(shapes).items()
+    )
+
+
+def _mebibytes(count: int) -> float:
     return 4 * count / 2**20

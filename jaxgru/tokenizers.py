@@ -15,6 +15,7 @@ from jaxgru.errors import UserError
 from jaxgru.files import read_bytes, write_bytes
 
 BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
+MAX_BYTES = 2**26  # of a tokenizer's file: millions of pieces
 
 
 class TokenizerError(UserError):
@@ -228,7 +229,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     kind = CharacterTokenizer.kind if path.suffix == ".json" else SentencePieceTokenizer.kind
     try:
-        return tokenizer_from_bytes(kind, read_bytes(path))
+        return tokenizer_from_bytes(kind, read_bytes(path, at_most=MAX_BYTES))
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
     except TokenizerError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 import argparse
 import dataclasses
 import datetime

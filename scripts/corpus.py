@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+import startup  # noqa: F401
+
 from pathlib import Path
 
+from jaxgru.command_line import Parser, run_script
 from jaxgru.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
 from jaxgru.files import write_bytes
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line `argv`; returns the exit code: 0, or 2 after an error in one line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    """Reads the arguments; finds the corpus, writes it where asked, and says what it is."""
+    parser = Parser(__doc__)
     parser.add_argument(
         "--corpus",
         metavar="NAME_OR_PATH",
@@ -24,23 +25,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--force", action="store_true", help="let --output replace a file with another text"
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
 
-    try:
-        corpus = load_corpus(arguments.corpus, path=arguments.path)
-        if arguments.output is not None:
-            write_text(arguments.output, corpus.text, arguments.force)
-    except CorpusError as error:
-        print(f"corpus.py: {error}", file=sys.stderr)
-        return 2
-
+    corpus = load_corpus(arguments.corpus, path=arguments.path)
+    if arguments.output is not None:
+        write_text(arguments.output, corpus.text, arguments.force)
     print(f"source      {corpus.source}")
     print(f"characters  {len(corpus.text)}")
     print(f"lines       {num_lines(corpus.text)}")
     print(f"SHA-256     {corpus.sha256}")
     if arguments.output is not None:
         print(f"written to  {arguments.output}")
-    return 0
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
@@ -69,4 +64,4 @@ def num_lines(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

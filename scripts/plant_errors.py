@@ -6,6 +6,8 @@ repository in a temporary folder; the tests that should notice it run there.
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 import os
 import re
 import shutil

@@ -6,6 +6,8 @@ record takes the place of an older one of the same config, changes and seed, and
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ from jaxgru import init, load_run, num_params, study
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.dataset import load_dataset
+from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.records import load_kept, load_metrics, load_record
 from jaxgru.reproducing import SEEDS, is_measured
@@ -30,7 +33,7 @@ console = Console(highlight=False, markup=False)
 
 def main() -> None:
     """Reads the arguments; measures what is not measured; writes the page and its figures."""
-    parser = Parser(__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
     arguments = parser.parse_args()
@@ -42,10 +45,14 @@ def main() -> None:
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
     order = list(SEEDS).index
     runs = sorted(records.values(), key=lambda r: (order(r["config"]), len(r["changes"]), key(r)))
-    (docs / "figures").mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(run) for run in runs)
-    write_text(docs / "study.json", f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n')
-    write_text(docs / "study.md", Page(runs, ngrams, docs / "figures").write())
+    text = f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n'
+    try:
+        (docs / "figures").mkdir(parents=True, exist_ok=True)
+        write_text(docs / "study.json", text)
+        write_text(docs / "study.md", Page(runs, ngrams, docs / "figures").write())
+    except OSError as error:
+        raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made of {len(runs)} runs")
 
 

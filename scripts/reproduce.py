@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 import signal
 import subprocess
 import sys

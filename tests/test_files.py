@@ -6,7 +6,16 @@ import os
 
 import pytest
 
-from jaxgru.files import check_writable, hashes, locked, remove_parts, write_bytes, write_text
+from jaxgru.files import (
+    check_writable,
+    files_below,
+    hashes,
+    locked,
+    read_bytes,
+    remove_parts,
+    write_bytes,
+    write_text,
+)
 
 
 def test_bytes_and_text_arrive_as_they_are(tmp_path):
@@ -137,3 +146,33 @@ def test_a_folder_that_can_be_written_and_one_that_cannot(tmp_path):
     assert os.listdir(tmp_path) == []
     with pytest.raises(OSError):
         check_writable(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("size, whole", [(3, True), (4, False)])
+def test_a_file_larger_than_may_be_is_not_read(tmp_path, size, whole):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    if whole:
+        assert read_bytes(path, at_most=3) == b"xxx"
+    else:
+        with pytest.raises(OSError, match="it has 4 bytes; there may be 3"):
+            read_bytes(path, at_most=3)
+
+
+def test_files_below_a_folder_are_files_and_nothing_else(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    write_text(tmp_path / "a" / "b" / "abc", "abc")
+    write_text(tmp_path / "empty", "")
+    assert files_below(tmp_path) == {"a/b/abc": 3, "empty": 0}
+    for make in (
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("."),
+    ):
+        make(tmp_path / "a" / "odd")
+        for call in (files_below, hashes):
+            with pytest.raises(OSError, match="a/odd is a link, a pipe or a device"):
+                call(tmp_path)
+        (tmp_path / "a" / "odd").unlink()
+    with pytest.raises(FileNotFoundError):
+        files_below(tmp_path / "missing")

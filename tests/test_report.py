@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -224,6 +226,26 @@ def test_runs_of_several_machines_come_together(script, tmp_path):
     assert hardware == {(0, 1): "a machine", (0, 0): "another machine", (2, 0): "a machine"}
     text = (docs / "study.md").read_text()
     assert "2026-01-02, a machine; 2026-01-02, another machine" in text
+
+
+@pytest.mark.parametrize("written", [0, 1, 3])
+def test_a_full_disk_is_one_sentence(script, tmp_path, monkeypatch, written):
+    """Nothing is left behind half, however much could be written before."""
+    make_run(tmp_path / "runs" / "astra_alpha" / "v1")
+    syncs, fsync = [], os.fsync
+
+    def full(handle):
+        syncs.append(handle)
+        if len(syncs) > written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    docs = tmp_path / "docs"
+    done = script("report", "--runs", tmp_path / "runs", "--docs", docs)
+    says = f"report.py: {docs} cannot be written: No space left on device.\n"
+    assert (done.code, done.err) == (2, says)
+    assert len([path for path in docs.rglob("*") if path.is_file()]) == written
 
 
 def test_no_runs_is_one_sentence(script, tmp_path):

@@ -120,15 +120,17 @@ class TestTrain:
         assert samples.count("\nROMEO: ") >= 4
 
     @pytest.mark.parametrize(
-        "name, count, megabytes",
-        [("astra_alpha", "86,913", "0.33"), ("leviathan", "24,248,129", "92.50")],
+        "name, count, mebibytes, layers, parameters",
+        [("astra_alpha", "86,913", "0.33", 3, 14), ("leviathan", "24,248,129", "92.50", 6, 41)],
     )
     def test_summary_prints_the_counts_and_writes_nothing(
-        self, script, tmp_path, name, count, megabytes
+        self, script, tmp_path, name, count, mebibytes, layers, parameters
     ):
-        done = script("train", "--config", name, "--summary")
-        assert (done.code, done.err) == (0, "")
-        assert re.search(rf"total\W+{count}\W+{re.escape(megabytes)}\b", done.out)
+        for option, rows in [(["--summary"], layers), (["--summary", "full"], parameters)]:
+            done = script("train", "--config", name, *option)
+            assert (done.code, done.err) == (0, "")
+            assert re.search(rf"total\W+{count}\W+{re.escape(mebibytes)}\b", done.out)
+            assert done.out.count("\n│") == rows + 1
         assert contents(tmp_path) == {}
 
     def test_summary_heeds_the_options(self, script):
@@ -145,7 +147,9 @@ class TestTrain:
         for dotted in dotted_names():
             section, field = dotted.split(".")
             if section != "published":
-                value = re.escape(str(getattr(getattr(config, section), field)))
+                value = getattr(getattr(config, section), field)
+                value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
+                value = re.escape(value)
                 option = re.escape(f"--{dotted} VALUE ")
                 assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
 

@@ -173,6 +173,7 @@ def _train(
     if prepare:
         prepare()
     sys.argv = [str(TRAIN), *arguments]
+    sys.path.insert(0, str(TRAIN.parent))
     runpy.run_path(str(TRAIN), run_name="__main__")
 
 

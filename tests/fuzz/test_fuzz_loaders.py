@@ -10,7 +10,7 @@ from fuzzing import KINDS, Finding, Made, check, quick_cases, run_kind
 
 pytest.importorskip("torch")
 
-COUNTS = {"prompts": 25, "safetensors": 60}
+COUNTS = {"prompts": 25, "safetensors": 60, "checkpoints": 40}
 
 
 @pytest.mark.parametrize("kind", KINDS)
