@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
@@ -33,6 +32,7 @@ from jaxgru.cells.base import (
     apply_mask,
     dot,
     product,
+    rows,
     with_hidden,
 )
 from jaxgru.kernels import wavefront
@@ -148,13 +148,13 @@ def layer_stepper(
     layer = cell.fast(params) if cell.fast else None
     if not isinstance(layer, Gated):
         return lambda carry, x: cell.step(
-            params, carry, x if table is None else jnp.take(table, x, axis=0)
+            params, carry, x if table is None else rows(table, x)
         )
     step, W, b, U = layer.step, layer.W, layer.b, layer.U
     if table is None:
         return lambda carry, x: step(IN_ROWS, U, carry, dot(x, W) + b)[0]
-    rows = dot(table, W) + b
-    return lambda carry, index: step(IN_ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
+    a = dot(table, W) + b
+    return lambda carry, index: step(IN_ROWS, U, carry, rows(a, index))[0]
 
 
 def _looked_up(x: Array | Lookup) -> Array:

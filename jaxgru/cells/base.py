@@ -92,7 +92,15 @@ class Lookup(NamedTuple):
 
     def rows(self) -> Float[Array, "T B E"]:
         """Look up the input."""
-        return jnp.take(self.table, self.index, axis=0)
+        return rows(self.table, self.index)
+
+
+def rows(table: Float[Array, "V E"], index: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """Return the rows with these numbers; NaN where there is no such row, so for negative ones."""
+    if index.dtype == bool:
+        index = index.astype(jnp.int32)  # booleans would be a mask
+    at = jnp.asarray(table).at[index]
+    return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def hidden(carry: Carry) -> Hidden:
@@ -164,9 +172,9 @@ dot.defvjp(_dot_forward, _dot_backward)
 def product(x: Array | Lookup, W: Array) -> Array:
     """Return x·W over all steps as one matrix product; its gradients are one product each, too."""
     if isinstance(x, Lookup):
-        return jnp.take(dot(x.table, W), x.index, axis=0)
+        return rows(dot(x.table, W), x.index)
     T, B, E = x.shape
-    return dot(x.reshape(T * B, E), W).reshape(T, B, -1)
+    return dot(x.reshape(T * B, E), W).reshape(T, B, W.shape[1])
 
 
 def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:

@@ -1,0 +1,91 @@
+"""A recurrence that the library has never heard of: one file, one call of `register`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import TINY
+from minimal_gated_unit import MGU
+
+import jaxgru
+from jaxgru import cells
+from jaxgru.config import load_config
+from jaxgru.evaluation import window_loss
+from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.running import resume_run, start_run
+
+
+@pytest.fixture(scope="module")
+def registered():
+    cells.register(MGU)
+    yield
+    del cells.CELLS["mgu"]
+
+
+@pytest.fixture(scope="module")
+def run(registered, tmp_path_factory, tiny_text):
+    """Two epochs of a model of two such layers, trained and lengthened to three."""
+    options = TINY | {"model.cell": "mgu", "model.second_bias": "false", "name": "mgu"}
+    config = load_config("astra_alpha", options | {"data.corpus": str(tiny_text)})
+    run = start_run(config, tmp_path_factory.mktemp("runs"))
+    return resume_run(run, {"training.epochs": "3"})
+
+
+def test_it_was_trained_and_resumed(run):
+    _, config, _ = jaxgru.load_run(run)
+    assert config.model.cell == "mgu" and config.training.epochs == 3
+    losses = [line.split('"val_loss": ')[1] for line in (run / "metrics.jsonl").open()]
+    assert len(losses) == 3
+    assert (run / "samples.txt").exists()
+
+
+def test_it_is_what_numpy_computes(run):
+    """Logits of a prompt, from the equations alone."""
+    params, _, _ = jaxgru.load_run(run)
+    tokens = jnp.array([[3, 1, 4, 1, 5]])
+    logits, carry = jaxgru.apply(params, tokens)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    states = [np.zeros(9), np.zeros(9)]
+    for t, token in enumerate(tokens[0]):
+        x = p.embedding[token]
+        for i, q in enumerate(p.layers):
+            h = states[i]
+            f = sigmoid(x @ q.Wf + h @ q.Uf + q.bf)
+            n = np.tanh(x @ q.Wn + (f * h) @ q.Un + q.bn)
+            states[i] = x = (1 - f) * h + f * n
+        np.testing.assert_allclose(logits[0, t], x @ p.head.Wo + p.head.bo, atol=2e-6)
+    np.testing.assert_allclose(carry[-1][0], states[-1], atol=1e-6)
+
+
+def test_it_is_sampled_and_evaluated_with_its_state(run):
+    params, _, tokenizer = jaxgru.load_run(run)
+    prompt, key = jnp.array([[1, 2]]), jax.random.key(0)
+    whole, _, _ = jaxgru.generate(params, key, prompt, 20)
+    first, carry, key = jaxgru.generate(params, key, prompt, 12)
+    rest, _, _ = jaxgru.generate(params, key, first[:, -1:], 8, carry)
+    np.testing.assert_array_equal(whole, jnp.concatenate([first, rest], axis=1))
+    tokens = tokenizer.encode("But soft what light through yonder")
+    assert window_loss(params, tokens, 1) != window_loss(params, tokens, 8)
+
+
+def test_it_is_saved(run, tmp_path):
+    params, config, tokenizer = jaxgru.load_run(run)
+    save_safetensors(tmp_path / "mgu.safetensors", params, config, tokenizer)
+    again, config_again, _ = load_safetensors(tmp_path / "mgu.safetensors")
+    assert config_again == config
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_another_of_its_name_is_refused(registered):
+    with pytest.raises(ValueError, match="the cell mgu has the same name or class of parameters"):
+        cells.register(dataclasses.replace(MGU, name="gru2"))
+    with pytest.raises(jaxgru.UserError, match="model.reset is after, but only gru has it"):
+        jaxgru.ModelConfig(cell="mgu", reset="after")
+
+
+def test_parameters_of_no_cell(registered):
+    with pytest.raises(TypeError, match="no cell has parameters of type dict"):
+        cells.cell_of({})
