@@ -86,6 +86,11 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise RunError(
+            f"the run {run} cannot be used: its tokenizer has {tokenizer.vocab_size} tokens, "
+            f"its config {config.model.vocab_size}."
+        )
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     try:
         os.listdir(run / "checkpoints")
@@ -104,11 +109,6 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         params, step, broken = _read_newest(manager, run, like, read)
     for folder, fault in broken.items():
         warn(f"checkpoint {folder} is broken ({fault}): that of step {step} is used.")
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise RunError(
-            f"the run {run} cannot be used: its tokenizer has {tokenizer.vocab_size} tokens, "
-            f"its config {config.model.vocab_size}."
-        )
     return params, config, tokenizer
 
 
@@ -138,12 +138,12 @@ def _check_made_with(
         free = FREE | LENGTHENED
     for name, value in now.items():
         if name in then and name not in free and name.startswith(names) and then[name] != value:
-            advice = "start a new run to train with another."
+            advice = "set it back, or start a new run"
             if name in LENGTHENED:
-                advice = f"to change it, add --{name} {value} to --resume."
+                advice = f"to change it, resume with --{name} {value}"
             raise RunError(
                 f"{_where(manager, step)} was made with {name} = {shown(then[name])}, and this is "
-                f"{shown(value)}; {advice}"
+                f"{shown(value)}; {advice}."
             )
 
 
@@ -307,6 +307,8 @@ def restore(
         with _reading(_where(manager, step)):
             progress = _progress(_read_json(manager, step, "progress"))
         key = jax.random.wrap_key_data(rest.key)
+        if int(rest.step) != step:
+            raise BrokenCheckpoint(f"{_where(manager, step)} is of step {int(rest.step)}.")
         return rest.replace(params=params, key=key), best, progress
 
     restored, step, broken = _read_newest(manager, run, like, read)

@@ -114,7 +114,7 @@ def start_run(config: Config, root: Path) -> Path:
             raise  # the disk failed, under threads of Orbax that still write
         except BaseException:
             with contextlib.suppress(OSError):
-                if created and run_folders.discard_empty(run):
+                if created and not many() and run_folders.discard_empty(run):
                     console.print(f"No step was saved, so {run} is deleted.", soft_wrap=True)
             raise
     return run

@@ -30,7 +30,10 @@ def main() -> None:
         "--save", action="store_true", help="write it all into the run, too, as report.py reads it"
     )
     arguments = parser.parse_args()
-    if arguments.save and (arguments.run is None or os.path.isfile(arguments.run)):
+    is_file = str(arguments.run).endswith((".safetensors", ".pth")) or os.path.isfile(
+        str(arguments.run)
+    )
+    if arguments.save and (arguments.run is None or is_file):
         parser.error("--save writes into a run folder; name one with --run.")
     console = Console(highlight=False)
     if arguments.ngram is not None:

@@ -136,12 +136,8 @@ def start(tmp_path, tiny_text):
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
     return two_processes(
         tmp_path,
-        "--config",
-        "astra_alpha",
-        "--data.corpus",
-        tiny_text,
-        "--runs",
-        tmp_path,
+        *("--config", "astra_alpha", "--name", "astra_alpha"),
+        *("--data.corpus", tiny_text, "--runs", tmp_path),
         *options,
     )
 

@@ -390,13 +390,15 @@ class TestResumeRefuses:
         assert "no run in runs/nothing" in refused("train", "--resume", "runs/nothing")
 
     def test_other_options(self, refused, run_copy):
-        for option in (["--training.epochs", "5"], ["--summary"]):
+        for option in (["--name", "other"], ["--summary"]):
             message = refused("train", "--resume", run_copy, *option)
-            assert "takes no other option" in message
+            assert "leave out --name and --summary" in message
+        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1")
+        assert "training.learning_rate cannot change within a run" in message
 
     def test_a_checkpoint_that_does_not_fit(self, refused, run_copy):
         edit(run_copy / "config.toml", "hidden_dim = 9", "hidden_dim = 8")
-        assert "does not fit its config" in refused("train", "--resume", run_copy)
+        assert "was made with model.hidden_dim = 9" in refused("train", "--resume", run_copy)
 
     def test_a_corpus_that_changed(self, refused, run_copy, tmp_path, tiny_text):
         (tmp_path / "changed.txt").write_text(tiny_text.read_text() + "more")
@@ -443,7 +445,7 @@ class TestBadRuns:
     def test_one_whose_checkpoint_does_not_fit_its_config(self, refused, name, run_copy, old, new):
         edit(run_copy / "config.toml", old, new)
         message = refused(name, "--run", run_copy)
-        assert ("letters" if "letters" in new else "does not fit its config") in message
+        assert ("letters" if "letters" in new else "was made with model.") in message
 
     def test_one_whose_checkpoint_is_broken(self, refused, name, run_copy):
         """6 is the only step left; first its parameters' index is cut short, then they go."""

@@ -208,6 +208,7 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         "import os, runpy, signal, sys\n"
         f"os.{when} = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.argv = ['convert.py', 'm.safetensors', 'm.pth']\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
     done = subprocess.run(
