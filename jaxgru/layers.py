@@ -147,9 +147,7 @@ def layer_stepper(
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast else None
     if not isinstance(layer, Gated):
-        return lambda carry, x: cell.step(
-            params, carry, x if table is None else rows(table, x)
-        )
+        return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
     step, W, b, U = layer.step, layer.W, layer.b, layer.U
     if table is None:
         return lambda carry, x: step(IN_ROWS, U, carry, dot(x, W) + b)[0]

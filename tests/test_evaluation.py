@@ -18,6 +18,7 @@ from jaxgru.evaluation import (
     Losses,
     evaluate,
     memory_curve,
+    random_batch_losses,
     recovery,
     stream_loss,
     token_nll,
@@ -85,6 +86,30 @@ class TestAgainstNumPy:
     def test_token_nll_of_huge_logits_is_finite(self):
         logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
         np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1e4, 0.0])
+
+
+class TestRandomBatches:
+    """As nanoGPT evaluates."""
+
+    def test_a_batch_is_the_mean_of_its_windows(self, params):
+        """A text with room for one crop alone: every batch is that crop, from the zero state."""
+        tokens = np.arange(10) % 5
+        losses = random_batch_losses(params, tokens, 8, jax.random.key(0), 50, 1)
+        expected = numpy_gru_losses(params, tokens[:9], 8).mean()
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        assert losses.shape == (50,)
+
+    def test_many_batches_come_near_the_mean_over_all_windows(self, params, tokens):
+        starts = range(len(tokens) - 4 - 1)
+        every = [numpy_gru_losses(params, tokens[i : i + 5], 4).mean() for i in starts]
+        losses = random_batch_losses(params, tokens, 4, jax.random.key(1), 400, 8)
+        error = np.std(every) / np.sqrt(400 * 8)
+        assert abs(losses.mean() - np.mean(every)) < 4 * error
+        assert np.std(losses) == pytest.approx(np.std(every) / np.sqrt(8), rel=0.2)
+
+    def test_a_text_that_is_too_short(self, params):
+        with pytest.raises(UserError, match="has 9 tokens, but windows of 8 need 10"):
+            random_batch_losses(params, np.zeros(9, int), 8, jax.random.key(0))
 
 
 class TestMemory:
