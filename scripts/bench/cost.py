@@ -1,25 +1,34 @@
-"""How a training step's time and memory grow with T, B and H: measured, and docs/cost.md."""
+"""Measures how a training step's time and memory grow with T, B and H; writes docs/cost.md."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import datetime
 import math
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 
-from jaxgru.benchmarking import Contestant, calling, compiled, measure, planned_memory, start
+from bench.timing import Contestant, calling, compiled, measure, planned_memory, start
+from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.files import write_text
-from jaxgru.plotting import plot_cost
+from jaxgru.hardware import describe_hardware, keep_freed_memory
 from jaxgru.training import init_state, train_step
+from pages.figures import plot_growth
+from pages.markdown import render
+from pages.records import CostPoint, CostRun, dumps, load
 
-Point = dict[str, Any]
+console = Console(highlight=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +57,38 @@ def sized(series: Series, value: int, remat: bool) -> Config:
     return load_config("astra_alpha", {name: str(size) for name, size in fields.items()})
 
 
-def measure_step(config: Config, repeats: int) -> Point:
+def main() -> None:
+    """Reads the arguments; measures; writes the page."""
+    parser = Parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="%(default)s")
+    parser.add_argument("--largest", type=int, default=2**14, metavar="SIZE",
+                        help="of T, B or H that is measured (%(default)s)")  # fmt: skip
+    parser.add_argument("--docs", default="docs", metavar="FOLDER", help="where to write")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
+    if arguments.largest < 256:
+        parser.error(f"--largest is {arguments.largest}; it must be at least 256, for two T's.")
+    keep_freed_memory()
+
+    def on_point(point: CostPoint) -> None:
+        memory = "" if point.bytes is None else f"{point.bytes / 1e6:,.1f} MB"
+        console.print(
+            f"{point.letter} = {point.value:>6}{', remat' * point.remat}: "
+            f"{1e3 * point.seconds:,.1f} ms  {memory}"
+        )
+
+    run = CostRun(
+        hardware=describe_hardware(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", "scripts/bench/cost.py", *sys.argv[1:]]),
+        points=measure_all(arguments.repeats, arguments.largest, on_point),
+    )
+    save(Path(arguments.docs), run)
+    console.print(f"written to {Path(arguments.docs) / 'cost.md'}")
+
+
+def measure_step(config: Config, repeats: int) -> dict[str, Any]:
     """One optimizer step on one device: median seconds, and the bytes that XLA plans for it."""
     model, training = config.model, config.training
     length = 2 * training.sequence_length + 1000
@@ -63,48 +103,53 @@ def measure_step(config: Config, repeats: int) -> Point:
 
 
 def measure_all(
-    repeats: int, largest: int, on_point: Callable[[Series, Point], None]
-) -> list[Point]:
-    """Every series with and without remat (T alone has it), up to `largest` of each size."""
+    repeats: int, largest: int, on_point: Callable[[CostPoint], None]
+) -> list[CostPoint]:
+    """Every series, of T with and without remat, up to `largest` of each size."""
     points = []
     for series in SERIES:
         for value in (value for value in series.values if value <= largest):
             for remat in (False, True) if series.letter == "T" else (False,):
                 measured = measure_step(sized(series, value, remat), repeats)
-                point = {"letter": series.letter, "value": value, "remat": remat, **measured}
-                on_point(series, point)
+                point = CostPoint(letter=series.letter, value=value, remat=remat, **measured)
+                on_point(point)
                 points.append(point)
     return points
 
 
-def curve(points: Sequence[Point], letter: str, remat: bool, what: str) -> dict[int, float]:
-    """`what` ("seconds" or "bytes") by size, of one series."""
-    chosen = (p for p in points if p["letter"] == letter and p["remat"] == remat)
-    return {p["value"]: p[what] for p in chosen if p[what] is not None}
+# --- The page
 
 
-def exponent(values: dict[int, float]) -> float:
-    """The k of y ∝ sizeᵏ over the larger half of the sizes: the slope in a log-log plot."""
-    sizes = sorted(values)[len(values) // 2 - 1 :] if len(values) > 2 else sorted(values)
-    if len(sizes) < 2:
-        return math.nan
-    return float(np.polyfit(np.log(sizes), np.log([values[s] for s in sizes]), 1)[0])
+def save(docs: Path, run: CostRun) -> None:
+    """Keep the run, one per kind of device, in cost.json, and remake cost.md and its figures.
 
-
-def save(docs: Path, run: dict[str, Any]) -> None:
-    """Keeps a run, one a kind of device, in cost.json, and makes cost.md and its figures anew."""
+    Raises:
+      RecordError: there is a cost.json that cannot be read.
+    """
     path = docs / "cost.json"
-    runs = json.loads(path.read_text()) if path.exists() else {}
+    runs = load(path, dict[str, CostRun]) if path.exists() else {}
     runs[jax.default_backend()] = run
+    write(docs, runs)
+
+
+def write(docs: Path, runs: Mapping[str, CostRun]) -> None:
+    """Write cost.json, cost.md and a figure per kind of device."""
     (docs / "figures").mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(runs, indent=1) + "\n")
-    for name, kept in runs.items():
-        plot_cost(docs / "figures" / f"cost_{name}.png", panels(kept["points"]), kept["hardware"])
+    write_text(docs / "cost.json", dumps(runs, indent=1) + "\n")
+    for name, run in runs.items():
+        plot_growth(docs / "figures" / f"cost_{name}.png", panels(run.points), run.hardware)
     write_text(docs / "cost.md", page(runs))
 
 
-def panels(points: Sequence[Point]) -> dict[str, dict[str, list[dict[int, float]]]]:
-    """What `plot_cost` draws: by axis label, by what is measured, the plain curve and remat's."""
+def page(runs: Mapping[str, CostRun]) -> str:
+    """docs/cost.md."""
+    tables = {name: [rows(series, run.points) for series in SERIES] for name, run in runs.items()}
+    found = {name: findings(run.points) for name, run in runs.items()}
+    return render("cost.md.jinja", runs=runs, tables=tables, found=found)
+
+
+def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, float]]]]:
+    """What `plot_growth` draws: by axis label, by what is measured, the plain curve and remat's."""
     return {
         f"{series.letter}: {series.what}": {
             what: [curve(points, series.letter, remat, what) for remat in (False, True)]
@@ -114,63 +159,61 @@ def panels(points: Sequence[Point]) -> dict[str, dict[str, list[dict[int, float]
     }
 
 
-def page(runs: dict[str, Any]) -> str:
-    """docs/cost.md."""
-    parts = [
-        "# What grows with what\n",
-        "One training step of astra_alpha (one GRU layer, H = 128; B = 64, T = 128) on one device,"
-        " one size changed at a time; B = 16 in the series of T. Memory is what XLA plans for the "
-        "step, parameters and optimizer state included. *remat* is `--training.remat true`. Made "
-        "by `python scripts/cost.py`.\n",
-    ]
-    for name, run in runs.items():
-        parts.append(f"## {run['hardware']}, {run['date']}\n")
-        parts.append(f"![time and memory against T, B and H](figures/cost_{name}.png)\n")
-        parts += _findings(run["points"])
-        for series in SERIES:
-            parts.append("\n".join(_table(series, run["points"])) + "\n")
-    return "\n".join(parts)
+def curve(points: Sequence[CostPoint], letter: str, remat: bool, what: str) -> dict[int, float]:
+    """`what` ("seconds" or "bytes") by size, of one series."""
+    chosen = (p for p in points if p.letter == letter and p.remat == remat)
+    return {p.value: y for p in chosen if (y := getattr(p, what)) is not None}
 
 
-def _findings(points: Sequence[Point]) -> Iterator[str]:
-    def power(letter: str, what: str, remat: bool = False) -> str:
-        return f"{exponent(curve(points, letter, remat, what)):.2f}"
-
-    yield (
-        f"Time grows as T^{power('T', 'seconds')}, B^{power('B', 'seconds')} and "
-        f"H^{power('H', 'seconds')}, memory as T^{power('T', 'bytes')}, "
-        f"B^{power('B', 'bytes')} and H^{power('H', 'bytes')} (slopes over the larger half of the "
-        f"sizes); with remat memory as T^{power('T', 'bytes', True)}.\n"
-    )
-    plain, remat = (curve(points, "T", r, "bytes") for r in (False, True))
-    last = max(remat, default=0)
-    if plain.get(1024) and last > 1024:
-        again = (
-            curve(points, "T", True, "seconds")[last] / curve(points, "T", False, "seconds")[last]
-        )
-        yield (
-            f"With remat, T = {last:,} needs {remat[last] / plain[1024]:.2f} times the memory of "
-            f"T = 1,024 without it, and {remat[last] / remat[1024]:.2f} times that of T = 1,024 "
-            f"with it; without, {plain[last] / plain[1024]:.1f} times. It takes {again:.2f} times "
-            "the time.\n"
-        )
+def exponent(values: Mapping[int, float]) -> float:
+    """The k of y ∝ sizeᵏ over the larger half of the sizes: the slope in a log-log plot."""
+    sizes = sorted(values)[len(values) // 2 - 1 :] if len(values) > 2 else sorted(values)
+    if len(sizes) < 2:
+        return math.nan
+    return float(np.polyfit(np.log(sizes), np.log([values[s] for s in sizes]), 1)[0])
 
 
-def _table(series: Series, points: Sequence[Point]) -> Iterator[str]:
+def findings(points: Sequence[CostPoint]) -> dict[str, Any]:
+    """The exponents by letter, measure and remat; ratios of the longest T to T = 1,024, if any."""
+    curves = {
+        (letter, what, remat): curve(points, letter, remat, what)
+        for letter in "TBH" for what in ("seconds", "bytes") for remat in (False, True)
+    }  # fmt: skip
+    found: dict[str, Any] = {"power": {key: exponent(values) for key, values in curves.items()}}
+    time, again = (curves["T", "seconds", remat] for remat in (False, True))
+    plain, remat = (curves["T", "bytes", remat] for remat in (False, True))
+    longest = max(time.keys() & again.keys() & plain.keys() & remat.keys(), default=0)
+    if longest > 1024 and 1024 in plain and 1024 in remat:
+        found |= {
+            "longest": longest,
+            "remat_to_plain": remat[longest] / plain[1024],
+            "remat_to_remat": remat[longest] / remat[1024],
+            "plain_to_plain": plain[longest] / plain[1024],
+            "time": again[longest] / time[longest],
+        }
+    return found
+
+
+def rows(series: Series, points: Sequence[CostPoint]) -> tuple[list[str], list[list[str]]]:
+    """The head of a series' table, and a row per size."""
     kinds = (False, True) if series.letter == "T" else (False,)
     head = [series.letter]
     for remat in kinds:
-        head += [f"{what}{', remat' * remat}" for what in ("ms a step", "µs a token", "MB")]
-    yield "| " + " | ".join(head) + " |"
-    yield "| ---: " * len(head) + "|"
-    chosen = [p for p in points if p["letter"] == series.letter]
-    for value in sorted({p["value"] for p in chosen}):
+        head += [f"{what}{', remat' * remat}" for what in ("ms per step", "µs per token", "MB")]
+    lines = []
+    for value in sorted({p.value for p in points if p.letter == series.letter}):
         cells = [f"{value:,}"]
         for remat in kinds:
-            seconds = curve(points, series.letter, remat, "seconds")[value]
+            seconds = curve(points, series.letter, remat, "seconds").get(value)
             training = sized(series, value, remat).training
             tokens = training.batch_size * training.sequence_length
             memory = curve(points, series.letter, remat, "bytes").get(value)
-            cells += [f"{1e3 * seconds:,.1f}", f"{1e6 * seconds / tokens:.2f}",
-                      "–" if memory is None else f"{memory / 1e6:,.1f}"]  # fmt: skip
-        yield "| " + " | ".join(cells) + " |"
+            cells += ["–"] * 2 if seconds is None else [
+                f"{1e3 * seconds:,.1f}", f"{1e6 * seconds / tokens:.2f}"]  # fmt: skip
+            cells.append("–" if memory is None else f"{memory / 1e6:,.1f}")
+        lines.append(cells)
+    return head, lines
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,149 +1,257 @@
-"""What runs wrote down, read again: metrics.jsonl, a run's study.json, and docs/study.json.
+"""The files of measurements: what each holds, as types, and how they are read.
 
-What is read is checked against what `running` and `study` write, so that a file that was cut short
-or edited is one sentence and not an error in the middle of a page.
+metrics.jsonl and study.json of a run; docs/study.json, docs/benchmarks.json and docs/cost.json.
+A file is checked against its type when it is read, so a damaged or edited one is refused with one
+sentence. A page copes with whatever a type allows to be absent.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from jaxgru.config import config_names, dotted_names
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from jaxgru.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.errors import UserError
 from jaxgru.files import read_bytes
 
-Record = dict[str, Any]
+MAX_BYTES = 2**23
+"""Of a file: 40,000 epochs."""
+
+Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""A finite number; an integer stays one, so that a file that is written again stays the same."""
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+Whole = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class RecordError(UserError):
     """A file of measurements that cannot be read; the message says which and why."""
 
 
-MAX_BYTES = 2**23
-"""Of a file: 40,000 epochs. Python's dictionaries take up to 80 times what they are read from."""
-
-NUMBER, WHOLE, MEASURES = "a number", "a whole number", "measures"
-TEXTS = ("greedy", "sampled")  # of the measures, those that are texts
-
-EPOCH = {
-    "epoch": WHOLE,
-    "step": WHOLE,
-    "train_loss": NUMBER,
-    "val_loss": NUMBER,
-    "tokens_per_second": NUMBER,
-    "seconds": NUMBER,
-}
-STUDY = {
-    "num_tokens": WHOLE,
-    "num_characters": WHOLE,
-    "windows": NUMBER,
-    "stream": NUMBER,
-    "stateless": NUMBER,
-    "sensitivity": NUMBER,
-    "memory_curve": [(WHOLE, NUMBER)],
-    "recovery": [NUMBER],
-    "chain": {
-        "kl_to_bigram": NUMBER,
-        "kl_to_frequencies": NUMBER,
-        "cycles": [{"text": str, "period": WHOLE, "basin": NUMBER}],
-    },
-    "text": {
-        "validation text": MEASURES,
-        "stateless": MEASURES,
-        "last token only": MEASURES,
-        "stateful": MEASURES,
-        ...: MEASURES,
-    },
-    "date": str,
-    "hardware": str,
-}
-RUN = {
-    "config": str,
-    "changes": dict,
-    "seed": WHOLE,
-    "parameters": WHOLE,
-    "epochs": [EPOCH],
-    "study": STUDY,
-}
-"""What each holds at least: `[x]` is one x or more, `(x, y)` these two, `...` any other name."""
+class Record(Struct, frozen=True, omit_defaults=True):
+    """What all records share; unknown fields are ignored."""
 
 
-def load_metrics(path: Path) -> list[Record]:
-    """The records of a run's epochs, from its metrics.jsonl.
+# --- The study
+
+
+class Epoch(Record, kw_only=True):
+    """A line of metrics.jsonl; losses in nats per token."""
+
+    epoch: Count
+    step: Count
+    learning_rate: Number | None = None
+    train_loss: Number
+    val_loss: Number
+    tokens_per_second: Number
+    seconds: Number
+    peak_memory_mb: Number | None = None  # not every operating system tells
+
+
+class Cycle(Record):
+    """A cycle of greedy stateless text, and the share of the vocabulary that leads into it."""
+
+    text: str
+    period: Count
+    basin: Number
+
+
+class Chain(Record):
+    """The Markov chain that a model is without its state."""
+
+    kl_to_bigram: Number
+    kl_to_frequencies: Number
+    cycles: list[Cycle]
+
+
+class Text(Record):
+    """Measures of text, named as in `jaxgru.study.TEXT_MEASURES`, and two texts to read."""
+
+    share_that_loops: Number | None = None
+    median_period: Number | None = None
+    median_onset: Number | None = None
+    num_words: Whole | None = None
+    known_words: Number | None = None
+    distinct_1: Number | None = None
+    distinct_2: Number | None = None
+    distinct_3: Number | None = None
+    greedy: str | None = None
+    sampled: str | None = None
+
+
+class Measured(Record):
+    """A run's study.json, which `jaxgru.study` writes; losses in nats per token."""
+
+    num_tokens: Count
+    num_characters: Count
+    windows: Number
+    stream: Number
+    stateless: Number
+    sensitivity: Number
+    memory_curve: Annotated[
+        list[tuple[Annotated[int, Meta(ge=1, le=2**31)], Number]], Meta(min_length=1)
+    ]
+    recovery: Annotated[list[Number], Meta(min_length=1)]
+    chain: Chain
+    text: dict[str, Text]
+    date: str
+    hardware: str
+
+    def per_character(self, loss: float) -> float:
+        """Convert nats per token to nats per character."""
+        return loss * self.num_tokens / self.num_characters
+
+
+class Run(Record):
+    """A run in docs/study.json: a config's name, what differs from it, and what was measured."""
+
+    config: str
+    changes: dict[str, str | bool | Number]
+    seed: Whole
+    parameters: Count
+    epochs: Annotated[list[Epoch], Meta(min_length=1)]
+    measured: Measured = msgspec.field(name="study")
+
+    def __post_init__(self) -> None:
+        self.full_config()
+
+    def full_config(self) -> Config:
+        """Return the config with its changes. Raises ValueError where there is none."""
+        if self.config not in config_names():
+            raise ValueError(f"there is no config {self.config!r}")
+        table = to_dict(load_config(self.config))
+        for name, value in self.changes.items():
+            section, _, field = name.partition(".")
+            if section not in ("model", "data"):
+                raise ValueError(f"a run of the study does not change {name!r}")
+            table[section][field] = value
+        return from_dict(table)
+
+
+class Kept(Record):
+    """docs/study.json: every run, and the losses of the n-gram models by config."""
+
+    runs: list[Run]
+
+
+# --- Benchmarks
+
+
+class BenchmarkRun(Record):
+    """One run of scripts/benchmark.py; a ceiling is in operations, or bytes, per second."""
+
+    hardware: str
+    command: str
+    versions: dict[str, str]
+    rounds: Count
+    note: str
+    ceilings: dict[str, Positive]
+
+
+class Measurement(Record):
+    """One contestant at one task: its time in seconds per call, or why it failed."""
+
+    run: str
+    config: str
+    kind: Annotated[str, Meta(pattern=r"^(training|forward|sampling_[1-9][0-9]{0,8})$")]
+    batch_size: Count
+    num_tokens: Count
+    precision: str
+    contestant: str
+    operations: Count
+    steps_of_a_run: Count | None = None
+    failed: str | None = None
+    median: Positive | None = None
+    min: Positive | None = None
+    max: Positive | None = None
+    repeats: Count | None = None
+    calls: Count | None = None
+    compile_seconds: Number | None = None
+    memory_bytes: Whole | None | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        times = self.min, self.median, self.max, self.compile_seconds
+        if self.failed is None and (None in times or not self.min <= self.median <= self.max):
+            raise ValueError(
+                "a measurement needs failed, or compile_seconds and min ≤ median ≤ max"
+            )
+
+
+class Benchmarks(Record):
+    """docs/benchmarks.json: runs by the date and time at which they began, and measurements."""
+
+    runs: dict[
+        Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d$")], BenchmarkRun
+    ] = {}  # fmt: skip
+    records: list[Measurement] = []
+
+    def __post_init__(self) -> None:
+        for record in self.records:
+            if record.run not in self.runs:
+                raise ValueError(f"there is no run {record.run!r}")
+
+
+# --- What grows with what
+
+
+class CostPoint(Record):
+    """A training step with one size set to `value`; bytes are those that XLA plans, if it says."""
+
+    letter: Literal["T", "B", "H"]
+    value: Annotated[int, Meta(ge=1, le=2**24)]
+    remat: bool
+    seconds: Positive
+    bytes: Count | None
+
+
+class CostRun(Record):
+    """One run of scripts/bench/cost.py."""
+
+    hardware: str
+    date: str
+    command: str
+    points: list[CostPoint]
+
+
+# --- Reading and writing
+
+T = TypeVar("T")
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a file of JSON that holds a `kind`.
 
     Raises:
-      RecordError: it cannot be read, or is not what a run writes.
+      RecordError: it cannot be read, or holds something else.
     """
+    return _decode(path, msgspec.json.Decoder(kind).decode)
+
+
+def load_metrics(path: Path) -> list[Epoch]:
+    """Read a run's metrics.jsonl, a record per line. Raises as `load` does."""
+    epochs = _decode(path, msgspec.json.Decoder(Epoch).decode_lines)
+    if not epochs:
+        raise RecordError(f"{path} is empty.")
+    return epochs
+
+
+def dumps(record: Any, indent: int | None = None) -> str:
+    """Return the record as JSON, as the files in docs/ hold it."""
+    return json.dumps(msgspec.to_builtins(record), indent=indent)
+
+
+def _decode(path: Path, decode: Any) -> Any:
     try:
-        records = [json.loads(line) for line in _read(path).splitlines()]
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not lines of JSON: {error}.") from error
-    return _check(path, records, [EPOCH])
-
-
-def load_record(path: Path) -> Record:
-    """What `study.save_record` wrote, from a run's study.json. Raises as `load_metrics` does."""
-    return _check(path, _load(path), STUDY)
-
-
-def load_kept(path: Path) -> list[Record]:
-    """The runs in docs/study.json. Raises as `load_metrics` does."""
-    runs = _check(path, _load(path), {"runs": [RUN]})["runs"]
-    fields = {name for name in dotted_names() if name.startswith(("model.", "data."))}
-    for run in runs:
-        if run["config"] not in config_names() or not run["changes"].keys() <= fields:
-            raise RecordError(f"{path} has a run of {run['config']!r}, {run['changes']!r}.")
-    return runs
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_bytes(path, at_most=MAX_BYTES).decode()
+        data = read_bytes(path, at_most=MAX_BYTES)
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _load(path: Path) -> Any:
     try:
-        return json.loads(_read(path))
+        return decode(data)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not JSON: {error}.") from error
-
-
-def _check(path: Path, value: Any, like: Any) -> Any:
-    """The value, if it is like that; the message says where it is not."""
-    wrong = _difference(value, like)
-    if wrong:
-        raise RecordError(f"{path} is not what a run writes: {wrong}.")
-    return value
-
-
-def _difference(value: Any, like: Any, where: str = "it") -> str | None:
-    if like in (NUMBER, WHOLE):
-        whole = type(value) is int and 0 <= value < 2**63  # JSON knows no bound
-        fits = whole or (like == NUMBER and type(value) is float)
-        return None if fits else f"{where} is not {like}"
-    if like == MEASURES:
-        if not isinstance(value, dict):
-            return f"{where} is not a table"
-        measured = [name for name in value if value[name] is not None]
-        likes = {name: str if name in TEXTS else NUMBER for name in measured}
-        return _difference(value, likes, where)
-    if isinstance(like, type):
-        return None if isinstance(value, like) else f"{where} is not a {like.__name__}"
-    if isinstance(like, dict):
-        names = [name for name in like if name is not ...]
-        if not (isinstance(value, dict) and value.keys() >= set(names)):
-            return f"{where} lacks one of {', '.join(names)}"
-        others = like.get(...)
-        parts = [(f"{where}'s {n}", n, like.get(n, others)) for n in (value if others else names)]
-    else:
-        if not isinstance(value, list) or not value:
-            return f"{where} is not a list of anything"
-        if isinstance(like, tuple) and len(value) != len(like):
-            return f"{where} has {len(value)} entries, not {len(like)}"
-        likes = like if isinstance(like, tuple) else like * len(value)
-        parts = [(f"{where}[{i}]", i, part) for i, part in enumerate(likes)]
-    return next(filter(None, (_difference(value[k], part, at) for at, k, part in parts)), None)
+        raise RecordError(
+            f"{path} is not a file of measurements: {str(error).rstrip(chr(46))}."
+        ) from error

@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 
 from jaxgru.config import load_config, to_dict
-from jaxgru.reproducing import Job, all_jobs, find_job, is_measured
 from jaxgru.run_folders import is_finished
+from pages.jobs import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
              "scribe_gamma", "leviathan"]  # fmt: skip
