@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 from fuzzing import check_message, time_limit
-from msgspec import to_builtins
 from rich.console import Console
 
 import jaxgru
@@ -31,7 +30,7 @@ from jaxgru.tokenizers import (
     TokenizerError,
     read_tokenizer,
 )
-from pages.records import Kept, Measured, RecordError, load, load_metrics
+from pages.records import Kept, Measured, RecordError, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -256,13 +255,13 @@ class TestRecords:
 
     def test_what_runs_write_is_read(self, tmp_path):
         kept = load(ROOT / "docs" / "study.json", Kept)
-        assert to_builtins(kept.runs) == self.KEPT["runs"]
+        assert json.loads(dumps(kept.runs)) == self.KEPT["runs"]
         run = self.KEPT["runs"][0]
         lines = [json.dumps(epoch) + "\n" for epoch in run["epochs"]]
         (tmp_path / "metrics.jsonl").write_text("".join(lines))
         (tmp_path / "study.json").write_text(json.dumps(run["study"]))
-        assert to_builtins(load_metrics(tmp_path / "metrics.jsonl")) == run["epochs"]
-        assert to_builtins(load(tmp_path / "study.json", Measured)) == run["study"]
+        assert json.loads(dumps(load_metrics(tmp_path / "metrics.jsonl"))) == run["epochs"]
+        assert json.loads(dumps(load(tmp_path / "study.json", Measured))) == run["study"]
 
     @pytest.mark.parametrize(
         "text, says",
@@ -284,7 +283,7 @@ class TestRecords:
         "value, says",
         [
             ("3", "Expected `int | float`, got `str` - at `$.stream`"),
-            (10**400, "Number out of range - at `$.stream`"),
+            (10**400, "Expected `int` <= 1000000000 - at `$.stream`"),
             (None, "Expected `int | float`, got `null` - at `$.stream`"),
             (float("nan"), "JSON is malformed"),
         ],
