@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
+import startup  # noqa: F401
+
 import dataclasses
 import datetime
 import math
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp

@@ -17,16 +17,20 @@ P parameters, n devices, N = training.gradient_accumulation micro-steps, all num
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
+import startup  # noqa: F401
+
 import argparse
 import dataclasses
 import math
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.timing import operations_per_token, parameter_shapes, recurrent_shapes
 from jaxgru.command_line import Parser, run_script
@@ -189,7 +193,7 @@ def main() -> None:
 
 def make_parser() -> Parser:
     """The options; each rate of `Machine` is one."""
-    parser = Parser(__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--config", default="leviathan", help="a config's name, or a .toml file")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--rows", type=int, help="of each device; else the config's batch, shared")

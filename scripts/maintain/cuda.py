@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console
 

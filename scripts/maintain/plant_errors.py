@@ -6,18 +6,20 @@ repository in a temporary folder; the tests that should notice it run there.
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxgru.command_line import Parser, run_script
 from jaxgru.errors import UserError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import datetime
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxgru import load_run, num_params
 from jaxgru.command_line import Parser, run_script

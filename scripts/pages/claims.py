@@ -66,8 +66,7 @@ def _subwords(page: Page) -> Verdict:
 
 def _capacity(page: Page) -> Verdict:
     runs = [page.first[n] for n in ("astra_alpha", "astra_beta", "astra_gamma") if n in page.first]
-    sized = [r for r in page.runs if r.config == "astra_alpha" and r.seed == 0
-             and len(r.changes) == 1 and r.changes.keys() <= SIZE_FIELDS]  # fmt: skip
+    sized = [r for r in page.sized if r.config == "astra_alpha" and len(r.changes) == 1]
     if len(runs) < 2:
         return OPEN
     costs = [run.measured.sensitivity for run in runs]

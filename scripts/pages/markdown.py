@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxgru.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,9 +31,20 @@ def render(template: str, **values: Any) -> str:
     """Return a page: the template with these values, in which `table` and the filter `f` work.
 
     `{{ loss | f(3) }}` is the number with three decimals.
-    """
-    import jinja2  # of the extra [docs]: only pages need it
 
+    Raises:
+      UserError: Jinja is not installed.
+    """
+    page = _environment().get_template(template).render(table=table, **values)
+    return page.rstrip("\n") + "\n"
+
+
+@functools.cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise UserError("jinja2 is not installed; pip install -e '.[docs]' installs it.") from None
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -38,5 +52,4 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["f"] = lambda number, decimals: f"{number:,.{decimals}f}"
-    page = environment.get_template(template).render(table=table, **values)
-    return page.rstrip("\n") + "\n"
+    return environment

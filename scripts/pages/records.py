@@ -11,8 +11,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+try:
+    import msgspec
+    from msgspec import UNSET, Meta, Struct, UnsetType
+except ImportError:
+    raise SystemExit("msgspec is not installed; pip install -e '.[docs]' installs it.") from None
 
 from jaxgru.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.errors import UserError
@@ -24,6 +27,7 @@ MAX_BYTES = 2**23
 Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
 """A finite number; an integer stays one, so that a file that is written again stays the same."""
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
+MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 
@@ -157,7 +161,7 @@ class Measurement(Record):
 
     run: str
     config: str
-    kind: Annotated[str, Meta(pattern=r"^(training|forward|sampling_[1-9][0-9]{0,8})$")]
+    kind: Annotated[str, Meta(pattern=r"\A(training|forward|sampling_[1-9][0-9]{0,8})\Z")]
     batch_size: Count
     num_tokens: Count
     precision: str
@@ -184,9 +188,7 @@ class Measurement(Record):
 class Benchmarks(Record):
     """docs/benchmarks.json: runs by the date and time at which they began, and measurements."""
 
-    runs: dict[
-        Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d$")], BenchmarkRun
-    ] = {}  # fmt: skip
+    runs: dict[Annotated[str, Meta(pattern=MOMENT)], BenchmarkRun] = {}
     records: list[Measurement] = []
 
     def __post_init__(self) -> None:
@@ -202,7 +204,7 @@ class CostPoint(Record):
     """A training step with one size set to `value`; bytes are those that XLA plans, if it says."""
 
     letter: Literal["T", "B", "H"]
-    value: Annotated[int, Meta(ge=1, le=2**24)]
+    value: Annotated[int, Meta(ge=1, le=2**15)]
     remat: bool
     seconds: Positive
     bytes: Count | None
@@ -252,6 +254,5 @@ def _decode(path: Path, decode: Any) -> Any:
     try:
         return decode(data)
     except (ValueError, RecursionError) as error:
-        raise RecordError(
-            f"{path} is not a file of measurements: {str(error).rstrip(chr(46))}."
-        ) from error
+        why = str(error).replace(". - at", " - at").removesuffix(".")
+        raise RecordError(f"{path} is not a file of measurements: {why}.") from error

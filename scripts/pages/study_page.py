@@ -59,7 +59,11 @@ class Page:
         self.recoveries = {name: run.measured.recovery for name, run in self.first.items()}
         if no_dropout:
             self.recoveries["astra_alpha without dropout"] = no_dropout.measured.recovery
-        self.sized = [run for run in runs if run.changes.keys() <= SIZE_FIELDS and run.seed == 0]
+        sized: dict[str, Run] = {}  # of each size, the run with the lowest seed
+        for run in runs:
+            if run.changes.keys() <= SIZE_FIELDS:
+                sized.setdefault(title(run), run)
+        self.sized = list(sized.values())
 
     def markdown(self) -> str:
         """The page."""

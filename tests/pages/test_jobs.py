@@ -184,6 +184,7 @@ class TestScript:
 
 
 def test_saving_belongs_to_a_run(script, tmp_path):
+    (tmp_path / "a.safetensors").touch()
     for options in (["--pretrained", "astra_alpha"], ["--run", tmp_path / "a.safetensors"]):
         done = script("evaluate", *options, "--save")
         assert done.code == 2 and "--save writes into a run folder" in done.err
