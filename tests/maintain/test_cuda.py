@@ -9,12 +9,12 @@ import pytest
 
 from jaxgru.unroll import CHOICE, CHOICES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def cuda():
-    return runpy.run_path(str(ROOT / "scripts" / "cuda.py"))
+    return runpy.run_path(str(ROOT / "scripts" / "maintain" / "cuda.py"))
 
 
 def test_every_part_can_be_started(cuda):
@@ -23,7 +23,7 @@ def test_every_part_can_be_started(cuda):
         assert 0 < minutes <= 10
         files = [word for word in command if word.endswith(".py")]
         assert files and all((ROOT / file).is_file() for file in files)
-        source = "".join(path.read_text() for path in (ROOT / "scripts").glob("*.py"))
+        source = "".join(path.read_text() for path in (ROOT / "scripts").rglob("*.py"))
         fields = ("--model.compute_dtype", "--config")
         options = [word for word in command if word.startswith("--") and word not in fields]
         assert all(f'"{option}"' in source for option in options)
@@ -41,11 +41,13 @@ def test_a_part_that_fails_or_takes_too_long_is_said(cuda):
 
 def test_listing_does_nothing(script, monkeypatch):
     monkeypatch.setattr(os, "environ", {})  # a part would need it
-    done = script("cuda", "--list", "--only", "gamma")
+    done = script("maintain/cuda", "--list", "--only", "gamma")
     assert done.code == 0
     precise = "JAX_DEFAULT_MATMUL_PRECISION=float32"
     assert f"gamma: {precise} python scripts/train.py --config astra_gamma" in done.out
-    done = script("cuda", "--list", "--only", "gamma_wavefront")
+    done = script("maintain/cuda", "--list", "--only", "gamma_wavefront")
     assert f"gamma_wavefront: {precise} JAXGRU_UNROLL=wavefront python scripts/train.py" in done.out
-    assert script("cuda", "--only", "delta").err.startswith("cuda.py: there is no part 'delta'")
+    assert script("maintain/cuda", "--only", "delta").err.startswith(
+        "cuda.py: there is no part 'delta'"
+    )
     assert sys.argv[0].endswith("cuda.py")

@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
+from bench.timing import Contestant, Task, calling, compiled, planned_memory
 from jaxgru.batching import random_crops
-from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_memory
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
@@ -352,7 +352,7 @@ def _torch_precision(precision: str) -> Iterator[None]:
 
 
 def torch_product(size: int, precision: str) -> Contestant:
-    """`benchmarking.jax_product` through torch."""
+    """`timing.jax_product` through torch."""
     import torch
 
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -368,7 +368,7 @@ def torch_product(size: int, precision: str) -> Contestant:
 
 
 def torch_copy(num_bytes: int) -> Contestant:
-    """`benchmarking.jax_copy` through torch."""
+    """`timing.jax_copy` through torch."""
     import torch
 
     a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=torch_device())
