@@ -20,13 +20,11 @@ import tempfile
 from pathlib import Path
 
 import jax
-from benchmark_peers import build, measured_kinds, missing, on_cpu, torch_copy, torch_product
 from rich.console import Console
 from rich.table import Table
 
-from jaxgru import benchmark_page, config_names, load_config
-from jaxgru.benchmark_page import CONTESTANTS, Data, Record, make_record, merge
-from jaxgru.benchmarking import (
+from bench.contestants import build, measured_kinds, missing, on_cpu, torch_copy, torch_product
+from bench.timing import (
     KINDS,
     MIN_SECONDS,
     PRECISIONS,
@@ -36,6 +34,7 @@ from jaxgru.benchmarking import (
     copy_ceiling,
     jax_copy,
     jax_product,
+    make_record,
     measure,
     operations_per_token,
     peak_resident_bytes,
@@ -44,10 +43,14 @@ from jaxgru.benchmarking import (
     tasks,
     time_limit,
 )
+from jaxgru import config_names, load_config
 from jaxgru.command_line import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.hardware import describe_hardware, keep_freed_memory, share_cpu
+from pages import benchmark_page
+from pages.benchmark_page import CONTESTANTS, merge
+from pages.records import BenchmarkRun, Benchmarks, Measurement
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 console = Console(highlight=False)
@@ -65,7 +68,7 @@ def main() -> None:
         return _probe(*configs.values(), arguments)
 
     docs = Path(arguments.docs or "docs") if arguments.docs or not arguments.quick else None
-    kept = benchmark_page.load(docs / "benchmarks.json") if docs else {"runs": {}, "records": []}
+    kept = benchmark_page.load(docs / "benchmarks.json") if docs else Benchmarks()
     jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then go
     benchmark = Benchmark(arguments, docs, kept)
@@ -78,7 +81,7 @@ def main() -> None:
                     benchmark.measure(option, task, precision)
     finally:
         compiled.cleanup()
-        if docs and benchmark.data["records"]:
+        if docs and benchmark.data.records:
             benchmark_page.write(docs, benchmark.data)
             console.print(f"written to {docs / 'performance.md'}")
 
@@ -135,7 +138,7 @@ def _load(name: str, arguments: argparse.Namespace) -> Config:
 class Benchmark:
     """One run of this script: its options, the machine, and what has been measured so far."""
 
-    def __init__(self, arguments: argparse.Namespace, docs: Path | None, kept: Data) -> None:
+    def __init__(self, arguments: argparse.Namespace, docs: Path | None, kept: Benchmarks) -> None:
         self.arguments, self.docs, self.data = arguments, docs, kept
         self.on_cpu = on_cpu()
         self.name = datetime.datetime.now().isoformat(timespec="seconds")
@@ -153,18 +156,20 @@ class Benchmark:
         if flags := os.environ.get("XLA_FLAGS"):
             notes.append(f"XLA_FLAGS was {flags}")
         notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
-        self.run: Record = {
-            "hardware": describe_hardware(),
-            "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
-            "versions": _versions(),
-            "rounds": arguments.repeats,
-            "note": "; ".join(notes) + ".",
-        }
-        console.print(self.run["hardware"], *notes, sep="\n", markup=False)
+        hardware = describe_hardware()
+        console.print(hardware, *notes, sep="\n", markup=False)
         with console.status("the machine's ceiling"):
-            self.run["ceilings"] = self.ceilings()
-        for what, much in self.run["ceilings"].items():
+            ceilings = self.ceilings()
+        for what, much in ceilings.items():
             console.print(f"ceiling: {benchmark_page.ceiling_text(what, much)}")
+        self.run = BenchmarkRun(
+            hardware=hardware,
+            command=shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
+            versions=_versions(),
+            rounds=arguments.repeats,
+            note="; ".join(notes) + ".",
+            ceilings=ceilings,
+        )
 
     def ceilings(self) -> dict[str, float]:
         """Of this machine: operations a second by precision; on a GPU "copy", bytes a second."""
@@ -253,16 +258,16 @@ class Benchmark:
         done = subprocess.run(command, capture_output=True, text=True)
         return int(done.stdout) if done.returncode == 0 else None
 
-    def keep(self, records: list[Record]) -> None:
+    def keep(self, records: list[Measurement]) -> None:
         """Prints a table, and saves it among the others at once."""
         self.data = merge(self.data, self.name, self.run, records)
         if self.docs:
             self.docs.mkdir(parents=True, exist_ok=True)
             benchmark_page.save(self.docs / "benchmarks.json", self.data)
-        table = Table(title=f"{records[0]['config']}: {benchmark_page.title(records[0])}")
-        for i, column in enumerate(benchmark_page.head(records[0]["kind"])):
+        table = Table(title=f"{records[0].config}: {benchmark_page.title(records[0])}")
+        for i, column in enumerate(benchmark_page.head(records[0].kind)):
             table.add_column(column, justify="right" if i else "left")
-        for line in benchmark_page.rows(records, self.data["runs"]):
+        for line in benchmark_page.rows(records, self.data.runs):
             table.add_row(*line)
         console.print(table)
         for line in benchmark_page.failures(records):

@@ -13,31 +13,19 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 from jaxgru.command_line import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.hardware import describe_hardware
+from maintain import plant_errors
+from pages.markdown import render
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()
 DTYPES = ("float64", "float32")
-
-INTRODUCTION = """\
-# Parity: the same numbers as other implementations
-
-On shared weights, what jaxgru computes is what these implementations compute. `torchref` is the
-plain PyTorch of this repository; nobody here wrote the others. Weights, biases (the second ones,
-too), inputs and carries are random and not zero.
-
-An absolute difference is the largest between two entries of a quantity. A relative one is divided
-by the largest entry of its array (or by a hundredth of the largest of all arrays in the quantity,
-where that is more). float64 shows that the formulas are the same, float32 what rounding does to
-them. "=": not one bit differs. "size": numbers in the largest array or tree compared.
-"""
 
 
 def main() -> None:
@@ -49,17 +37,11 @@ def main() -> None:
     records, outcome = run_suite(arguments.slow)
     planted = ""
     if arguments.planted:
-        import plant_errors  # beside this script
-
         outcomes = plant_errors.run_all()
         plant_errors.check(outcomes)
-        planted = (
-            "\n## Planted errors\n\nEach error was planted in a copy of jaxgru, in the cell and in "
-            "the unroll alike, and the tests that should notice it were run there "
-            "(`scripts/plant_errors.py`).\n\n" + plant_errors.table(outcomes) + "\n"
-        )
+        planted = plant_errors.table(outcomes)
     command = " ".join(["python scripts/parity.py", *sys.argv[1:]])
-    write_text(PAGE, page(records, outcome, command) + planted)
+    write_text(PAGE, page(records, outcome, command, planted))
     print(f"{PAGE.relative_to(ROOT)}: {len(records)} comparisons; {outcome}")
 
 
@@ -88,52 +70,46 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
     return records, re.sub(r" in .*", "", run.stdout.splitlines()[-1].strip("= "))
 
 
-def page(records: list[dict], outcome: str, command: str) -> str:
-    """The page as Markdown, without the planted errors."""
+def page(records: list[dict], outcome: str, command: str, planted: str = "") -> str:
+    """The page as Markdown; planted: the table of planted errors, if they were tried."""
     values = [r for r in records if r["kind"] == "values"]
     draws = [r for r in records if r["kind"] == "distribution"]
-    numbers = sum(r["size"] for r in values)
-    lines = [
-        INTRODUCTION,
-        f"Made on {datetime.date.today()} by `{command}` on {describe_hardware()}, "
-        f"Python {platform.python_version()}; {versions()}.\n",
-        f"**{len(records):,} checks** ({len(values):,} comparisons of {numbers:,} numbers and "
-        f"{len(draws):,} tests of distributions); pytest: {outcome}.\n",
-    ]
-    by_implementation = defaultdict(lambda: defaultdict(list))
+    by_implementation: dict[str, dict[str, list[dict]]] = {}
     for r in values:
-        by_implementation[r["implementation"]][r["quantity"]].append(r)
-    lines += ["## In short\n", "| implementation | checks | largest relative difference, "
-              "float64 | float32 |", "|---|---|---|---|"]  # fmt: skip
+        quantities = by_implementation.setdefault(r["implementation"], {})
+        quantities.setdefault(r["quantity"], []).append(r)
+    summary = []
     for implementation, quantities in by_implementation.items():
         every = [r for rs in quantities.values() for r in rs]
         worst = [largest(every, dtype, "relative") for dtype in DTYPES]
-        lines.append(f"| {implementation} | {len(every):,} | {worst[0]} | {worst[1]} |")
-    for implementation, quantities in by_implementation.items():
-        lines += [
-            f"\n## {implementation}\n",
-            "| quantity | checks | size | float64: absolute | relative | allowed "
-            "| float32: absolute | relative | allowed |",
-            "|" + "---|" * 9,
-        ]
-        for quantity, rs in quantities.items():
-            cells = [quantity, f"{len(rs)}", f"{max(r['size'] for r in rs):,}"]
-            if rs[0]["dtype"].startswith("int"):
-                cells += ["="] * 6
-            else:
-                for dtype in DTYPES:
-                    cells += [largest(rs, dtype, k) for k in ("absolute", "relative", "tolerance")]
-            lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "\n## Random draws against their distributions\n",
-        "The samples' seeds are fixed. For right code a p-value is uniform on [0, 1]; a test fails "
-        "below 0.001. Sampled texts: chi-squared against the probabilities that torchref computes. "
-        "Initialisation: two-sample Kolmogorov–Smirnov against PyTorch's own draws.\n",
-        "| quantity | sample | p |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {r['quantity']} | {r['size']:,} | {r['p_value']:.3f} |" for r in draws]
-    return "\n".join(lines) + "\n"
+        summary.append([implementation, f"{len(every):,}", *worst])
+    return render(
+        "parity.md.jinja",
+        today=datetime.date.today(),
+        command=command,
+        hardware=describe_hardware(),
+        python=platform.python_version(),
+        versions=versions(),
+        outcome=outcome,
+        values=values,
+        draws=draws,
+        summary=summary,
+        quantities={
+            implementation: [row(quantity, rs) for quantity, rs in quantities.items()]
+            for implementation, quantities in by_implementation.items()
+        },
+        samples=[[r["quantity"], f"{r['size']:,}", f"{r['p_value']:.3f}"] for r in draws],
+        planted=planted,
+    )
+
+
+def row(quantity: str, records: list[dict]) -> list[str]:
+    """How close a quantity came: a row of its implementation's table."""
+    cells = [quantity, f"{len(records)}", f"{max(r['size'] for r in records):,}"]
+    if records[0]["dtype"].startswith("int"):
+        return cells + ["="] * 6
+    keys = ("absolute", "relative", "tolerance")
+    return cells + [largest(records, dtype, key) for dtype in DTYPES for key in keys]
 
 
 def largest(records: list[dict], dtype: str, key: str) -> str:

@@ -23,10 +23,10 @@ from jaxgru.config import Config, load_config
 from jaxgru.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
-from jaxgru.records import load_kept, load_metrics, load_record
-from jaxgru.reproducing import SEEDS, is_measured
 from jaxgru.run_folders import RunError, is_finished, load_run_config, versions
-from jaxgru.study_page import Page, Record
+from pages.jobs import SEEDS, is_measured
+from pages.records import Kept, Measured, Run, dumps, load, load_metrics
+from pages.study_page import write_page
 
 console = Console(highlight=False, markup=False)
 
@@ -38,30 +38,30 @@ def main() -> None:
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
-    kept = load_kept(path) if (path := docs / "study.json").exists() else []
+    kept = load(path, Kept).runs if (path := docs / "study.json").exists() else []
     records = {key(r): r for r in [*kept, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
     order = list(SEEDS).index
-    runs = sorted(records.values(), key=lambda r: (order(r["config"]), len(r["changes"]), key(r)))
-    lines = ",\n".join(json.dumps(run) for run in runs)
+    runs = sorted(records.values(), key=lambda r: (order(r.config), len(r.changes), key(r)))
+    lines = ",\n".join(map(dumps, runs))
     text = f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n'
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        write_text(docs / "study.md", Page(runs, ngrams, docs / "figures").write())
+        write_text(docs / "study.md", write_page(runs, ngrams, docs / "figures"))
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made of {len(runs)} runs")
 
 
-def key(record: Record) -> tuple[str, str, int]:
-    """What tells two runs apart."""
-    return record["config"], json.dumps(record["changes"]), record["seed"]
+def key(run: Run) -> tuple[str, str, int]:
+    """What distinguishes two runs."""
+    return run.config, json.dumps(run.changes), run.seed
 
 
-def gather(root: Path) -> Iterable[Record]:
+def gather(root: Path) -> Iterable[Run]:
     """The record of every finished run of the study, oldest first; measures what is not yet."""
     for name in SEEDS:
         for run in reversed(versions(root / name)):
@@ -77,16 +77,15 @@ def gather(root: Path) -> Iterable[Record]:
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
                 study.save_record(run, study.measure(params, tokenizer, dataset, window))
-            yield {
-                "config": name,
-                "changes": changes,
-                "seed": config.training.seed,
-                "parameters": num_params(
-                    jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
-                ),
-                "epochs": load_metrics(run / "metrics.jsonl"),
-                "study": load_record(run / study.FILE_NAME),
-            }
+            shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
+            yield Run(
+                config=name,
+                changes=changes,
+                seed=config.training.seed,
+                parameters=num_params(shapes),
+                epochs=load_metrics(run / "metrics.jsonl"),
+                measured=load(run / study.FILE_NAME, Measured),
+            )
 
 
 def changed(config: Config) -> dict[str, Any] | None:

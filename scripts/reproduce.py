@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxgru.command_line import Parser, run_script
-from jaxgru.reproducing import SEEDS, Job, all_jobs, find_job, is_measured
 from jaxgru.run_folders import is_finished
+from pages.jobs import SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent
 MORE_TO_DO, FAILED = 3, 1  # exit codes

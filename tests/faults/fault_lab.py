@@ -168,7 +168,8 @@ def _train(
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # nohup ignores the latter
+        signal.signal(number, signal.SIG_DFL)
     _count_steps(steps)
     if prepare:
         prepare()

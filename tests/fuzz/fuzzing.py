@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))  # a worker's, for pages/
+
 SECONDS = 10.0
 """A case may take no longer, on a core that is shared."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import tensorstore as ts
 from fuzzing import Finding, Made
+from jaxgru.records import load_metrics
 from mutations import NUMBERS, TEXTS, mutate, text
 
 import jaxgru
@@ -24,7 +25,6 @@ from jaxgru import Config, ModelConfig
 from jaxgru.checkpointing import CHECKSUMS, open_checkpoints, restore, save
 from jaxgru.config import TrainingConfig
 from jaxgru.files import hashes
-from jaxgru.records import load_metrics
 from jaxgru.run_folders import create_run, load_run_config
 from jaxgru.tokenizers import CharacterTokenizer
 from jaxgru.training import Progress, init_state

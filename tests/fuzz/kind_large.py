@@ -15,9 +15,9 @@ from jaxgru.dataset import load_dataset
 from jaxgru.interop import import_torch
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.interop.study import load_study
-from jaxgru.records import load_metrics
 from jaxgru.tokenizers import read_tokenizer
 from jaxgru.writing import Options, pieces
+from pages.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}
 """A state of astra_alpha is 4 MB for 8,192 tokens, and compiled programs are the most of it."""

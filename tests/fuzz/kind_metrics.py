@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and study.json, and docs/study.json, as report.py reads them."""
+"""Files of measurements, as the scripts that make docs/ read them: either refused, or a page."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ import random
 from pathlib import Path
 
 from fuzzing import Made
+from msgspec import convert
+from msgspec.structs import replace
 from mutations import mutate, text
 
-from jaxgru.records import load_kept, load_metrics, load_record
-from jaxgru.study import TEXT_MEASURES
+from bench import cost
+from pages import benchmark_page, records, study_page
+from pages.records import Benchmarks, CostRun, Kept, Measured, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
 RUN = KEPT["runs"][0]
+BENCHMARKS = json.loads((ROOT / "docs" / "benchmarks.json").read_text())
 VALID = {
     "metrics.jsonl": "".join(json.dumps(epoch) + "\n" for epoch in RUN["epochs"][:3]).encode(),
     "study.json": json.dumps(RUN["study"]).encode(),
     "kept.json": json.dumps(KEPT | {"runs": KEPT["runs"][:2]}).encode(),
+    "benchmarks.json": json.dumps(BENCHMARKS | {"records": BENCHMARKS["records"][:9]}).encode(),
+    "cost.json": json.dumps(json.loads((ROOT / "docs" / "cost.json").read_text())).encode(),
 }
+VALID_RUN = convert(RUN, Run)
 
 
 def prepare(folder: Path) -> None:
@@ -43,28 +50,22 @@ def make(rng: random.Random, folder: Path) -> Made:
 
 
 def load(path: Path) -> None:
-    if path.name == "metrics.jsonl":
-        for epoch in load_metrics(path):
-            _ = f"{epoch['epoch']} {epoch['step']:,} {epoch['train_loss']:.4f}"
-            _ = f"{epoch['val_loss']:.4f} {epoch['tokens_per_second'] / 3:.2f}"
-            _ = sum((epoch["seconds"], epoch["tokens_per_second"]))
-    elif path.name == "study.json":
-        _use(load_record(path))
-    else:
-        for run in load_kept(path):
-            _ = f"{run['config']} {run['seed']} {run['parameters']:,} {sorted(run['changes'])}"
-            _use(run["study"])
+    """Makes the page of it, without the figures."""
+    match path.name:
+        case "metrics.jsonl":
+            _page(replace(VALID_RUN, epochs=records.load_metrics(path)))
+        case "study.json":
+            _page(replace(VALID_RUN, measured=records.load(path, Measured)))
+        case "kept.json":
+            _page(*records.load(path, Kept).runs)
+        case "benchmarks.json":
+            benchmark_page.page(records.load(path, Benchmarks))
+        case "cost.json":
+            cost.page(records.load(path, dict[str, CostRun]))
 
 
-def _use(record: dict) -> None:
-    for what in ("windows", "stream", "stateless", "sensitivity"):
-        _ = f"{record[what] * record['num_tokens'] / record['num_characters']:.4f}"
-    _ = [f"{k} {loss:.3f}" for k, loss in record["memory_curve"]]
-    _ = max(record["recovery"]), record["chain"]["kl_to_bigram"] + 1
-    _ = [cycle["text"] + f"{cycle['basin']:.0%}" for cycle in record["chain"]["cycles"]]
-    for values in record["text"].values():
-        _ = [f"{v:.3g}" for m in TEXT_MEASURES if (v := values.get(m)) is not None]
-    _ = record["date"] + record["hardware"]
+def _page(*runs: Run) -> None:
+    study_page.Page(runs, KEPT["ngrams"]).markdown()
 
 
 def _spoilt(rng: random.Random, data: bytes) -> bytes:

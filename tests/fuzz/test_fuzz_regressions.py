@@ -24,13 +24,13 @@ from jaxgru.interop import InteropError
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study, save_study
-from jaxgru.records import RecordError, load_kept, load_metrics, load_record
 from jaxgru.tokenizers import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     TokenizerError,
     read_tokenizer,
 )
+from pages.records import Kept, Measured, RecordError, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -254,22 +254,24 @@ class TestRecords:
     KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
 
     def test_what_runs_write_is_read(self, tmp_path):
-        assert load_kept(ROOT / "docs" / "study.json") == self.KEPT["runs"]
+        kept = load(ROOT / "docs" / "study.json", Kept)
+        assert json.loads(dumps(kept.runs)) == self.KEPT["runs"]
         run = self.KEPT["runs"][0]
         lines = [json.dumps(epoch) + "\n" for epoch in run["epochs"]]
         (tmp_path / "metrics.jsonl").write_text("".join(lines))
         (tmp_path / "study.json").write_text(json.dumps(run["study"]))
-        assert load_metrics(tmp_path / "metrics.jsonl") == run["epochs"]
-        assert load_record(tmp_path / "study.json") == run["study"]
+        assert json.loads(dumps(load_metrics(tmp_path / "metrics.jsonl"))) == run["epochs"]
+        assert json.loads(dumps(load(tmp_path / "study.json", Measured))) == run["study"]
 
     @pytest.mark.parametrize(
         "text, says",
         [
-            ("", "is not a list of anything"),
-            ("{}", "lacks one of epoch"),
-            ('{"epoch": 1', "is not lines of JSON"),
-            ("[" * 99_999, "recursion"),
-            ("9" * 9999, "is not lines of JSON"),
+            ("", "is empty"),
+            ("{}", "missing required field `epoch`"),
+            ('{"epoch": 1', "is not a file of measurements: Input data was truncated"),
+            ("[" * 99_999, "Expected `object`, got `array`"),
+            ('{"x": ' * 99_999, "recursion"),
+            ("9" * 9999, "is not a file of measurements"),
             ("\n" * 2**24, "there may be 8,388,608"),
         ],
     )
@@ -280,29 +282,30 @@ class TestRecords:
     @pytest.mark.parametrize(
         "value, says",
         [
-            ("3", "it's stream is not a number"),
-            (10**400, "it's stream is not a number"),
-            (None, "it's stream is not a number"),
+            ("3", "Expected `int | float`, got `str` - at `$.stream`"),
+            (10**400, "Expected `int` <= 1000000000 - at `$.stream`"),
+            (None, "Expected `int | float`, got `null` - at `$.stream`"),
+            (float("nan"), "JSON is malformed"),
         ],
     )
     def test_a_record_with_another_value(self, value, says, tmp_path):
         record = self.KEPT["runs"][0]["study"] | {"stream": value}
         (tmp_path / "study.json").write_text(json.dumps(record))
-        assert says in refusal(RecordError, load_record, tmp_path / "study.json")
+        assert says in refusal(RecordError, load, tmp_path / "study.json", Measured)
 
     def test_a_record_with_a_text_that_is_none(self, tmp_path):
         """The page shows every one that there is."""
         record = json.loads(json.dumps(self.KEPT["runs"][0]["study"]))
         record["text"]["one more"] = [1]
         (tmp_path / "study.json").write_text(json.dumps(record))
-        says = refusal(RecordError, load_record, tmp_path / "study.json")
-        assert "it's text's one more is not a table" in says
+        says = refusal(RecordError, load, tmp_path / "study.json", Measured)
+        assert "Expected `object`, got `array` - at `$.text[...]`" in says
 
     def test_a_pipe_and_another_config(self, pipe, tmp_path):
         assert "it is a pipe" in refusal(RecordError, load_metrics, pipe)
         run = self.KEPT["runs"][0] | {"config": "astra_omega"}
         (tmp_path / "study.json").write_text(json.dumps({"runs": [run]}))
-        assert "astra_omega" in refusal(RecordError, load_kept, tmp_path / "study.json")
+        assert "astra_omega" in refusal(RecordError, load, tmp_path / "study.json", Kept)
 
 
 class TestWriting:

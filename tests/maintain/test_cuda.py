@@ -6,27 +6,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from jaxgru.unroll import CHOICE, CHOICES
 
-ROOT = Path(__file__).parents[1]
+from jaxgru.layers import IMPLEMENTATIONS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def cuda():
-    return runpy.run_path(str(ROOT / "scripts" / "cuda.py"))
+    return runpy.run_path(str(ROOT / "scripts" / "maintain" / "cuda.py"))
 
 
 def test_every_part_can_be_started(cuda):
     """A script's own parser knows its options; pytest finds the tests."""
-    for minutes, command, environment in cuda["PARTS"].values():
+    for minutes, command, _ in cuda["PARTS"].values():
         assert 0 < minutes <= 10
         files = [word for word in command if word.endswith(".py")]
         assert files and all((ROOT / file).is_file() for file in files)
-        source = "".join(path.read_text() for path in (ROOT / "scripts").glob("*.py"))
-        fields = ("--model.compute_dtype", "--config")
+        source = "".join(path.read_text() for path in (ROOT / "scripts").rglob("*.py"))
+        fields = ("--model.compute_dtype", "--model.unroll", "--config")
         options = [word for word in command if word.startswith("--") and word not in fields]
         assert all(f'"{option}"' in source for option in options)
-        assert environment.get(CHOICE, "scan") in CHOICES
+        if "--model.unroll" in command:
+            assert command[command.index("--model.unroll") + 1] in IMPLEMENTATIONS
     assert "def test_on_a_gpu" in (ROOT / "tests" / "test_gru_hopper.py").read_text()
 
 
@@ -40,11 +42,14 @@ def test_a_part_that_fails_or_takes_too_long_is_said(cuda):
 
 def test_listing_does_nothing(script, monkeypatch):
     monkeypatch.setattr(os, "environ", {})  # a part would need it
-    done = script("cuda", "--list", "--only", "gamma")
+    done = script("maintain/cuda", "--list", "--only", "gamma")
     assert done.code == 0
     precise = "JAX_DEFAULT_MATMUL_PRECISION=float32"
     assert f"gamma: {precise} python scripts/train.py --config astra_gamma" in done.out
-    done = script("cuda", "--list", "--only", "gamma_wavefront")
-    assert f"gamma_wavefront: {precise} JAXGRU_UNROLL=wavefront python scripts/train.py" in done.out
-    assert script("cuda", "--only", "delta").err.startswith("cuda.py: there is no part 'delta'")
+    done = script("maintain/cuda", "--list", "--only", "gamma_wavefront")
+    assert f"gamma_wavefront: {precise} python scripts/train.py" in done.out
+    assert "--model.unroll wavefront" in done.out
+    assert script("maintain/cuda", "--only", "delta").err.startswith(
+        "cuda.py: there is no part 'delta'"
+    )
     assert sys.argv[0].endswith("cuda.py")

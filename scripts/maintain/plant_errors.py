@@ -6,21 +6,26 @@ repository in a temporary folder; the tests that should notice it run there.
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgru.command_line import Parser, run_script
 from jaxgru.errors import UserError
+from pages import markdown
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("jaxgru", "configs", "torchref", "parity_tests", "pyproject.toml")
 
 CELL_TESTS = ("parity_tests/test_cells.py", "parity_tests/test_onnx.py", "-k", "float64")
@@ -203,19 +208,18 @@ def _run(folder: Path, tests: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
 
 def table(outcomes: list[Outcome]) -> str:
     """The outcomes as a Markdown table."""
-    lines = ["| planted error | failed | for instance |", "|---|---|---|"]
+    rows = []
     for outcome in outcomes:
         first = f"`{outcome.failed[0].split('::', 1)[1]}`" if outcome.failed else "–"
-        number = f"{len(outcome.failed)} of {outcome.num_tests}"
-        lines.append(f"| {outcome.name} | {number} | {first} |")
-    return "\n".join(lines)
+        rows.append([outcome.name, f"{len(outcome.failed)} of {outcome.num_tests}", first])
+    return markdown.table(["planted error", "failed", "for instance"], rows)
 
 
 def main() -> None:
     """Prints the table; a planted error that no test notices is an error here."""
     Parser(__doc__).parse_args()
     outcomes = run_all()
-    print(table(outcomes))
+    print(table(outcomes), end="")
     check(outcomes)
 
 

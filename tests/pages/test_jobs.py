@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 
 from jaxgru.config import load_config, to_dict
-from jaxgru.reproducing import Job, all_jobs, find_job, is_measured
 from jaxgru.run_folders import is_finished
+from pages.jobs import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
              "scribe_gamma", "leviathan"]  # fmt: skip
@@ -184,6 +184,7 @@ class TestScript:
 
 
 def test_saving_belongs_to_a_run(script, tmp_path):
+    (tmp_path / "a.safetensors").touch()
     for options in (["--pretrained", "astra_alpha"], ["--run", tmp_path / "a.safetensors"]):
         done = script("evaluate", *options, "--save")
         assert done.code == 2 and "--save writes into a run folder" in done.err

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +22,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
+from bench.timing import Contestant, Task, calling, compiled, planned_memory
 from jaxgru.batching import random_crops
-from jaxgru.benchmarking import Contestant, Task, calling, compiled, planned_memory
+from jaxgru.cells import cell_of
 from jaxgru.config import Config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
@@ -32,7 +33,6 @@ from jaxgru.model import round_weights
 from jaxgru.sampling import draw, filter_logits
 from jaxgru.sharding import data_mesh, row_shardings, spread
 from jaxgru.training import init_state, train_step
-from jaxgru.unroll import CHOICE
 
 TEMPERATURE, TOP_K = 0.8, 30
 
@@ -135,7 +135,8 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
     if precision == "bfloat16":
         params = round_weights(params, jnp.bfloat16)
     if task.what == "forward":
-        return _ahead(lambda params, tokens: jaxgru.apply(params, tokens)[0], params, tokens)
+        forward = partial(jaxgru.apply, implementation=model.unroll)
+        return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
     key = jax.random.key(2)
     # Each core its own rows, where weights are so small that it need not matter that each reads all
@@ -149,7 +150,8 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
 
 
 def _wavefront(task: Task, precision: str) -> Contestant:
-    layers = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), task.config.model)).layers
+    params = jaxgru.init(jax.random.key(0), task.config.model)
+    layers = [cell_of(layer).fast(layer) for layer in params.layers]
     if not wavefront.supports(layers, task.num_tokens):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _unrolled(task, precision, "wavefront")
@@ -165,12 +167,10 @@ def _hopper(task: Task, precision: str) -> Contestant:
 
 
 def _unrolled(task: Task, precision: str, how: str) -> Contestant:
-    """jaxgru with another unroll; `_jaxgru` compiles ahead of time, so it is chosen by then."""
-    os.environ[CHOICE] = how
-    try:
-        return _jaxgru(task, precision)
-    finally:
-        del os.environ[CHOICE]
+    """jaxgru with its layers computed in another way."""
+    model = dataclasses.replace(task.config.model, unroll=how)
+    config = dataclasses.replace(task.config, model=model)
+    return _jaxgru(dataclasses.replace(task, config=config), precision)
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
@@ -352,7 +352,7 @@ def _torch_precision(precision: str) -> Iterator[None]:
 
 
 def torch_product(size: int, precision: str) -> Contestant:
-    """`benchmarking.jax_product` through torch."""
+    """`timing.jax_product` through torch."""
     import torch
 
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -368,7 +368,7 @@ def torch_product(size: int, precision: str) -> Contestant:
 
 
 def torch_copy(num_bytes: int) -> Contestant:
-    """`benchmarking.jax_copy` through torch."""
+    """`timing.jax_copy` through torch."""
     import torch
 
     a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=torch_device())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
-from jaxgru.benchmarking import PRECISIONS
+from bench.timing import PRECISIONS
 from jaxgru.command_line import Parser, run_script
-from jaxgru.unroll import CHOICE
 
-SCRIPTS = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]
 BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISHED]
 
@@ -45,12 +48,12 @@ PARTS = {
     "sampling": Part(6, [*BENCHMARK, "--what", "sampling", "--repeats", "5"]),
     "torch.compile": Part(8, ["scripts/benchmark.py", "--configs", "astra_gamma", "--what",
                               "training", "--only", "jaxgru", "torch.compile", "--repeats", "5"]),
-    "cost": Part(4, ["scripts/cost.py"]),
+    "cost": Part(4, ["scripts/bench/cost.py"]),
     "gamma": Part(3, GAMMA, FLOAT32),
-    "gamma_wavefront": Part(3, GAMMA, FLOAT32 | {CHOICE: "wavefront"}),
+    "gamma_wavefront": Part(3, [*GAMMA, "--model.unroll", "wavefront"], FLOAT32),
     "gamma_tf32": Part(3, GAMMA, TF32),
     "gamma_bfloat16": Part(3, [*GAMMA, *BFLOAT16]),
-    "gamma_hopper": Part(3, [*GAMMA, *BFLOAT16], {CHOICE: "hopper"}),
+    "gamma_hopper": Part(3, [*GAMMA, *BFLOAT16, "--model.unroll", "hopper"]),
     "study": Part(10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
 }  # fmt: skip
 """By name; the kernel first, for all else may wait for it."""
@@ -83,11 +86,11 @@ def main() -> None:
 
 def run(command: list[str], minutes: float, given: Mapping[str, str] = {}) -> str:
     """One part in a process of its own, which finds this repository's jaxgru; how it ended."""
-    paths = [str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | given
     try:
         done = subprocess.run(
-            [sys.executable, *command], cwd=SCRIPTS.parent, env=environment, timeout=60 * minutes
+            [sys.executable, *command], cwd=ROOT, env=environment, timeout=60 * minutes
         )
     except subprocess.TimeoutExpired:
         return f"stopped after {minutes:g} minutes"

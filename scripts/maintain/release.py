@@ -1,6 +1,11 @@
-"""Puts a finished run's model into jaxgru/pretrained/, with a card that says how it was made."""
+"""Copies a finished run's model into jaxgru/pretrained/, with a card that says how it was made."""
 
 from __future__ import annotations
+
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
 
 import startup  # noqa: F401
 
@@ -16,8 +21,9 @@ from jaxgru.files import write_text
 from jaxgru.hardware import describe_hardware
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.pretrained import FOLDER
-from jaxgru.records import load_metrics
 from jaxgru.run_folders import RunError, find_run, is_finished
+from pages.markdown import render
+from pages.records import Epoch, load_metrics
 
 MAX_BYTES = 5_000_000  # what the package may carry of one model
 
@@ -46,40 +52,29 @@ def main() -> None:
     print(f"{config.name} written to {target}")
 
 
-def card(config: Config, count: int, losses: Losses, epochs: list[dict[str, float]]) -> str:
+def card(config: Config, count: int, losses: Losses, epochs: list[Epoch]) -> str:
     """The Markdown of a model's card: the command, seed, data and measured losses."""
-    best = min(epochs, key=lambda record: record["val_loss"])
-    chosen = best if config.training.patience else epochs[-1]
-    with_dropout = " (with dropout)" if config.model.dropout else ""
+    best = min(epochs, key=lambda epoch: epoch.val_loss)
+    names = {
+        f"state kept within windows of {config.training.sequence_length}": losses.windows,
+        "state never reset: one stream": losses.stream,
+        "state reset before every token: stateless": losses.stateless,
+    }
+    units = "nats_per_token", "nats_per_character", "bits_per_character"
     rows = [
-        f"| {name} | {units['nats_per_token']:.4f} | {units['nats_per_character']:.4f} "
-        f"| {units['bits_per_character']:.4f} |"
-        for name, loss in (
-            (f"state kept within windows of {config.training.sequence_length}", losses.windows),
-            ("state never put back: one stream", losses.stream),
-            ("state thrown away: stateless", losses.stateless),
-        )
-        for units in [losses.in_units(loss)]
+        [name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]
+        for name, loss in names.items()
     ]
-    return "\n".join(
-        [
-            f"# {config.name}\n",
-            f"- parameters: {count:,}, float32",
-            f"- made by: `python scripts/train.py --config {config.name} "
-            f"--training.seed {config.training.seed}`, then `python scripts/release.py`",
-            f"- weights of epoch {chosen['epoch']} of {len(epochs)}; training loss there "
-            f"{chosen['train_loss']:.4f} nats a token{with_dropout}",
-            f"- seed: {config.training.seed}",
-            f"- data: {config.data.corpus}, SHA-256 `{config.data.sha256}`, its first "
-            f"{1 - config.data.validation_fraction:.0%} (the vocabulary: all of it); no other text",
-            f"- measured on {datetime.date.today()}, on {describe_hardware()}\n",
-            f"On the whole validation split ({losses.num_tokens:,} tokens, "
-            f"{losses.num_characters:,} characters):\n",
-            "| | nats a token | nats a character | bits a character |",
-            "| --- | --- | --- | --- |",
-            *rows,
-            "",
-        ]
+    return render(
+        "card.md.jinja",
+        config=config,
+        count=count,
+        losses=losses,
+        epochs=epochs,
+        chosen=best if config.training.patience else epochs[-1],
+        rows=rows,
+        today=datetime.date.today(),
+        hardware=describe_hardware(),
     )
 
 

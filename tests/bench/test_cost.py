@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jaxgru import cost
+from bench import cost
+from pages.records import CostPoint, CostRun
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -28,11 +29,10 @@ def test_what_is_measured_is_written_and_kept(monkeypatch, tmp_path):
     """A length, plain and with remat; a second machine's run stays beside the first's."""
     small = cost.Series("T", "training.sequence_length", "tokens", {"training.batch_size": 2}, (9,))
     monkeypatch.setattr(cost, "SERIES", (small,))
-    points = cost.measure_all(1, 9, lambda series, point: None)
-    assert [(p["value"], p["remat"]) for p in points] == [(9, False), (9, True)]
-    assert all(p["seconds"] > 0 and p["bytes"] > 200_000 for p in points)  # AdamW's moments alone
-    run = {"hardware": "here", "date": "2026-11-21", "command": "", "points": points}
-    monkeypatch.setattr(cost, "_findings", lambda points: [])
+    points = cost.measure_all(1, 9, lambda point: None)
+    assert [(p.value, p.remat) for p in points] == [(9, False), (9, True)]
+    assert all(p.seconds > 0 and p.bytes > 200_000 for p in points)  # AdamW's moments alone
+    run = CostRun(hardware="here", date="2026-11-21", command="", points=points)
     for backend in ("cpu", "gpu"):
         monkeypatch.setattr(cost.jax, "default_backend", lambda name=backend: name)
         cost.save(tmp_path, run)
@@ -48,20 +48,19 @@ def test_findings_say_what_the_points_say():
     points = []
     for letter, power in (("T", 1), ("B", 1), ("H", 2)):
         for value in (256, 1024, 4096, 16384):
-            point = {"letter": letter, "value": value}
-            points.append(point | {"remat": False, "seconds": value**power, "bytes": value})
+            points.append(CostPoint(letter, value, False, float(value**power), value))
             if letter == "T":
-                remat = {"remat": True, "seconds": 4 * value / 3, "bytes": value**0.5}
-                points.append(point | remat)
-    growth, memory = cost._findings(points)
-    assert "Time grows as T^1.00, B^1.00 and H^2.00, memory as T^1.00, B^1.00 and H^1.00" in growth
-    assert "with remat memory as T^0.50" in growth
+                points.append(CostPoint(letter, value, True, 4 * value / 3, int(value**0.5)))
+    page = cost.page({"cpu": CostRun("here", "2026-11-21", "", points)})
+    growth, memory = page.replace("\n", " ").split("Time grows")[1].split("With remat")
+    assert " as T^1.00, B^1.00 and H^2.00, memory as T^1.00, B^1.00 and H^1.00" in growth
+    assert "with remat, memory grows as T^0.50" in growth
     assert "T = 16,384 needs 0.12 times the memory of T = 1,024 without it" in memory
-    assert "and 4.00 times that of T = 1,024 with it; without, 16.0 times" in memory
-    assert "1.33 times the time" in memory
+    assert "and 4.00 times that of T = 1,024 with it; without remat, it needs 16.0 times" in memory
+    assert "takes 1.33 times the time" in memory
 
 
 def test_mistakes_are_one_sentence(script):
-    done = script("cost", "--largest", "128")
+    done = script("bench/cost", "--largest", "128")
     assert (done.code, done.err.count("\n")) == (2, 1) and "--largest is 128" in done.err
-    assert "--repeats is 0" in script("cost", "--repeats", "0").err
+    assert "--repeats is 0" in script("bench/cost", "--repeats", "0").err

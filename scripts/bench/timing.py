@@ -1,11 +1,12 @@
 """Measuring speed: contestants timed side by side, operations counted, the machine's own ceiling.
 
-Nothing here knows who the contestants are; scripts/benchmark_peers.py builds them.
+Nothing here knows who the contestants are; contestants.py builds them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import signal
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 
 from jaxgru.config import Config, ModelConfig
 from jaxgru.errors import UserError
+from jaxgru.model import flatten, init
+from pages.records import Measurement
 
 KINDS = ("training", "forward", "sampling")
 SAMPLING = {1: 128, 64: 64, 512: 32}
@@ -77,21 +80,38 @@ def tasks(config: Config, what: str) -> list[Task]:
     return [Task(config, what, config.training.batch_size, config.training.sequence_length)]
 
 
-def operations_per_token(model: ModelConfig) -> int:
-    """Floating-point operations of a forward pass a token: those of its matrix products.
+@functools.cache
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter by its path, "layers.0.Wz"; nothing is computed."""
+    params = jax.eval_shape(lambda: init(jax.random.key(0), model))
+    return {path: leaf.shape for path, leaf in flatten(params).items()}
 
-    2 · (Σ over layers of (input + H) · G·H, plus H·V), a multiplication and an addition being two;
-    G gates: 3 in a GRU, 4 in an LSTM, 1 in an RNN; the input is E long in the first layer and H in
-    the others. Looking up an embedding costs none, nor does anything elementwise.
+
+def recurrent_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
+    """The shapes of the matrices that multiply a layer's state: those whose name begins with U.
+
+    Raises:
+      UserError: the model has none.
+    """
+    shapes = parameter_shapes(model).items()
+    recurrent = [shape for path, shape in shapes if path.split(".")[-1].startswith("U")]
+    if not recurrent:
+        raise UserError(f"only recurrences are measured; this config's cell is {model.cell}.")
+    return recurrent
+
+
+def operations_per_token(model: ModelConfig) -> int:
+    """Floating-point operations of a forward pass per token: those of its matrix products.
+
+    2 per entry of every weight matrix, a multiplication and an addition. The embedding is looked
+    up, which costs none; nor does anything elementwise.
 
     Raises:
       UserError: the model has no recurrence.
     """
-    if model.cell not in ("gru", "lstm", "rnn"):
-        raise UserError(f"only recurrences are measured; this config's cell is {model.cell}.")
-    H, gates = model.hidden_dim, {"gru": 3, "lstm": 4, "rnn": 1}[model.cell]
-    inputs = [model.embedding_dim] + [H] * (model.num_layers - 1)
-    return 2 * (sum((E + H) * gates * H for E in inputs) + H * model.vocab_size)
+    recurrent_shapes(model)
+    shapes = parameter_shapes(model).items()
+    return 2 * sum(math.prod(s) for path, s in shapes if len(s) > 1 and path != "embedding")
 
 
 # --- Time
@@ -184,6 +204,44 @@ def _timed(contestant: Contestant, calls: int, clock: Clock) -> float:
     began = clock()
     contestant.run(calls)
     return clock() - began
+
+
+def make_record(
+    run: str,
+    task: Task,
+    precision: str,
+    contestant: str,
+    result: tuple[Started, Timing] | str,
+    memory: int | None,
+) -> Measurement:
+    """One contestant at one task, for docs/benchmarks.json; the result: its timing, or why not."""
+    training = task.config.training
+    steps = training.epochs * training.steps_per_epoch
+    if isinstance(result, str):
+        outcome: dict[str, Any] = {"failed": result}
+    else:
+        started, timing = result
+        outcome = {
+            "median": timing.median,
+            "min": timing.min,
+            "max": timing.max,
+            "repeats": len(timing.seconds),
+            "calls": timing.calls,
+            "compile_seconds": started.compile_seconds,
+            "memory_bytes": memory,
+        }
+    return Measurement(
+        run=run,
+        config=task.config.name,
+        kind=task.kind,
+        batch_size=task.batch_size,
+        num_tokens=task.num_tokens,
+        precision=precision,
+        contestant=contestant,
+        operations=task.operations,
+        steps_of_a_run=steps if task.what == "training" else None,
+        **outcome,
+    )
 
 
 class TooSlow(BaseException):

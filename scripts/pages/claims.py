@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxgru.config import load_config
 
 if TYPE_CHECKING:
-    from jaxgru.study_page import Page
+    from pages.study_page import Page
 
 LADDER = ["bengio_mlp", "elman_alpha"]  # not of the study: what the GRU is compared with
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
@@ -20,10 +20,10 @@ OPEN = "not measured yet", "–"
 def _bigram(page: Page) -> Verdict:
     if not page.alpha:
         return OPEN
-    alpha, bigram = page.alpha["study"], page.ngrams["astra_alpha"][1]
+    alpha, bigram = page.alpha.measured, page.bigram
     return "refuted: it is a chain of first order, but a worse one", (
-        f"exactly first order by construction; {alpha['chain']['kl_to_bigram']:.3f} nats from the "
-        f"counted bigram on the training text, and {alpha['stateless']:.3f} against {bigram:.3f} "
+        f"exactly first order by construction; {alpha.chain.kl_to_bigram:.3f} nats from the "
+        f"counted bigram on the training text, and {alpha.stateless:.3f} against {bigram:.3f} "
         "on the validation split"
     )
 
@@ -33,14 +33,13 @@ def _one_epoch(page: Page) -> Verdict:
     for name, run in page.first.items():
         if name in LADDER:
             continue
-        once, stateless = run["epochs"][0]["val_loss"], run["study"]["stateless"]
-        rows.append((name, once, stateless, len(run["epochs"])))
+        once, stateless = run.epochs[0].val_loss, run.measured.stateless
+        rows.append((name, once, stateless, len(run.epochs)))
     if not rows:
         return OPEN
     holds = all(once < stateless for _, once, stateless, _ in rows)
     return "supported" if holds else "refuted", "; ".join(
-        f"{name}: {once:.3f} after 1 epoch with its state, {stateless:.3f} after {n} when it is "
-        "thrown away"
+        f"{name}: {once:.3f} after 1 epoch with its state, {stateless:.3f} after {n} without"
         for name, once, stateless, n in rows
     )
 
@@ -55,31 +54,30 @@ def _subwords(page: Page) -> Verdict:
         return OPEN
     numbers, refuted = [], True
     for a, s in pairs:
-        by_token = a["study"]["sensitivity"], s["study"]["sensitivity"]
-        by_character = [page.nats(r, r["study"]["sensitivity"]) for r in (a, s)]
+        by_token = a.measured.sensitivity, s.measured.sensitivity
+        by_character = [r.measured.per_character(r.measured.sensitivity) for r in (a, s)]
         refuted &= by_token[1] < by_token[0] and by_character[1] < by_character[0]
         numbers.append(
-            f"{a['config']} {by_token[0]:.3f}, {s['config']} {by_token[1]:.3f} nats a token and "
-            f"{by_character[1]:.3f} a character"
+            f"{a.config} {by_token[0]:.3f}, {s.config} {by_token[1]:.3f} nats per token and "
+            f"{by_character[1]:.3f} per character"
         )
     return "refuted: they suffer less" if refuted else "supported", "; ".join(numbers)
 
 
 def _capacity(page: Page) -> Verdict:
     runs = [page.first[n] for n in ("astra_alpha", "astra_beta", "astra_gamma") if n in page.first]
-    sized = [r for r in page.all if r["config"] == "astra_alpha" and r["seed"] == 0
-             and len(r["changes"]) == 1 and set(r["changes"]) <= SIZE_FIELDS]  # fmt: skip
+    sized = [r for r in page.sized if r.config == "astra_alpha" and len(r.changes) == 1]
     if len(runs) < 2:
         return OPEN
-    costs = [run["study"]["sensitivity"] for run in runs]
-    numbers = ", ".join(f"{r['config']} {c:.3f}" for r, c in zip(runs, costs, strict=True))
+    costs = [run.measured.sensitivity for run in runs]
+    numbers = ", ".join(f"{r.config} {c:.3f}" for r, c in zip(runs, costs, strict=True))
     for field, unit in (("model.hidden_dim", "units"), ("model.num_layers", "layers")):
         base = load_config("astra_alpha").model
-        points = {getattr(base, field.removeprefix("model.")): runs[0]}
-        points |= {r["changes"][field]: r for r in sized if field in r["changes"]}
+        points = {getattr(base, field.removeprefix("model.")): page.alpha} if page.alpha else {}
+        points |= {r.changes[field]: r for r in sized if field in r.changes}
         if len(points) > 1:
             numbers += "; astra_alpha with " + ", ".join(
-                f"{value}: {points[value]['study']['sensitivity']:.3f}" for value in sorted(points)
+                f"{value}: {points[value].measured.sensitivity:.3f}" for value in sorted(points)
             ) + f" {unit}"  # fmt: skip
     return "supported" if costs == sorted(costs) else "refuted", numbers
 
@@ -88,9 +86,9 @@ def _leviathan(page: Page) -> Verdict:
     log = load_config("leviathan").published.val_loss[0]
     numbers = f"its own published log improves to epoch {log.index(min(log)) + 1} of {len(log)}"
     if run := page.first.get("leviathan"):
-        best = min(run["epochs"], key=lambda epoch: epoch["val_loss"])
-        numbers += f"; ours to epoch {best['epoch']} ({best['val_loss']:.4f})"
-        return "supported" if best["epoch"] <= 3 else "refuted", numbers
+        best = min(run.epochs, key=lambda epoch: epoch.val_loss)
+        numbers += f"; ours to epoch {best.epoch} ({best.val_loss:.4f})"
+        return "supported" if best.epoch <= 3 else "refuted", numbers
     return "refuted by the study's own log; not trained here yet", numbers
 
 
@@ -98,11 +96,11 @@ def _deeper(page: Page) -> Verdict:
     parts, holds = [], True
     for family in ("astra", "scribe"):
         runs = [r for n in ("alpha", "beta", "gamma") if (r := page.first.get(f"{family}_{n}"))]
-        losses = [run["study"]["windows"] for run in runs]
+        losses = [run.measured.windows for run in runs]
         if len(runs) > 1:
             holds &= losses == sorted(losses, reverse=True)
             parts.append(", ".join(
-                f"{r['config']} {loss:.3f}" for r, loss in zip(runs, losses, strict=True)
+                f"{r.config} {loss:.3f}" for r, loss in zip(runs, losses, strict=True)
             ))  # fmt: skip
     if not parts:
         return OPEN
@@ -116,7 +114,7 @@ def _dropout(page: Page) -> Verdict:
     if not (page.alpha and between):
         return OPEN
     published = load_config("astra_alpha").published.train_loss[0][-1]
-    ours, theirs = (r["epochs"][-1]["train_loss"] for r in (page.alpha, between))
+    ours, theirs = (r.epochs[-1].train_loss for r in (page.alpha, between))
     return "refuted: it is inside the recurrence", (
         f"last training loss published {published:.3f}; measured {ours:.3f} inside the recurrence, "
         f"{theirs:.3f} between layers"
@@ -141,34 +139,3 @@ CLAIMS: list[tuple[str, Callable[[Page], Verdict]]] = [
     ("Deeper and wider is better", _deeper),
     ("Dropout is applied between recurrent layers", _dropout),
 ]
-
-PLACEMENT = """\
-## Among published results
-
-Nats a character on Tiny Shakespeare. No two rows have the same protocol; the last column says how
-each differs from ours (the whole last tenth, 111,539 predictions; weights of the last epoch; no
-choice of a checkpoint by that same split).
-
-| source | model | loss | read at the source | how it differs |
-| --- | --- | --- | --- | --- |
-| [nanoGPT's README](https://github.com/karpathy/nanoGPT) | Transformer, 6 × 384, context 256, \
-10.65 M parameters as its `model.py` counts them (10.75 M with position embeddings) | 1.4697 \
-| yes, commit 3adf61e1 | same split and 65 characters; the best of 21 evaluations on that split, \
-each on 200 random batches of 64 windows of 256; dropout 0.2, 5,000 steps |
-| the same setting, five runs in [AI-Scientist](https://github.com/SakanaAI/AI-Scientist) \
-(`run_0/final_info.json`) | the same | 1.461 … 1.468 | yes, commit 9dffdc44 | as above: how much \
-such a figure moves |
-| Feng et al. 2024, [arXiv 2410.01201](https://arxiv.org/abs/2410.01201) | minGRU | 1.548 | no: \
-read in a translation of the paper only | nanoGPT's framework, so probably its split, with random \
-batches and the best step; sizes not verified |
-| | minLSTM | 1.555 | no | as above |
-| | Mamba | 1.575 | no | as above |
-| | Transformer | 1.547 | no | as above |
-
-No published loss of a plain RNN, LSTM, GRU or n-gram model on exactly this split was found; the
-nearest ([handson-ml3](https://github.com/ageron/handson-ml3), chapter 16; \
-[char-level-shakespeare](https://github.com/shonczinner/char-level-shakespeare)) use lower-cased
-text or another tenth, which lies in our training text, so they cannot be ranked beside ours. That
-sampling without the state spoils a text is known from many issue threads; what it costs was not
-published anywhere we looked.
-"""

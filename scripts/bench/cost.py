@@ -1,0 +1,223 @@
+"""Measures how a training step's time and memory grow with T, B and H; writes docs/cost.md."""
+
+from __future__ import annotations
+
+import sys
+from os.path import dirname
+
+sys.path.insert(0, dirname(dirname(__file__)))
+
+import startup  # noqa: F401
+
+import dataclasses
+import datetime
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from bench.timing import Contestant, calling, compiled, measure, planned_memory, start
+from jaxgru.command_line import Parser, run_script
+from jaxgru.config import Config, load_config
+from jaxgru.files import write_text
+from jaxgru.hardware import describe_hardware, keep_freed_memory
+from jaxgru.training import init_state, train_step
+from pages.figures import plot_growth
+from pages.markdown import render
+from pages.records import CostPoint, CostRun, dumps, load
+
+console = Console(highlight=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One size that grows while the others stand still; all else is astra_alpha's."""
+
+    letter: str
+    field: str
+    what: str
+    fixed: dict[str, int]
+    values: tuple[int, ...]
+
+
+SERIES = (
+    Series("T", "training.sequence_length", "tokens in a sequence",
+           {"training.batch_size": 16}, tuple(2**i for i in range(7, 15))),
+    Series("B", "training.batch_size", "sequences in a batch", {}, tuple(2**i for i in range(10))),
+    Series("H", "model.hidden_dim", "length of the hidden state", {},
+           tuple(2**i for i in range(5, 11))),
+)  # fmt: skip
+
+
+def sized(series: Series, value: int, remat: bool) -> Config:
+    """astra_alpha with the series' sizes."""
+    fields = {**series.fixed, series.field: value, "training.remat": str(remat).lower()}
+    return load_config("astra_alpha", {name: str(size) for name, size in fields.items()})
+
+
+def main() -> None:
+    """Reads the arguments; measures; writes the page."""
+    parser = Parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="%(default)s")
+    parser.add_argument("--largest", type=int, default=2**14, metavar="SIZE",
+                        help="of T, B or H that is measured (%(default)s)")  # fmt: skip
+    parser.add_argument("--docs", default="docs", metavar="FOLDER", help="where to write")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
+    if arguments.largest < 256:
+        parser.error(f"--largest is {arguments.largest}; it must be at least 256, for two T's.")
+    keep_freed_memory()
+
+    def on_point(point: CostPoint) -> None:
+        memory = "" if point.bytes is None else f"{point.bytes / 1e6:,.1f} MB"
+        console.print(
+            f"{point.letter} = {point.value:>6}{', remat' * point.remat}: "
+            f"{1e3 * point.seconds:,.1f} ms  {memory}"
+        )
+
+    run = CostRun(
+        hardware=describe_hardware(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", "scripts/bench/cost.py", *sys.argv[1:]]),
+        points=measure_all(arguments.repeats, arguments.largest, on_point),
+    )
+    save(Path(arguments.docs), run)
+    console.print(f"written to {Path(arguments.docs) / 'cost.md'}")
+
+
+def measure_step(config: Config, repeats: int) -> dict[str, Any]:
+    """One optimizer step on one device: median seconds, and the bytes that XLA plans for it."""
+    model, training = config.model, config.training
+    length = 2 * training.sequence_length + 1000
+    tokens = np.random.default_rng(0).integers(model.vocab_size, size=length).astype(np.int32)
+    state = init_state(model, training)
+    program, _ = compiled(
+        lambda state, tokens: train_step(model, training, state, tokens), state, jnp.asarray(tokens)
+    )
+    step = Contestant(calling(lambda: program(state, tokens)[1]))
+    seconds = measure({"": start(lambda: step)}, repeats)[""].median
+    return {"seconds": seconds, "bytes": planned_memory(program)}
+
+
+def measure_all(
+    repeats: int, largest: int, on_point: Callable[[CostPoint], None]
+) -> list[CostPoint]:
+    """Every series, of T with and without remat, up to `largest` of each size."""
+    points = []
+    for series in SERIES:
+        for value in (value for value in series.values if value <= largest):
+            for remat in (False, True) if series.letter == "T" else (False,):
+                measured = measure_step(sized(series, value, remat), repeats)
+                point = CostPoint(letter=series.letter, value=value, remat=remat, **measured)
+                on_point(point)
+                points.append(point)
+    return points
+
+
+# --- The page
+
+
+def save(docs: Path, run: CostRun) -> None:
+    """Keep the run, one per kind of device, in cost.json, and remake cost.md and its figures.
+
+    Raises:
+      RecordError: there is a cost.json that cannot be read.
+    """
+    path = docs / "cost.json"
+    runs = load(path, dict[str, CostRun]) if path.exists() else {}
+    runs[jax.default_backend()] = run
+    write(docs, runs)
+
+
+def write(docs: Path, runs: Mapping[str, CostRun]) -> None:
+    """Write cost.json, cost.md and a figure per kind of device."""
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    write_text(docs / "cost.json", dumps(runs, indent=1) + "\n")
+    for name, run in runs.items():
+        plot_growth(docs / "figures" / f"cost_{name}.png", panels(run.points), run.hardware)
+    write_text(docs / "cost.md", page(runs))
+
+
+def page(runs: Mapping[str, CostRun]) -> str:
+    """docs/cost.md."""
+    tables = {name: [rows(series, run.points) for series in SERIES] for name, run in runs.items()}
+    found = {name: findings(run.points) for name, run in runs.items()}
+    return render("cost.md.jinja", runs=runs, tables=tables, found=found)
+
+
+def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, float]]]]:
+    """What `plot_growth` draws: by axis label, by what is measured, the plain curve and remat's."""
+    return {
+        f"{series.letter}: {series.what}": {
+            what: [curve(points, series.letter, remat, what) for remat in (False, True)]
+            for what in ("seconds", "bytes")
+        }
+        for series in SERIES
+    }
+
+
+def curve(points: Sequence[CostPoint], letter: str, remat: bool, what: str) -> dict[int, float]:
+    """`what` ("seconds" or "bytes") by size, of one series."""
+    chosen = (p for p in points if p.letter == letter and p.remat == remat)
+    return {p.value: y for p in chosen if (y := getattr(p, what)) is not None}
+
+
+def exponent(values: Mapping[int, float]) -> float:
+    """The k of y ∝ sizeᵏ over the larger half of the sizes: the slope in a log-log plot."""
+    sizes = sorted(values)[len(values) // 2 - 1 :] if len(values) > 2 else sorted(values)
+    if len(sizes) < 2:
+        return math.nan
+    return float(np.polyfit(np.log(sizes), np.log([values[s] for s in sizes]), 1)[0])
+
+
+def findings(points: Sequence[CostPoint]) -> dict[str, Any]:
+    """The exponents by letter, measure and remat; ratios of the longest T to T = 1,024, if any."""
+    curves = {
+        (letter, what, remat): curve(points, letter, remat, what)
+        for letter in "TBH" for what in ("seconds", "bytes") for remat in (False, True)
+    }  # fmt: skip
+    found: dict[str, Any] = {"power": {key: exponent(values) for key, values in curves.items()}}
+    time, again = (curves["T", "seconds", remat] for remat in (False, True))
+    plain, remat = (curves["T", "bytes", remat] for remat in (False, True))
+    longest = max(time.keys() & again.keys() & plain.keys() & remat.keys(), default=0)
+    if longest > 1024 and 1024 in plain and 1024 in remat:
+        found |= {
+            "longest": longest,
+            "remat_to_plain": remat[longest] / plain[1024],
+            "remat_to_remat": remat[longest] / remat[1024],
+            "plain_to_plain": plain[longest] / plain[1024],
+            "time": again[longest] / time[longest],
+        }
+    return found
+
+
+def rows(series: Series, points: Sequence[CostPoint]) -> tuple[list[str], list[list[str]]]:
+    """The head of a series' table, and a row per size."""
+    kinds = (False, True) if series.letter == "T" else (False,)
+    head = [series.letter]
+    for remat in kinds:
+        head += [f"{what}{', remat' * remat}" for what in ("ms per step", "µs per token", "MB")]
+    lines = []
+    for value in sorted({p.value for p in points if p.letter == series.letter}):
+        cells = [f"{value:,}"]
+        for remat in kinds:
+            seconds = curve(points, series.letter, remat, "seconds").get(value)
+            training = sized(series, value, remat).training
+            tokens = training.batch_size * training.sequence_length
+            memory = curve(points, series.letter, remat, "bytes").get(value)
+            cells += ["–"] * 2 if seconds is None else [
+                f"{1e3 * seconds:,.1f}", f"{1e6 * seconds / tokens:.2f}"]  # fmt: skip
+            cells.append("–" if memory is None else f"{memory / 1e6:,.1f}")
+        lines.append(cells)
+    return head, lines
+
+
+if __name__ == "__main__":
+    run_script(main)

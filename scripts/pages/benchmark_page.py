@@ -1,0 +1,197 @@
+"""docs/benchmarks.json, and docs/performance.md and its figure made from it.
+
+The prose is in templates/performance.md.jinja.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxgru.files import write_text
+from pages.figures import plot_benchmark
+from pages.markdown import render, table
+from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps
+from pages.records import load as load_record
+
+CONTESTANTS = {
+    "jaxgru": "this library: `train_step`, `apply` and `generate`",
+    "wavefront": 'this library with its layers at once, for GPUs (`model.unroll = "wavefront"`)',
+    "hopper": 'this library with its kernel for Hopper GPUs (`model.unroll = "hopper"`)',
+    "plain_scan": 'this library with `model.unroll = "plain"`: the cell in a `lax.scan`, '
+    "differentiated by JAX (not measured at sampling, which takes one step at a time)",
+    "torchref": "the same model in plain PyTorch, a Python loop over time",
+    "torch.nn": "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, "
+    "without dropout: not the same equations, but the same amount of work",
+    "haiku": "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+    "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
+    "resets after the product, which is cheaper",
+    "torch.compile": "torchref's step with its model under `torch.compile`",
+}
+"""Who is compared, in order; the last one takes minutes to build."""
+
+SAME = ("precision", "config", "kind", "batch_size", "num_tokens", "contestant")
+
+
+def load(path: Path) -> Benchmarks:
+    """Read the file's runs and records; none where there is no file. Raises RecordError."""
+    return load_record(path, Benchmarks) if path.exists() else Benchmarks()
+
+
+def save(path: Path, data: Benchmarks) -> None:
+    """Write the data, a run or record per line."""
+    runs = ",\n".join(f"{dumps(name)}: {dumps(run)}" for name, run in data.runs.items())
+    records = ",\n".join(map(dumps, data.records))
+    write_text(path, f'{{"runs": {{\n{runs}\n}},\n"records": [\n{records}\n]}}\n')
+
+
+def merge(
+    data: Benchmarks, name: str, run: BenchmarkRun, records: Iterable[Measurement]
+) -> Benchmarks:
+    """Add a run's records, which replace older ones of the same thing on the same hardware.
+
+    Runs that are left without records are dropped.
+    """
+    runs = data.runs | {name: run}
+
+    def same(record: Measurement) -> tuple:
+        return (runs[record.run].hardware, *(getattr(record, field) for field in SAME))
+
+    merged = list({same(record): record for record in [*data.records, *records]}.values())
+    used = {record.run for record in merged}
+    return Benchmarks({name: runs[name] for name in sorted(used)}, merged)
+
+
+# --- Tables
+
+
+def unit(kind: str) -> str:
+    """What a kind's times are given in."""
+    if not kind.startswith("sampling"):
+        return "ms"
+    return "µs per token" if kind == "sampling_1" else "tokens/s"
+
+
+def title(record: Measurement) -> str:
+    """What was done, in words."""
+    B, T = record.batch_size, record.num_tokens
+    if record.kind.startswith("sampling"):
+        return f"sampling, {B} {'rows' if B > 1 else 'row'}, {record.precision}"
+    what = {"training": "training step", "forward": "forward pass"}[record.kind]
+    return f"{what}, {B} × {T}, {record.precision}"
+
+
+def head(kind: str) -> list[str]:
+    """The columns' titles of `rows`."""
+    return ["contestant", unit(kind), "min … max", "× jaxgru", "of ceiling", "compile", "memory"]
+
+
+def rows(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> list[list[str]]:
+    """A row per contestant; the records are of one task, precision and machine."""
+    order = {name: i for i, name in enumerate(CONTESTANTS)}
+    ours = next((r for r in records if r.contestant == "jaxgru" and r.failed is None), None)
+    lines = []
+    for record in sorted(records, key=lambda r: order.get(r.contestant, len(order))):
+        name = record.contestant
+        if ours and record.run != ours.run:
+            name += " †"
+        if record.failed is not None:
+            lines.append([name, "failed", *["–"] * 5])
+            continue
+        ceiling = runs[record.run].ceilings.get(record.precision)
+        spread = sorted(_value(record, end) for end in (record.min, record.max))
+        memory = record.memory_bytes
+        lines.append([
+            name,
+            _number(_value(record, record.median)),
+            " … ".join(map(_number, spread)),
+            f"{record.median / ours.median:.2f}" if ours else "–",
+            f"{record.operations / record.median / ceiling:.1%}" if ceiling else "–",
+            f"{record.compile_seconds:.1f} s",
+            f"{memory / 2**20:,.0f} MiB" if isinstance(memory, int) else "–",
+        ])  # fmt: skip
+    return lines
+
+
+def failures(records: Iterable[Measurement]) -> list[str]:
+    """A sentence for each contestant that failed."""
+    return [
+        f"{r.config}: {r.contestant} failed: {r.failed}." for r in records if r.failed is not None
+    ]
+
+
+def ceiling_text(what: str, much: float) -> str:
+    """A ceiling in words."""
+    if what == "copy":
+        return f"copy {much / 1e12:.2f} TB/s, reading and writing counted"
+    return f"{what} product {much / 1e9:,.0f} GFLOP/s"
+
+
+def _value(record: Measurement, seconds: float) -> float:
+    """Seconds per call in the kind's unit."""
+    B, T = record.batch_size, record.num_tokens
+    per_unit = {"ms": seconds * 1e3, "µs per token": seconds / T * 1e6, "tokens/s": B * T / seconds}
+    return per_unit[unit(record.kind)]
+
+
+def _number(value: float) -> str:
+    """Three digits or more, and none that mean nothing."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+# --- The page
+
+
+def write(docs: Path, data: Benchmarks) -> None:
+    """Write benchmarks.json, performance.md and figures/benchmark.png into the folder.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    save(docs / "benchmarks.json", data)
+    plot(docs / "figures" / "benchmark.png", data)
+    write_text(docs / "performance.md", page(data))
+
+
+def page(data: Benchmarks) -> str:
+    """docs/performance.md."""
+    return render(
+        "performance.md.jinja",
+        data=data,
+        machines=grouped(data.runs, lambda name: data.runs[name].hardware),
+        contestants=CONTESTANTS,
+        sections=lambda names: grouped([r for r in data.records if r.run in names], title),
+        section_table=lambda records: section_table(records, data.runs),
+        ceiling_text=ceiling_text,
+        failures=failures,
+    )
+
+
+def section_table(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> str:
+    """The table of one task: a row per config and contestant."""
+    lines = []
+    for config, of_config in grouped(records, lambda r: r.config).items():
+        for i, line in enumerate(rows(of_config, runs)):
+            lines.append(["" if i else config, *line])
+    return table(["config", *head(records[0].kind)], lines, "lr")
+
+
+def plot(path: Path, data: Benchmarks) -> None:
+    """Draw every machine's training steps. Raises OSError where the file cannot be written."""
+    training = [r for r in data.records if r.kind == "training" and r.failed is None]
+    panels = grouped(training, lambda r: f"{title(r)}\n{data.runs[r.run].hardware}")
+    plot_benchmark(path, {
+        name: {contestant: {r.config: (r.min, r.median, r.max) for r in of_one}
+               for contestant, of_one in grouped(records, lambda r: r.contestant).items()}
+        for name, records in panels.items()
+    }, list(CONTESTANTS))  # fmt: skip
+
+
+def grouped(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Any, list]:
+    """Items by key, in the order in which the keys first come."""
+    groups: dict[Any, list] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

@@ -1,0 +1,258 @@
+"""The files of measurements: what each holds, as types, and how they are read.
+
+metrics.jsonl and study.json of a run; docs/study.json, docs/benchmarks.json and docs/cost.json.
+A file is checked against its type when it is read, so a damaged or edited one is refused with one
+sentence. A page copes with whatever a type allows to be absent.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+try:
+    import msgspec
+    from msgspec import UNSET, Meta, Struct, UnsetType
+except ImportError:
+    raise SystemExit("msgspec is not installed; pip install -e '.[docs]' installs it.") from None
+
+from jaxgru.config import Config, config_names, from_dict, load_config, to_dict
+from jaxgru.errors import UserError
+from jaxgru.files import read_bytes
+
+MAX_BYTES = 2**23
+"""Of a file: 40,000 epochs."""
+
+Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""A finite number; an integer stays one, so that a file that is written again stays the same."""
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
+Whole = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class RecordError(UserError):
+    """A file of measurements that cannot be read; the message says which and why."""
+
+
+class Record(Struct, frozen=True, omit_defaults=True):
+    """What all records share; unknown fields are ignored."""
+
+
+# --- The study
+
+
+class Epoch(Record, kw_only=True):
+    """A line of metrics.jsonl; losses in nats per token."""
+
+    epoch: Count
+    step: Count
+    learning_rate: Number | None = None
+    train_loss: Number
+    val_loss: Number
+    tokens_per_second: Number
+    seconds: Number
+    peak_memory_mb: Number | None = None  # not every operating system tells
+
+
+class Cycle(Record):
+    """A cycle of greedy stateless text, and the share of the vocabulary that leads into it."""
+
+    text: str
+    period: Count
+    basin: Number
+
+
+class Chain(Record):
+    """The Markov chain that a model is without its state."""
+
+    kl_to_bigram: Number
+    kl_to_frequencies: Number
+    cycles: list[Cycle]
+
+
+class Text(Record):
+    """Measures of text, named as in `jaxgru.study.TEXT_MEASURES`, and two texts to read."""
+
+    share_that_loops: Number | None = None
+    median_period: Number | None = None
+    median_onset: Number | None = None
+    num_words: Whole | None = None
+    known_words: Number | None = None
+    distinct_1: Number | None = None
+    distinct_2: Number | None = None
+    distinct_3: Number | None = None
+    greedy: str | None = None
+    sampled: str | None = None
+
+
+class Measured(Record):
+    """A run's study.json, which `jaxgru.study` writes; losses in nats per token."""
+
+    num_tokens: Count
+    num_characters: Count
+    windows: Number
+    stream: Number
+    stateless: Number
+    sensitivity: Number
+    memory_curve: Annotated[
+        list[tuple[Annotated[int, Meta(ge=1, le=2**31)], Number]], Meta(min_length=1)
+    ]
+    recovery: Annotated[list[Number], Meta(min_length=1)]
+    chain: Chain
+    text: dict[str, Text]
+    date: str
+    hardware: str
+
+    def per_character(self, loss: float) -> float:
+        """Convert nats per token to nats per character."""
+        return loss * self.num_tokens / self.num_characters
+
+
+class Run(Record):
+    """A run in docs/study.json: a config's name, what differs from it, and what was measured."""
+
+    config: str
+    changes: dict[str, str | bool | Number]
+    seed: Whole
+    parameters: Count
+    epochs: Annotated[list[Epoch], Meta(min_length=1)]
+    measured: Measured = msgspec.field(name="study")
+
+    def __post_init__(self) -> None:
+        self.full_config()
+
+    def full_config(self) -> Config:
+        """Return the config with its changes. Raises ValueError where there is none."""
+        if self.config not in config_names():
+            raise ValueError(f"there is no config {self.config!r}")
+        table = to_dict(load_config(self.config))
+        for name, value in self.changes.items():
+            section, _, field = name.partition(".")
+            if section not in ("model", "data"):
+                raise ValueError(f"a run of the study does not change {name!r}")
+            table[section][field] = value
+        return from_dict(table)
+
+
+class Kept(Record):
+    """docs/study.json: every run, and the losses of the n-gram models by config."""
+
+    runs: list[Run]
+
+
+# --- Benchmarks
+
+
+class BenchmarkRun(Record):
+    """One run of scripts/benchmark.py; a ceiling is in operations, or bytes, per second."""
+
+    hardware: str
+    command: str
+    versions: dict[str, str]
+    rounds: Count
+    note: str
+    ceilings: dict[str, Positive]
+
+
+class Measurement(Record):
+    """One contestant at one task: its time in seconds per call, or why it failed."""
+
+    run: str
+    config: str
+    kind: Annotated[str, Meta(pattern=r"\A(training|forward|sampling_[1-9][0-9]{0,8})\Z")]
+    batch_size: Count
+    num_tokens: Count
+    precision: str
+    contestant: str
+    operations: Count
+    steps_of_a_run: Count | None = None
+    failed: str | None = None
+    median: Positive | None = None
+    min: Positive | None = None
+    max: Positive | None = None
+    repeats: Count | None = None
+    calls: Count | None = None
+    compile_seconds: Number | None = None
+    memory_bytes: Whole | None | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        times = self.min, self.median, self.max, self.compile_seconds
+        if self.failed is None and (None in times or not self.min <= self.median <= self.max):
+            raise ValueError(
+                "a measurement needs failed, or compile_seconds and min ≤ median ≤ max"
+            )
+
+
+class Benchmarks(Record):
+    """docs/benchmarks.json: runs by the date and time at which they began, and measurements."""
+
+    runs: dict[Annotated[str, Meta(pattern=MOMENT)], BenchmarkRun] = {}
+    records: list[Measurement] = []
+
+    def __post_init__(self) -> None:
+        for record in self.records:
+            if record.run not in self.runs:
+                raise ValueError(f"there is no run {record.run!r}")
+
+
+# --- What grows with what
+
+
+class CostPoint(Record):
+    """A training step with one size set to `value`; bytes are those that XLA plans, if it says."""
+
+    letter: Literal["T", "B", "H"]
+    value: Annotated[int, Meta(ge=1, le=2**15)]
+    remat: bool
+    seconds: Positive
+    bytes: Count | None
+
+
+class CostRun(Record):
+    """One run of scripts/bench/cost.py."""
+
+    hardware: str
+    date: str
+    command: str
+    points: list[CostPoint]
+
+
+# --- Reading and writing
+
+T = TypeVar("T")
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a file of JSON that holds a `kind`.
+
+    Raises:
+      RecordError: it cannot be read, or holds something else.
+    """
+    return _decode(path, msgspec.json.Decoder(kind).decode)
+
+
+def load_metrics(path: Path) -> list[Epoch]:
+    """Read a run's metrics.jsonl, a record per line. Raises as `load` does."""
+    epochs = _decode(path, msgspec.json.Decoder(Epoch).decode_lines)
+    if not epochs:
+        raise RecordError(f"{path} is empty.")
+    return epochs
+
+
+def dumps(record: Any, indent: int | None = None) -> str:
+    """Return the record as JSON, as the files in docs/ hold it."""
+    return json.dumps(msgspec.to_builtins(record), indent=indent)
+
+
+def _decode(path: Path, decode: Any) -> Any:
+    try:
+        data = read_bytes(path, at_most=MAX_BYTES)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        return decode(data)
+    except (ValueError, RecursionError) as error:
+        why = str(error).replace(". - at", " - at").removesuffix(".")
+        raise RecordError(f"{path} is not a file of measurements: {why}.") from error

@@ -1,0 +1,322 @@
+"""docs/study.md: the rows of its tables and the curves of its figures.
+
+The prose is in templates/study.md.jinja, which asks a `Page` for what it shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jaxgru import study
+from jaxgru.config import Config, PublishedResults, load_config
+from jaxgru.plotting import plot_losses
+from pages.claims import CLAIMS, SIZE_FIELDS
+from pages.figures import plot_memory, plot_recovery, plot_sensitivity
+from pages.jobs import SEEDS
+from pages.markdown import render
+from pages.records import Run
+
+FILLED = 0.01  # nats per token above the stream: below this a state counts as filled
+POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, of the table of recoveries
+
+Row = list[Any]
+
+
+def write_page(runs: Sequence[Run], ngrams: Mapping[str, list[float]], figures: Path) -> str:
+    """Draw the figures into a folder and return the page as Markdown.
+
+    Args:
+      ngrams: the losses of counted n-gram models by config, nats per character, orders 1 to 8.
+    """
+    page = Page(runs, ngrams)
+    page.draw(figures)
+    return page.markdown()
+
+
+class Page:
+    """What the page shows of these runs; a part for which there is no run is empty."""
+
+    def __init__(self, runs: Sequence[Run], ngrams: Mapping[str, list[float]]) -> None:
+        self.runs, self.ngrams = runs, ngrams
+        self.plain = [run for run in runs if not run.changes]
+        self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
+        for run in self.plain:
+            self.first.setdefault(run.config, run)
+        self.alpha = self.first.get("astra_alpha")
+        self.missing = [name for name in SEEDS if name not in self.first]
+        machines = sorted({(run.measured.date, run.measured.hardware) for run in runs})
+        self.made = "; ".join(f"{date}, {hardware}" for date, hardware in machines)
+        self.bigram = ngrams["astra_alpha"][1]
+        no_dropout = self.variant({"model.dropout": 0.0})
+        self.recoveries = {name: run.measured.recovery for name, run in self.first.items()}
+        if no_dropout:
+            self.recoveries["astra_alpha without dropout"] = no_dropout.measured.recovery
+        sized: dict[str, Run] = {}  # of each size, the run with the lowest seed
+        for run in runs:
+            if run.changes.keys() <= SIZE_FIELDS:
+                sized.setdefault(title(run), run)
+        self.sized = list(sized.values())
+
+    def markdown(self) -> str:
+        """The page."""
+        return render("study.md.jinja", page=self, study=study, filled=FILLED, positions=POSITIONS)
+
+    def draw(self, figures: Path) -> None:
+        """Draw every figure that the page shows."""
+        if self.first:
+            curves = {}
+            for name, run in self.first.items():
+                nats = run.measured.per_character
+                points = [(k, nats(loss)) for k, loss in run.measured.memory_curve]
+                curves[name] = points, nats(run.measured.stream)
+            plot_memory(figures / "memory.png", curves, self.ngrams["astra_alpha"])
+        if self.recoveries:
+            plot_recovery(figures / "recovery.png", self.recoveries)
+        if self.sized:
+            points = {title(run): (run.parameters, *per_character(run, "stream", "sensitivity"))
+                      for run in self.sized}  # fmt: skip
+            plot_sensitivity(figures / "sensitivity.png", points)
+        for name in self.first:
+            records = [msgspec.to_builtins(run.epochs) for run in self.of(name)]
+            plot_losses(figures / f"{name}.png", name, records, load_config(name).published)
+
+    # --- Choosing runs
+
+    def of(self, name: str) -> list[Run]:
+        """The runs of a config as it is published, every seed."""
+        return [run for run in self.plain if run.config == name]
+
+    def variant(self, changes: dict[str, Any]) -> Run | None:
+        """The first run of astra_alpha with these changes."""
+        same = (r for r in self.runs if r.config == "astra_alpha" and r.changes == changes)
+        return next(same, None)
+
+    def alphas(self, fields: set[str], kind: Callable[[Config], Hashable]) -> dict[Any, list[Run]]:
+        """The runs of astra_alpha in which only these fields may differ, by their kind."""
+        groups: dict[Any, list[Run]] = {}
+        for run in self.runs:
+            if run.config == "astra_alpha" and run.changes.keys() <= fields:
+                groups.setdefault(kind(run.full_config()), []).append(run)
+        return groups
+
+    # --- Rows of tables
+
+    def models(self) -> list[Row]:
+        """A row per published run: training losses, and what was measured."""
+        rows = []
+        for run in self.plain:
+            theirs = [losses[-1] for losses in load_config(run.config).published.train_loss]
+            measures = [run.measured.windows, run.measured.stream, run.measured.stateless]
+            nats = [*measures, run.measured.sensitivity, *map(run.measured.per_character, measures)]
+            rows.append([
+                run.config, run.seed, f"{run.parameters:,}",
+                ", ".join(f"{x:.4f}" for x in theirs if not math.isnan(x)) or "–",
+                f"{run.epochs[-1].train_loss:.4f}", f"{best_epoch(run)} of {len(run.epochs)}",
+                *(f"{loss:.4f}" for loss in nats),
+            ])  # fmt: skip
+        return rows
+
+    def memory(self) -> tuple[Row, list[Row]]:
+        """The head, and a row per model: the loss by number of tokens between resets."""
+        curves = {
+            name: dict(run.measured.memory_curve) | {math.inf: run.measured.stream}
+            for name, run in self.first.items()
+        }
+        every = sorted(set().union(*curves.values()))
+        rows = [
+            [name, *(number(curve.get(k), self.first[name].measured.per_character) for k in every)]
+            for name, curve in curves.items()
+        ]
+        return ["model", *(f"k = {k}" for k in every[:-1]), "never"], rows
+
+    def counted(self) -> list[Row]:
+        """A row per vocabulary: the loss of each order of n-grams."""
+        names = {"astra_alpha": "characters", "scribe_alpha": "Scribe's subwords"}
+        return [[what, *(f"{loss:.3f}" for loss in self.ngrams[name])]
+                for name, what in names.items()]  # fmt: skip
+
+    def recovery(self) -> list[Row]:
+        """A row per model: the excess at each of POSITIONS, and when it is over."""
+        return [
+            [name, *(f"{excess[i - 1]:.4f}" if i <= len(excess) else "–" for i in POSITIONS),
+             first_below(excess)]
+            for name, excess in self.recoveries.items()
+        ]  # fmt: skip
+
+    def sensitivity(self) -> list[Row]:
+        """A row per size of model."""
+        rows = []
+        for run in self.sized:
+            model = run.full_config().model
+            losses = *per_character(run, "stream", "sensitivity"), run.measured.sensitivity
+            rows.append([title(run), model.cell, model.num_layers, model.hidden_dim,
+                         f"{run.parameters:,}", *(f"{loss:.4f}" for loss in losses)])  # fmt: skip
+        return rows
+
+    def chains(self) -> list[Row]:
+        """A row per model: its chain without state."""
+        rows = []
+        for name, run in self.first.items():
+            chain = run.measured.chain
+            cycles = (f"`{json.dumps(c.text)}` ({c.basin:.0%})" for c in chain.cycles[:3])
+            rows.append([name, f"{chain.kl_to_bigram:.4f}", f"{chain.kl_to_frequencies:.4f}",
+                         ", ".join(cycles)])  # fmt: skip
+        return rows
+
+    def text_measures(self, run: Run) -> list[Row]:
+        """A row per measure, a column for each way to sample."""
+        texts = run.measured.text.values()
+        return [[what, *(number(getattr(text, name), spec=".3g") for text in texts)]
+                for name, what in study.TEXT_MEASURES.items()]  # fmt: skip
+
+    def texts(self) -> list[tuple[str, str]]:
+        """astra_alpha's texts to read, each with its name."""
+        found = self.alpha.measured.text if self.alpha else {}
+        return [
+            (f"{name}, {how}", text)
+            for how in ("greedy", "sampled")
+            for name in study.TREATMENTS
+            if name in found and (text := getattr(found[name], how)) is not None
+        ]
+
+    def dropouts(self) -> dict[str, list[Run]]:
+        """Runs of astra_alpha by the site and rate of dropout."""
+
+        def kind(config: Config) -> str:
+            rate, site = config.model.dropout, config.model.dropout_site
+            return f"{site}, {rate}" if rate else "no dropout"
+
+        return self.alphas({"model.dropout", "model.dropout_site"}, kind)
+
+    def samplings(self) -> dict[tuple[str, float], list[Run]]:
+        """Runs of astra_alpha by crops or streams and the rate of dropout, more dropout first."""
+        groups = self.alphas(
+            {"data.sampling", "model.dropout"}, lambda c: (c.data.sampling, c.model.dropout)
+        )
+        return dict(sorted(groups.items(), key=lambda item: -item[0][1]))
+
+    def precisions(self) -> dict[str, list[Run]]:
+        """Runs of astra_alpha by the dtype of their matrix products."""
+        return self.alphas({"model.compute_dtype"}, lambda config: config.model.compute_dtype)
+
+    def over_seeds(self, groups: Mapping[Any, list[Run]], *measures: str) -> list[Row]:
+        """A row per group: its kind, number of runs, last training loss and these measures.
+
+        Losses are means and ranges; "filled" is when a lost state is filled again, run by run.
+        """
+        rows = []
+        for kind, runs in groups.items():
+            row = [*([kind] if isinstance(kind, str) else kind), len(runs)]
+            row.append(mean_and_range([run.epochs[-1].train_loss for run in runs]))
+            for measure in measures:
+                if measure == "filled":
+                    row.append(self.filled(runs))
+                else:
+                    row.append(mean_and_range([getattr(run.measured, measure) for run in runs]))
+            rows.append(row)
+        return rows
+
+    def filled(self, runs: Sequence[Run]) -> str:
+        """For each run, after how many predictions a lost state is filled again."""
+        return ", ".join(str(first_below(run.measured.recovery)) for run in runs)
+
+    def mean_stream(self, runs: Sequence[Run]) -> float:
+        """The loss over one stream, the mean over seeds, in nats per token."""
+        return statistics.mean(run.measured.stream for run in runs)
+
+    def claims(self) -> list[Row]:
+        """A row per claim of the study: its verdict and numbers."""
+        return [[claim, *verdict(self)] for claim, verdict in CLAIMS]
+
+    def epochs(self, name: str) -> tuple[Row, list[Row], float | None]:
+        """Published beside measured losses: the head, a row per epoch, the largest difference."""
+        return epoch_table(self.of(name), load_config(name).published)
+
+    def resources(self) -> list[Row]:
+        """A row per run: steps, speed, minutes and memory."""
+        rows = []
+        for run in self.runs:
+            tokens = load_config(run.config).training.tokens_per_step
+            rates = [epoch.tokens_per_second / tokens for epoch in run.epochs]
+            memory = [m for epoch in run.epochs if (m := epoch.peak_memory_mb) is not None]
+            rows.append([title(run), run.seed, f"{run.epochs[-1].step:,}",
+                         f"{statistics.median(rates):.2f}", f"{min(rates):.2f} … {max(rates):.2f}",
+                         f"{sum(epoch.seconds for epoch in run.epochs) / 60:.1f}",
+                         number(max(memory, default=None), spec=",.0f"),
+                         run.measured.hardware])  # fmt: skip
+        return rows
+
+
+def title(run: Run) -> str:
+    """The config's name, and what is changed."""
+    changes = (f"{k.removeprefix('model.')} {v}" for k, v in run.changes.items())
+    return ", ".join([run.config, *changes])
+
+
+def number(
+    value: float | None, convert: Callable[[float], float] = float, spec: str = ".3f"
+) -> str:
+    """A cell of a table; a dash where there is no value."""
+    return "–" if value is None else format(convert(value), spec)
+
+
+def per_character(run: Run, *measures: str) -> list[float]:
+    """These measures of a run in nats per character."""
+    return [run.measured.per_character(getattr(run.measured, measure)) for measure in measures]
+
+
+def best_epoch(run: Run) -> int:
+    """The epoch whose weights are the run's result."""
+    if not load_config(run.config).training.patience:
+        return len(run.epochs)
+    return min(run.epochs, key=lambda epoch: epoch.val_loss).epoch
+
+
+def first_below(excess: Sequence[float]) -> int | str:
+    """After how many predictions the excess stays below FILLED."""
+    above = [i for i, nats in enumerate(excess, 1) if abs(nats) >= FILLED]
+    last = above[-1] if above else 0
+    return last if last < len(excess) else f"more than {len(excess)}"
+
+
+def mean_and_range(values: Sequence[float]) -> str:
+    """For a cell of a table."""
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return f"{statistics.mean(values):.4f} ({min(values):.4f} … {max(values):.4f})"
+
+
+def epoch_table(
+    runs: Sequence[Run], published: PublishedResults
+) -> tuple[Row, list[Row], float | None]:
+    """The head and the rows of a table of losses by epoch, published beside measured.
+
+    Third, the largest difference of a training loss, from the 2nd epoch on, to the nearer published
+    run; None where none is published.
+    """
+    head, columns = ["epoch"], []
+    for what, word, theirs in (
+        ("train_loss", "train", published.train_loss),
+        ("val_loss", "validation", published.val_loss),
+    ):
+        head += [f"published {word} {i + 1}" for i in range(len(theirs))]
+        head += [f"{word}, seed {run.seed}" for run in runs]
+        columns += [*theirs, *([getattr(epoch, what) for epoch in run.epochs] for run in runs)]
+    epochs = itertools.zip_longest(*columns, fillvalue=math.nan)
+    rows = [[i, *("–" if math.isnan(loss) else f"{loss:.4f}" for loss in losses)]
+            for i, losses in enumerate(epochs, 1)]  # fmt: skip
+    differences = []
+    for run in runs:
+        for i, epoch in enumerate(run.epochs[1:], start=1):
+            theirs = [run[i] for run in published.train_loss if i < len(run)]
+            theirs = [abs(epoch.train_loss - loss) for loss in theirs if not math.isnan(loss)]
+            differences += [min(theirs)] if theirs else []
+    return head, rows, max(differences, default=None)
