@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.batching import random_crops, windows
+from jaxgru.data.batching import random_crops, windows
+from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.model import Params, apply, initial_carry
-from jaxgru.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 8192  # what one batch or one piece of a stream holds: bounds the memory of logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024

@@ -10,9 +10,9 @@ import pytest
 
 import jaxgru
 import torchref
-from jaxgru.batching import random_crops
 from jaxgru.config import Config, ModelConfig, TrainingConfig
-from jaxgru.dataset import load_dataset
+from jaxgru.data.batching import random_crops
+from jaxgru.data.dataset import load_dataset
 from jaxgru.model import Dropout, Params, dropout_masks
 from jaxgru.training import TrainState, optimizer, train_step
 from parity_tests.bridge import (

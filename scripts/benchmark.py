@@ -44,10 +44,10 @@ from bench.timing import (
     time_limit,
 )
 from jaxgru import config_names, load_config
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.hardware import describe_hardware, keep_freed_memory, share_cpu
+from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory, share_cpu
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.records import BenchmarkRun, Benchmarks, Measurement

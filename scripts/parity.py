@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
-from jaxgru.hardware import describe_hardware
+from jaxgru.parallel.hardware import describe_hardware
 from maintain import plant_errors
 from pages.markdown import render
 

@@ -17,13 +17,14 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxgru import init, load_run, num_params, study
-from jaxgru.command_line import Parser, run_script
+from jaxgru import init, load_run, num_params
+from jaxgru.analysis import state_cost
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config, load_config
-from jaxgru.dataset import load_dataset
+from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
-from jaxgru.run_folders import RunError, is_finished, load_run_config, versions
+from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
 from pages.jobs import SEEDS, is_measured
 from pages.records import Kept, Measured, Run, dumps, load, load_metrics
 from pages.study_page import write_page
@@ -76,7 +77,7 @@ def gather(root: Path) -> Iterable[Run]:
                 params, _, tokenizer = load_run(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
-                study.save_record(run, study.measure(params, tokenizer, dataset, window))
+                state_cost.save_record(run, state_cost.measure(params, tokenizer, dataset, window))
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,
@@ -84,7 +85,7 @@ def gather(root: Path) -> Iterable[Run]:
                 seed=config.training.seed,
                 parameters=num_params(shapes),
                 epochs=load_metrics(run / "metrics.jsonl"),
-                measured=load(run / study.FILE_NAME, Measured),
+                measured=load(run / state_cost.FILE_NAME, Measured),
             )
 
 
@@ -107,7 +108,7 @@ def count(name: str) -> list[float]:
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
     characters = dataset.tokenizer.num_characters(tokens[1:])
-    return [loss * (len(tokens) - 1) / characters for loss in study.measure_ngrams(dataset)]
+    return [loss * (len(tokens) - 1) / characters for loss in state_cost.measure_ngrams(dataset)]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxgru.command_line import Parser, run_script
-from jaxgru.run_folders import is_finished
+from jaxgru.cli.options import Parser, run_script
+from jaxgru.runs.folders import is_finished
 from pages.jobs import SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from jaxgru import corpus
+from jaxgru.data import corpus
 from jaxgru.model import Params
 
 # The same examples each time, on however slow a machine: a suite that fails has found something.

@@ -19,11 +19,11 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from jaxgru.checkpointing import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.model import init  # noqa: E402
+from jaxgru.parallel.sharding import ROWS, row_shardings, spread  # noqa: E402
+from jaxgru.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.sampling import generate  # noqa: E402
-from jaxgru.sharding import ROWS, row_shardings, spread  # noqa: E402
 from jaxgru.training import (  # noqa: E402
     Progress,
     init_state,

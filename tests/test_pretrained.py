@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxgru
-from jaxgru.dataset import load_dataset
+from jaxgru.data.dataset import load_dataset
 from jaxgru.evaluation import window_loss
 from jaxgru.pretrained import FOLDER, load_pretrained, pretrained_names
 

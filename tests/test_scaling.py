@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from jaxgru import running
-from jaxgru.dataset import load_dataset
-from jaxgru.processes import join, together
-from jaxgru.sharding import cut
+from jaxgru.data.dataset import load_dataset
+from jaxgru.parallel.processes import join, together
+from jaxgru.parallel.sharding import cut
+from jaxgru.runs import lifecycle
 from jaxgru.training import Observer, Progress, fit, init_state
 
 TESTS = Path(__file__).parent
@@ -188,7 +188,7 @@ def test_one_of_two_processes_dies_and_the_run_goes_on_in_one(tmp_path, tiny_tex
     run = tmp_path / "astra_alpha" / "v1"
     assert [path.name for path in run.parent.glob("v*")] == ["v1"]
     assert 1 <= len(losses(run)) < 8
-    running.resume_run(run)
+    lifecycle.resume_run(run)
     assert_as_undisturbed(run)
 
 

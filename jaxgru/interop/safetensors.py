@@ -29,15 +29,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from jaxgru.config import Config, ConfigError, from_dict, parse_toml, to_dict
-from jaxgru.files import write_bytes
-from jaxgru.interop import InteropError, check_shapes
-from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.tokenizers import (
+from jaxgru.data.tokenizers import (
     SentencePieceTokenizer,
     Tokenizer,
     TokenizerError,
     tokenizer_from_bytes,
 )
+from jaxgru.files import write_bytes
+from jaxgru.interop import InteropError, check_shapes
+from jaxgru.model import Params, flatten, init, unflatten
 
 METADATA = ("format", "config", "tokenizer", "tokenizer_data", "sha256")
 

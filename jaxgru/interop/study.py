@@ -32,13 +32,13 @@ from jaxgru.config import (
     config_names,
     load_config,
 )
-from jaxgru.corpus import load_corpus
+from jaxgru.data.corpus import load_corpus
+from jaxgru.data.tokenizers import Tokenizer, learn_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes, import_torch
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.model import Params, flatten, init, unflatten
-from jaxgru.tokenizers import Tokenizer, learn_tokenizer
 
 CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
 """The study's two vocabulary sizes, and the tokenizer of Tiny Shakespeare that each stands for."""

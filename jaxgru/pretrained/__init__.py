@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru.config import Config
+from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
-from jaxgru.tokenizers import Tokenizer
 
 FOLDER = Path(__file__).parent
 

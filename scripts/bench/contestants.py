@@ -23,15 +23,15 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench.timing import Contestant, Task, calling, compiled, planned_memory
-from jaxgru.batching import random_crops
 from jaxgru.cells import cell_of
 from jaxgru.config import Config
+from jaxgru.data.batching import random_crops
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
 from jaxgru.kernels import gru_hopper, wavefront
 from jaxgru.model import round_weights
+from jaxgru.parallel.sharding import data_mesh, row_shardings, spread
 from jaxgru.sampling import draw, filter_logits
-from jaxgru.sharding import data_mesh, row_shardings, spread
 from jaxgru.training import init_state, train_step
 
 TEMPERATURE, TOP_K = 0.8, 30

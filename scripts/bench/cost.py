@@ -23,10 +23,10 @@ import numpy as np
 from rich.console import Console
 
 from bench.timing import Contestant, calling, compiled, measure, planned_memory, start
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.files import write_text
-from jaxgru.hardware import describe_hardware, keep_freed_memory
+from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
 from jaxgru.training import init_state, train_step
 from pages.figures import plot_growth
 from pages.markdown import render

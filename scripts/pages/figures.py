@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.plotting import save_figure
+from jaxgru.runs.figure import save_figure
 
 Points = Sequence[tuple[int, float]]
 

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxgru.analysis.state_cost import FILE_NAME
 from jaxgru.config import Config, load_config
-from jaxgru.run_folders import RunError, load_run_config, versions
-from jaxgru.study import FILE_NAME
+from jaxgru.runs.folders import RunError, load_run_config, versions
 
 SEEDS = {
     "astra_alpha": 3,

@@ -73,7 +73,7 @@ class Chain(Record):
 
 
 class Text(Record):
-    """Measures of text, named as in `jaxgru.study.TEXT_MEASURES`, and two texts to read."""
+    """Measures of text, named as in `analysis.state_cost.TEXT_MEASURES`, and two texts to read."""
 
     share_that_loops: Number | None = None
     median_period: Number | None = None
@@ -88,7 +88,7 @@ class Text(Record):
 
 
 class Measured(Record):
-    """A run's study.json, which `jaxgru.study` writes; losses in nats per token."""
+    """A run's study.json, which `jaxgru.analysis.state_cost` writes; losses in nats per token."""
 
     num_tokens: Count
     num_characters: Count

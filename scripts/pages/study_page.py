@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from jaxgru import study
+from jaxgru.analysis import state_cost
 from jaxgru.config import Config, PublishedResults, load_config
-from jaxgru.plotting import plot_losses
+from jaxgru.runs.figure import plot_losses
 from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS
@@ -175,7 +175,7 @@ class Page:
         """A row per measure, a column for each way to sample."""
         texts = run.measured.text.values()
         return [[what, *(number(getattr(text, name), spec=".3g") for text in texts)]
-                for name, what in study.TEXT_MEASURES.items()]  # fmt: skip
+                for name, what in state_cost.TEXT_MEASURES.items()]  # fmt: skip
 
     def texts(self) -> list[tuple[str, str]]:
         """astra_alpha's texts to read, each with its name."""
@@ -183,7 +183,7 @@ class Page:
         return [
             (f"{name}, {how}", text)
             for how in ("greedy", "sampled")
-            for name in study.TREATMENTS
+            for name in state_cost.TREATMENTS
             if name in found and (text := getattr(found[name], how)) is not None
         ]
 

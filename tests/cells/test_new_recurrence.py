@@ -14,7 +14,7 @@ from jaxgru import cells
 from jaxgru.config import load_config
 from jaxgru.evaluation import window_loss
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.running import resume_run, start_run
+from jaxgru.runs.lifecycle import resume_run, start_run
 
 
 @pytest.fixture(scope="module")

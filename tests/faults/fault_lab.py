@@ -48,10 +48,10 @@ OPTIONS = {
 }
 LOOKS = 200_000  # a millisecond or more apart: how long anything may take before it counts as hung
 PRELOADED = [
-    "jaxgru.running",
-    "jaxgru.summary",
-    "jaxgru.command_line",
-    "jaxgru.plotting",
+    "jaxgru.runs.lifecycle",
+    "jaxgru.cli.summary",
+    "jaxgru.cli.options",
+    "jaxgru.runs.figure",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "orbax.checkpoint",
@@ -180,9 +180,9 @@ def _train(
 
 def _count_steps(path: Path) -> None:
     """Has the numbers of the first and last step written down, whatever then becomes of us."""
-    from jaxgru import running
+    from jaxgru.runs import lifecycle
 
-    make = running.Observer
+    make = lifecycle.Observer
     with open(path, "r+b") as file:
         numbers = mmap.mmap(file.fileno(), 16)
 
@@ -199,7 +199,7 @@ def _count_steps(path: Path) -> None:
         observer.on_steps = on_steps
         return observer
 
-    running.Observer = counting
+    lifecycle.Observer = counting
 
 
 @dataclass(frozen=True)
@@ -270,14 +270,14 @@ class Lab:
 
     def result_of(self, run: Path) -> Result:
         """Reads what a finished run came to."""
-        from jaxgru import checkpointing, run_folders
+        from jaxgru.runs import checkpoints, folders
 
-        config = run_folders.load_run_config(run)
-        with checkpointing.open_checkpoints(run) as manager:
-            state, best, progress = checkpointing.restore(manager, run, config)
+        config = folders.load_run_config(run)
+        with checkpoints.open_checkpoints(run) as manager:
+            state, best, progress = checkpoints.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))
         digest = hashlib.sha256()
-        for leaf in jax.tree.leaves((state, best, checkpointing.load_run(run)[0])):
+        for leaf in jax.tree.leaves((state, best, checkpoints.load_run(run)[0])):
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -22,11 +22,11 @@ from mutations import NUMBERS, TEXTS, mutate, text
 
 import jaxgru
 from jaxgru import Config, ModelConfig
-from jaxgru.checkpointing import CHECKSUMS, open_checkpoints, restore, save
 from jaxgru.config import TrainingConfig
+from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.files import hashes
-from jaxgru.run_folders import create_run, load_run_config
-from jaxgru.tokenizers import CharacterTokenizer
+from jaxgru.runs.checkpoints import CHECKSUMS, open_checkpoints, restore, save
+from jaxgru.runs.folders import create_run, load_run_config
 from jaxgru.training import Progress, init_state
 
 COUNT = itertools.count()

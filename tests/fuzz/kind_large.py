@@ -10,13 +10,13 @@ from pathlib import Path
 from fuzzing import Made
 
 import jaxgru
+from jaxgru.cli.writing import Options, pieces
 from jaxgru.config import load_config
-from jaxgru.dataset import load_dataset
+from jaxgru.data.dataset import load_dataset
+from jaxgru.data.tokenizers import read_tokenizer
 from jaxgru.interop import import_torch
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.interop.study import load_study
-from jaxgru.tokenizers import read_tokenizer
-from jaxgru.writing import Options, pieces
 from pages.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}

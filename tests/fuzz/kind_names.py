@@ -16,11 +16,11 @@ from mutations import text
 import jaxgru
 from jaxgru import Config, ModelConfig
 from jaxgru.config import from_dict, load_config
+from jaxgru.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
 from jaxgru.interop import import_torch
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study
-from jaxgru.run_folders import create_run, find_run, load_run_config, versions
-from jaxgru.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
+from jaxgru.runs.folders import create_run, find_run, load_run_config, versions
 
 MODEL = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1)
 TOKENIZER = CharacterTokenizer("abc")

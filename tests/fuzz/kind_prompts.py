@@ -13,8 +13,8 @@ from mutations import text
 
 import jaxgru
 from jaxgru import ModelConfig
-from jaxgru.tokenizers import CharacterTokenizer
-from jaxgru.writing import Options, pieces
+from jaxgru.cli.writing import Options, pieces
+from jaxgru.data.tokenizers import CharacterTokenizer
 
 BOUNDS = {"seconds": 60.0}
 """Some cases are the first of their shape, and XLA compiles a program: seconds, on a busy core."""

@@ -18,8 +18,8 @@ from mutations import NUMBERS, mutate, text
 
 import jaxgru
 from jaxgru import Config, ModelConfig
+from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.tokenizers import CharacterTokenizer
 
 VALID: list[bytes] = []
 DTYPES = ("F32", "F64", "BF16", "F16", "I64", "U8", "BOOL", "F8_E4M3", "F4", "C64", "f32", "", "X")

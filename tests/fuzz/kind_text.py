@@ -10,7 +10,7 @@ from fuzzing import Finding, Made
 from mutations import mutate, text
 
 from jaxgru.config import load_config
-from jaxgru.dataset import load_dataset
+from jaxgru.data.dataset import load_dataset
 
 PLAIN = "But soft, what light through yonder window breaks?\nIt is the east – né.\n" * 20
 NAMES = ("text.txt", "caf\udce9.txt", "[red].txt", "a\nb.txt", " ", "\u202etxt", "x" * 200, "a'\".")

@@ -15,21 +15,23 @@ from fuzzing import check_message, time_limit
 from rich.console import Console
 
 import jaxgru
-from jaxgru import Config, ModelConfig, tokenizers, writing
+from jaxgru import Config, ModelConfig
+from jaxgru.cli import writing
 from jaxgru.config import ConfigError, from_dict, load_config
-from jaxgru.corpus import CorpusError
-from jaxgru.dataset import load_dataset
-from jaxgru.errors import UserError
-from jaxgru.interop import InteropError
-from jaxgru.interop.pickles import check_pickle
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study, save_study
-from jaxgru.tokenizers import (
+from jaxgru.data import tokenizers
+from jaxgru.data.corpus import CorpusError
+from jaxgru.data.dataset import load_dataset
+from jaxgru.data.tokenizers import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     TokenizerError,
     read_tokenizer,
 )
+from jaxgru.errors import UserError
+from jaxgru.interop import InteropError
+from jaxgru.interop.pickles import check_pickle
+from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.study import load_study, save_study
 from pages.records import Kept, Measured, RecordError, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +140,7 @@ class TestFilesThatAreNone:
         )
 
     def test_a_given_copy_of_the_corpus(self, pipe):
-        assert "pipe" in refusal(CorpusError, lambda: jaxgru.corpus.load_corpus(path=pipe))
+        assert "pipe" in refusal(CorpusError, lambda: jaxgru.data.corpus.load_corpus(path=pipe))
 
     @pytest.mark.parametrize("suffix", [".json", ".model"])
     def test_a_tokenizer(self, pipe, tmp_path, suffix):

@@ -13,11 +13,11 @@ from random_models import random_params, same_bits
 
 import jaxgru
 from jaxgru import Config, ModelConfig
-from jaxgru.checkpointing import open_checkpoints, save
+from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.interop.study import load_study
-from jaxgru.run_folders import create_run
-from jaxgru.tokenizers import CharacterTokenizer
+from jaxgru.runs.checkpoints import open_checkpoints, save
+from jaxgru.runs.folders import create_run
 from jaxgru.training import Progress, init_state
 
 torch = pytest.importorskip("torch")

@@ -19,9 +19,9 @@ from random_models import model_configs, only_model, random_bits, random_params,
 import jaxgru
 from jaxgru import Config, ModelConfig, load_config
 from jaxgru.config import to_dict
+from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.interop import InteropError
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 
 SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1)
 TOKENIZER = CharacterTokenizer('a"é')

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from random_models import model_configs, only_model, random_bits, random_params, same_bits
 
 from jaxgru import Config, ModelConfig, apply, load_config
+from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop import InteropError, study
 from jaxgru.interop.study import load_study, load_study_run, save_study
-from jaxgru.tokenizers import CharacterTokenizer
 
 torch = pytest.importorskip("torch")
 
@@ -508,7 +508,7 @@ class TestRefusals:
 
     def test_pytorch_is_not_imported_before_it_is_needed(self):
         code = (
-            "import sys, jaxgru, jaxgru.checkpointing, jaxgru.interop.safetensors,"
+            "import sys, jaxgru, jaxgru.runs.checkpoints, jaxgru.interop.safetensors,"
             " jaxgru.interop.study, jaxgru.interop.torch_nn; sys.exit('torch' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code]).returncode == 0

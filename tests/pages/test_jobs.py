@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from jaxgru.config import load_config, to_dict
-from jaxgru.run_folders import is_finished
+from jaxgru.runs.folders import is_finished
 from pages.jobs import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",

@@ -1,0 +1,228 @@
+"""What a lost state costs one model: every measure of the study, as one JSON record."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgru.analysis.markov import (
+    bigram_divergence,
+    greedy_cycles,
+    stationary_distribution,
+    transition_matrix,
+)
+from jaxgru.analysis.ngrams import (
+    MAX_ORDER,
+    bigram_probabilities,
+    context_frequencies,
+    count_ngrams,
+)
+from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
+from jaxgru.data.dataset import Dataset
+from jaxgru.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.evaluation import Losses, memory_curve, recovery, stream_nll, window_loss
+from jaxgru.files import write_text
+from jaxgru.model import Params
+from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.runs.folders import RunError
+from jaxgru.sampling import generate
+
+Record = dict[str, Any]
+
+FILE_NAME = "study.json"  # of a run's record, in its folder
+
+TREATMENTS = {
+    "stateless": {"stateful": False, "last_token_only": False},
+    "last token only": {"stateful": True, "last_token_only": True},
+    "stateful": {"stateful": True, "last_token_only": False},
+}
+"""The published bug; the study's stateful sampler, which reads no more of the prompt than its last
+token; and ours, which reads all of it."""
+
+NUM_PROMPTS, PROMPT_LENGTH = 32, 32  # taken from the validation split, evenly spaced
+GREEDY_TOKENS, SAMPLED_TOKENS = 1000, 500  # written from each prompt
+TEMPERATURE, TOP_K = 0.8, 30
+NUM_WORDS = 1500  # of the sampled text, over which distinct n-grams are counted
+TEXT_MEASURES = {
+    "share_that_loops": "greedy texts that end in a loop, share",
+    "median_period": "its period, tokens (median)",
+    "median_onset": "its onset, tokens (median)",
+    "known_words": "words that the training text has, share",
+    "distinct_1": f"distinct words among {NUM_WORDS:,}",
+    "distinct_2": "distinct pairs of words",
+    "distinct_3": "distinct triples of words",
+}
+"""A record's measures of text, and what they are called."""
+
+PROMPT = "ROMEO: "  # of the texts that are kept to be read
+
+
+def measure(
+    params: Params,
+    tokenizer: Tokenizer,
+    dataset: Dataset,
+    window: int = 128,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Record:
+    """Every measure of one model; losses are nats a token on the whole validation split.
+
+    Args:
+      window: of the `windows` loss: the length that the model was trained with.
+      progress: told what is being measured.
+
+    Raises:
+      UserError: the validation split has fewer than two tokens.
+    """
+    tokens = dataset.validation
+    progress("one stream")
+    stream = stream_nll(params, tokens)
+    progress("the memory curve")
+    curve = memory_curve(params, tokens)
+    losses = Losses(
+        windows=curve[window] if window in curve else window_loss(params, tokens, window),
+        stream=float(stream.mean()),
+        stateless=curve[1],
+        num_tokens=len(tokens) - 1,
+        num_characters=tokenizer.num_characters(tokens[1:]),
+    )
+    progress("the recovery after a reset")
+    excess = recovery(params, tokens, stream=stream)
+    progress("the stateless chain")
+    chain = _chain(params, tokenizer, dataset)
+    progress("text")
+    return {
+        "num_tokens": losses.num_tokens,
+        "num_characters": losses.num_characters,
+        "windows": losses.windows,
+        "stream": losses.stream,
+        "stateless": losses.stateless,
+        "sensitivity": losses.sensitivity,
+        "memory_curve": [[every, loss] for every, loss in curve.items()],
+        "recovery": [float(f"{nats:.5g}") for nats in excess],
+        "chain": chain,
+        "text": _text(params, tokenizer, dataset),
+    }
+
+
+def save_record(run: Path, record: Record) -> None:
+    """Writes a run's record into its folder, with the day and the hardware.
+
+    Raises:
+      RunError: the folder cannot be written.
+    """
+    made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
+    try:
+        write_text(run / FILE_NAME, json.dumps(record | made, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{run / FILE_NAME} cannot be written: {error.strerror}.") from error
+
+
+def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
+    P = transition_matrix(params)
+    V = len(P)
+    bigram = bigram_probabilities(dataset.train, V)
+    weights = context_frequencies(dataset.train, V)
+    frequencies = weights[weights > 0]
+    stationary = stationary_distribution(P)
+    return {
+        "kl_to_bigram": bigram_divergence(P, bigram, weights),
+        "kl_to_frequencies": float(
+            frequencies @ np.log(frequencies / stationary[weights > 0])
+        ),  # of the corpus's tokens from the chain's stationary distribution
+        "cycles": [
+            {"text": tokenizer.decode(np.array(cycle.tokens)), "period": len(cycle.tokens),
+             "basin": cycle.basin / V}
+            for cycle in greedy_cycles(P)[:5]
+        ],
+    }  # fmt: skip
+
+
+def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
+    tokens = dataset.validation
+    length = min(PROMPT_LENGTH, len(tokens) - 1)
+    starts = np.linspace(0, len(tokens) - length, NUM_PROMPTS).astype(int)
+    prompts = jnp.asarray(tokens[starts[:, None] + np.arange(length)])
+    vocabulary = frozenset(words(tokenizer.decode(dataset.train)))
+    itself = _whole_words(tokenizer.decode(tokens[: NUM_PROMPTS * SAMPLED_TOKENS]))
+    record: Record = {"validation text": _words(itself, vocabulary)}
+    for name, treatment in TREATMENTS.items():
+        greedy = _generate(params, prompts, GREEDY_TOKENS, 0, **treatment)
+        sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, **treatment)
+        text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
+        record[name] = _loops(greedy) | _words(text, vocabulary)
+        try:
+            opening = jnp.asarray(tokenizer.encode(PROMPT))[None]
+        except TokenizerError:  # a vocabulary of the user's own
+            continue
+        record[name] |= {
+            "greedy": PROMPT + tokenizer.decode(_generate(params, opening, 200, 0, **treatment)[0]),
+            "sampled": PROMPT
+            + tokenizer.decode(_generate(params, opening, 300, TEMPERATURE, **treatment)[0]),
+        }
+    return record
+
+
+def _generate(
+    params: Params,
+    prompts: jax.Array,
+    num_tokens: int,
+    temperature: float,
+    stateful: bool,
+    last_token_only: bool,
+) -> np.ndarray:
+    top_k = min(TOP_K, len(params.head.bo)) if temperature else None
+    new, _, _ = generate(
+        params,
+        jax.random.key(0),
+        prompts[:, -1:] if last_token_only else prompts,
+        num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        stateful=stateful,
+    )
+    return np.asarray(new)
+
+
+def _loops(greedy: np.ndarray) -> Record:
+    """How many of the greedy texts end in a loop, and the median loop."""
+    loops = [loop for row in greedy if (loop := find_loop(row))]
+    return {
+        "share_that_loops": len(loops) / len(greedy),
+        "median_period": statistics.median(loop.period for loop in loops) if loops else None,
+        "median_onset": statistics.median(loop.onset for loop in loops) if loops else None,
+    }
+
+
+def _whole_words(text: str) -> str:
+    """Without what may be the end of a prompt's last word, or the beginning of a word cut off."""
+    return re.sub(r"\A\S*|\S*\Z", "", text)
+
+
+def _words(text: str, vocabulary: frozenset[str]) -> Record:
+    """How many words the training text has, and how many word n-grams come only once or more."""
+    found = words(text)[:NUM_WORDS]
+    record: Record = {"num_words": len(found)}
+    if found:
+        record["known_words"] = known_word_share(text + "\n", vocabulary)
+    for n in (1, 2, 3):
+        if len(found) >= n:
+            record[f"distinct_{n}"] = distinct_ngrams(found, n)
+    return record
+
+
+def measure_ngrams(dataset: Dataset) -> list[float]:
+    """Nats a token of the counted n-gram models, orders 1 to 8, on the validation split."""
+    largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
+    return [
+        float(largest.lower(order).token_nll(dataset.validation).mean())
+        for order in range(1, MAX_ORDER + 1)
+    ]

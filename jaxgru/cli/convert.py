@@ -1,0 +1,98 @@
+"""Converts a model between a run folder, .safetensors (a whole model) and the study's .pth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from jaxgru.cli.options import Parser, early_value
+from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
+from jaxgru.files import remove_parts
+from jaxgru.interop import InteropError
+from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.study import load_study_run, save_study
+from jaxgru.pretrained import load_pretrained
+from jaxgru.runs.checkpoints import load_run
+from jaxgru.runs.folders import find_run
+
+
+def main() -> None:
+    """Reads the arguments, checks that they make sense, and makes two calls: load and save."""
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--pretrained", metavar="NAME", help="in place of IN: a model that ships with jaxgru"
+    )
+    if early_value("--pretrained") is None:
+        parser.add_argument(
+            "source", metavar="IN", type=Path, help="run folder, .safetensors or .pth"
+        )
+    parser.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .pth")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="RUN_OR_FILE",
+        type=Path,
+        help="for a .pth, which holds none: a run, .safetensors, tokenizer.json or tokenizer.model "
+        "(default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    arguments = parser.parse_args()
+    source = None if arguments.pretrained is not None else arguments.source
+    target, given = arguments.target, arguments.tokenizer
+    check(source, target, arguments.force)
+    if given is not None and (source is None or source.is_dir() or source.suffix != ".pth"):
+        parser.error(f"--tokenizer is for a .pth: {source or arguments.pretrained} has its own.")
+    if source is None:
+        params, config, tokenizer = load_pretrained(arguments.pretrained)
+    elif given is None:
+        params, config, tokenizer = load_run(source)
+    else:
+        params, config, tokenizer = load_study_run(source, find_tokenizer(given))
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target  # a link stays one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no part is left
+    try:
+        remove_parts(place)
+        if target.suffix == ".pth":
+            save_study(place, params, config)
+        else:
+            save_safetensors(place, params, config, tokenizer)
+    except OSError as error:
+        raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
+    print(f"{config.name} written to {target}")
+
+
+def check(source: Path | None, target: Path, force: bool) -> None:
+    """Raises InteropError before anything slow starts where source and target make no sense."""
+    if source is not None:
+        check_source(source, target)
+    if target.suffix not in (".pth", ".safetensors"):
+        raise InteropError(f"{target} must end in .safetensors or .pth, which say what to write.")
+    if target.is_dir():
+        raise InteropError(f"{target} is a folder.")
+    if target.exists() and not target.is_file():
+        raise InteropError(f"{target} is not a regular file.")
+    if target.exists() and not force:
+        raise InteropError(f"{target} exists; to replace it, add --force.")
+
+
+def check_source(source: Path, target: Path) -> None:
+    """Raises InteropError where there is no such model, or the target is the same kind of file."""
+    if not source.exists():
+        raise InteropError(f"there is no {source}.")
+    kind = "" if source.is_dir() else source.suffix
+    if not source.is_dir() and kind not in (".pth", ".safetensors"):
+        raise InteropError(f"{source} is neither a run folder nor a .safetensors or .pth file.")
+    if kind == target.suffix:
+        raise InteropError(f"{source} is a {kind} file already; copy it.")
+    if target.exists() and source.samefile(target):
+        raise InteropError(f"{target} is the same file as {source}.")
+
+
+def find_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a run, of a .safetensors file, or in a file of its own."""
+    if path.suffix in (".json", ".model"):
+        return read_tokenizer(path)
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)[2]
+    return load_tokenizer(find_run(path))

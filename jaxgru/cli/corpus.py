@@ -1,0 +1,61 @@
+"""Finds a corpus, says where it came from, its size and SHA-256, and writes it to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxgru.cli.options import Parser
+from jaxgru.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
+from jaxgru.files import write_bytes
+
+
+def main() -> None:
+    """Reads the arguments; finds the corpus, writes it where asked, and says what it is."""
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--corpus",
+        metavar="NAME_OR_PATH",
+        default=TINY_SHAKESPEARE,
+        help="%(default)s, which is the default, or a UTF-8 text file of your own",
+    )
+    parser.add_argument("--path", metavar="FILE", help=f"a copy of {TINY_SHAKESPEARE} to use")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write the text to this file")
+    parser.add_argument(
+        "--force", action="store_true", help="let --output replace a file with another text"
+    )
+    arguments = parser.parse_args()
+
+    corpus = load_corpus(arguments.corpus, path=arguments.path)
+    if arguments.output is not None:
+        write_text(arguments.output, corpus.text, arguments.force)
+    print(f"source      {corpus.source}")
+    print(f"characters  {len(corpus.text)}")
+    print(f"lines       {num_lines(corpus.text)}")
+    print(f"SHA-256     {corpus.sha256}")
+    if arguments.output is not None:
+        print(f"written to  {arguments.output}")
+
+
+def write_text(path: Path, text: str, force: bool = False) -> None:
+    """Writes `text` as UTF-8, whole or not at all.
+
+    Raises CorpusError if `path` is no regular file, has another content and `force` is false, or
+    cannot be written.
+    """
+    data = text.encode("utf-8")
+    try:
+        if path.exists() and not path.is_file():
+            raise CorpusError(f"{path} is not a regular file; give --output another name.")
+        if path.exists() and path.read_bytes() == data:
+            return
+        if path.exists() and not force:
+            raise CorpusError(f"{path} has another content; to replace it, add --force.")
+        # Resolved, because renaming would replace a link instead of what it leads to.
+        write_bytes(path.resolve(), data)
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def num_lines(text: str) -> int:
+    """Returns the number of lines; a last one without a line end counts too."""
+    return text.count("\n") + (not text.endswith("\n"))

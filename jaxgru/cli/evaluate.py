@@ -1,0 +1,119 @@
+"""Measures what a trained model loses with its state, on the whole validation split.
+
+Or, with --ngram, the loss of a counted model there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxgru.analysis import state_cost
+from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.cli.options import Parser, load_model
+from jaxgru.config import load_config
+from jaxgru.data.dataset import Dataset, load_dataset
+from jaxgru.evaluation import in_units
+from jaxgru.runs.folders import find_run
+
+
+def main() -> None:
+    """Reads the arguments, makes one call and prints tables."""
+    parser = Parser(__doc__)
+    parser.add_model()
+    parser.add_argument(
+        "--save", action="store_true", help="write it all into the run, too, as report.py reads it"
+    )
+    arguments = parser.parse_args()
+    is_file = str(arguments.run).endswith((".safetensors", ".pth")) or os.path.isfile(
+        str(arguments.run)
+    )
+    if arguments.save and (arguments.run is None or is_file):
+        parser.error("--save writes into a run folder; name one with --run.")
+    console = Console(highlight=False)
+    if arguments.ngram is not None:
+        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        console.print(_ngram(config.name, arguments.ngram, dataset))
+        return
+
+    params, config, tokenizer = load_model(arguments)
+    config, dataset = load_dataset(config, tokenizer)
+    window = config.training.sequence_length
+    with console.status("compiling") as status:
+        record = state_cost.measure(
+            params, tokenizer, dataset, window, lambda what: status.update(f"measuring {what}")
+        )
+    if arguments.save:
+        state_cost.save_record(find_run(arguments.run), record)
+    for table in (
+        _losses(config.name, window, record),
+        _text(record["text"]),
+        _chain(record["chain"]),
+    ):
+        console.print(table)
+
+
+def _losses(name: str, window: int, record: state_cost.Record) -> Table:
+    rows = [
+        ("every token: stateless" if every == 1 else f"every {every:,} tokens", loss)
+        for every, loss in record["memory_curve"]
+    ]
+    rows += [
+        ("never: one stream", record["stream"]),
+        (f"windows of {window}, as in training", record["windows"]),
+        ("sensitivity: stateless less one stream", record["sensitivity"]),
+    ]
+    sizes = record["num_tokens"], record["num_characters"]
+    return _in_units(name, "state reset to zero", rows, *sizes)
+
+
+def _ngram(name: str, order: int, dataset: Dataset) -> Table:
+    tokens, tokenizer = dataset.validation, dataset.tokenizer
+    model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
+    rows = [(f"order {order}", float(model.token_nll(tokens).mean()))]
+    sizes = len(tokens) - 1, tokenizer.num_characters(tokens[1:])
+    return _in_units(name, "counted n-grams", rows, *sizes)
+
+
+def _in_units(
+    name: str, what: str, rows: list[tuple[str, float]], num_tokens: int, num_characters: int
+) -> Table:
+    table = Table(title=f"{name}: {num_tokens:,} tokens, {num_characters:,} characters")
+    table.add_column(what)
+    for unit in ("nats/token", "bits/token", "nats/char", "bits/char"):
+        table.add_column(unit, justify="right")
+    for row, loss in rows:
+        units = in_units(loss, num_tokens, num_characters)
+        table.add_row(row, *(f"{value:.4f}" for value in units.values()))
+    return table
+
+
+def _text(record: state_cost.Record) -> Table:
+    table = Table(
+        title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
+        f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}"
+    )
+    table.add_column("")
+    for name in record:
+        table.add_column(name, justify="right")
+    for measure, title in state_cost.TEXT_MEASURES.items():
+        cells = [values.get(measure) for values in record.values()]
+        table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
+    return table
+
+
+def _chain(record: state_cost.Record) -> Table:
+    table = Table(
+        title=f"the stateless chain: {record['kl_to_bigram']:.4f} nats a token from the counted "
+        "bigram, weighted by the corpus"
+    )
+    table.add_column("greedy text ends in")
+    table.add_column("period", justify="right")
+    table.add_column("from so many of the tokens", justify="right")
+    for cycle in record["cycles"]:
+        # as Text, for in a plain str Rich takes "[/b]" for markup
+        table.add_row(Text(repr(cycle["text"])), str(cycle["period"]), f"{cycle['basin']:.0%}")
+    return table

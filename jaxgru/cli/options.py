@@ -1,0 +1,223 @@
+"""What the scripts share: one sentence for a user's mistake, an option for each config field."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn, TextIO
+
+import jax
+
+from jaxgru.config import SECTIONS, Config, config_names, dotted_names, nearest
+from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.errors import UserError
+from jaxgru.model import Params
+from jaxgru.parallel.hardware import no_device
+from jaxgru.pretrained import load_pretrained
+from jaxgru.runs.checkpoints import load_run
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
+ALSO_CALLED = {
+    "--training.learning_rate": "lr",
+    "--training.batch_size": "bs",
+    "--training.weight_decay": "wd",
+    "--training.max_grad_norm": "clip grad_clip",
+    "--training.steps_per_epoch": "steps max_steps",
+    "--training.sequence_length": "block_size context",
+    "--model.compute_dtype": "precision bf16",
+    "--data.corpus": "text dataset input",
+    "--prompt": "text input start",
+    "--resume": "init load checkpoint ckpt",
+    "--run": "init load checkpoint ckpt model",
+    "--config": "model",
+    "--runs": "out output out_dir",
+    "--num-tokens": "length max_length",
+    "--temperature": "greedy",
+}
+"""What other programs call some options, where the spelling would not lead to ours."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence and exit 2; options are never abbreviated.
+
+    In their names "-" and "_" mean the same.
+    """
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the sentence and exits 2."""
+        _end(message)
+
+    def print_help(self, file=None) -> None:
+        """As ever, but not in silence where it cannot be written."""
+        print(self.format_help(), end="", file=file)
+
+    def parse_args(self, args=None, namespace=None):
+        """As ever, but what is unknown is answered with what was probably meant."""
+        args = map(self._as_declared, sys.argv[1:] if args is None else args)
+        known, unknown = self.parse_known_args(list(args), namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"{unknown[0]!r} belongs to no option; {self._meant(unknown[0])}.")
+            self.error(f"there is no option {name}; the nearest is {self._nearest(name)}.")
+        return known
+
+    def _as_declared(self, argument: str) -> str:
+        """The argument; if it is an option, with the dashes and underscores of its declaration."""
+        name, equals, value = argument.partition("=")
+        if name.startswith("--"):
+            declared = {o.replace("_", "-"): o for o in self._option_string_actions}
+            name = declared.get(name.replace("_", "-"), name)
+        return name + equals + value
+
+    def _nearest(self, name: str) -> str:
+        known = self._option_string_actions
+        word = name.strip("-").replace("-", "_")
+        called = [option for option, words in ALSO_CALLED.items() if word in words.split()]
+        return next((o for o in called if o in known), nearest(name, known))
+
+    def _meant(self, word: str) -> str:
+        """What a word that stands without an option may have been meant as."""
+        known = self._option_string_actions
+        if "--config" in known and (word in config_names() or word.endswith(".toml")):
+            return f"a config is given as --config {word}"
+        if "--resume" in known and os.path.isdir(word):
+            return f"a run is given as --resume {word}"
+        return "--help lists the options"
+
+    def add_model(self) -> None:
+        """Adds the ways to name a trained or counted model, one of which is needed."""
+        model = self.add_mutually_exclusive_group(required=True)
+        model.add_argument("--run", help="a run folder, or a .safetensors or .pth file")
+        model.add_argument("--pretrained", metavar="NAME", help="a model that ships with jaxgru")
+        model.add_argument(
+            "--ngram", type=int, metavar="N", help="a counted n-gram model of this order, 1 to 8"
+        )
+        self.add_argument("--config", help="whose text and tokens --ngram counts (astra_alpha)")
+
+    def add_config_fields(self, config: Config) -> None:
+        """Adds `--section.field` for every field; the defaults shown are the config's values."""
+        for section in SECTIONS:
+            if section == "published":
+                continue
+            group = self.add_argument_group(section)
+            values = getattr(config, section)
+            for field in dataclasses.fields(values):
+                help = f"{field.metadata['help']} (default: {_typed(getattr(values, field.name))})"
+                group.add_argument(
+                    f"--{section}.{field.name}", metavar="VALUE", help=help.replace("%", "%%")
+                )
+
+
+def _typed(value: object) -> str:
+    """A field's value as one types it in a shell."""
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+
+
+def early_value(option: str) -> str | None:
+    """An option's value on the command line, before the parser that knows the others is made."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(option, dest="value")
+    try:
+        return parser.parse_known_args()[0].value
+    except argparse.ArgumentError:
+        return None  # the option lacks its value; the parser that comes after says so
+
+
+def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer]:
+    """The trained model that `Parser.add_model`'s options name.
+
+    Raises:
+      UserError: as the loaders do, or there is a --config.
+    """
+    if arguments.config is not None:
+        raise UserError("--config belongs to --ngram; a trained model knows its own.")
+    if arguments.pretrained is not None:
+        return load_pretrained(arguments.pretrained)
+    return load_run(arguments.run)
+
+
+def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """The config fields given on the command line, by dotted name."""
+    given = vars(arguments)
+    return {name: given[name] for name in dotted_names() if given.get(name) is not None}
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C.
+
+    What does not fit in memory is the user's to make smaller, and where JAX has no device the user
+    has asked for another: those are one line, too. Where the output cannot be written, it exits 1:
+    in silence if its reader has gone, else with one line.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stderr.isatty():
+        print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with contextlib.suppress(OSError):  # it was a file and has become a pipe
+            sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
+    code = 0
+    try:
+        try:
+            main()
+        except SystemExit as stop:  # as after --help
+            code = stop.code
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
+    except UserError as error:
+        _end(str(error))
+    except OSError:
+        error = _broken(sys.stdout)
+        if error is None:
+            raise
+        _drop(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            _end(f"the output cannot be written: {error.strerror}.", 1)
+        code = 1  # whoever read it has gone, as `head` does
+    except Exception as error:
+        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
+            why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
+            _end(
+                f"the memory is too small ({why[0].rstrip('.')}); to train in less, raise "
+                "--training.gradient_accumulation and lower --training.batch_size by as much, or "
+                "set --training.remat true."
+            )
+        if problem := no_device():
+            _end(problem)
+        raise
+    raise SystemExit(code)
+
+
+def _end(sentence: str, code: int = 2) -> NoReturn:
+    try:
+        print(f"{sys.argv[0].rsplit('/')[-1]}: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+    raise SystemExit(code) from None
+
+
+def _broken(stream: TextIO) -> OSError | None:
+    """What is wrong with a stream, found out by writing an empty line to it."""
+    try:
+        print(file=stream, flush=True)
+    except OSError as error:
+        return error
+    return None
+
+
+def _drop(stream: TextIO) -> None:
+    """Sends what a stream still holds, and would write when Python ends, to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

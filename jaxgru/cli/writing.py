@@ -1,0 +1,167 @@
+"""From a prompt to text on the terminal, piece by piece as it is generated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxgru.analysis.ngrams import NGram
+from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.errors import UserError
+from jaxgru.model import ModelCarry, Params, apply
+from jaxgru.sampling import check_sampling, generate
+
+PIECE = 16  # tokens generated between two prints
+READ = 2**13  # tokens of a prompt read at once: what is held grows with them
+
+
+@dataclass(frozen=True)
+class Options:
+    """How text is written; the meanings are those of `jaxgru.generate`.
+
+    last_token_only gives the model no more of the prompt than its last token, as the study's own
+    samplers do.
+    """
+
+    num_tokens: int = 400
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    stateful: bool = True
+    last_token_only: bool = False
+    seed: int = 0
+
+
+def pieces(
+    model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
+) -> Iterator[str]:
+    """The prompt, then the text that follows it, in pieces of about 16 tokens.
+
+    The state that one piece ends with is where the next begins. `sample` numbers the samples of one
+    seed.
+
+    Raises:
+      UserError: before anything is generated: the prompt is empty or has unknown characters, or an
+        option is out of range.
+    """
+    check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
+    if options.num_tokens < 1:
+        raise UserError(f"num_tokens is {options.num_tokens}; it must be at least 1.")
+    known = tokenizer.encode(prompt)
+    if len(known) == 0:
+        raise UserError("the prompt is empty; give at least one character to begin with.")
+    return _pieces(model, tokenizer, known, options, sample)
+
+
+def write(
+    model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
+) -> None:
+    """Prints samples, one after another, each as it is generated. Raises as `pieces` does."""
+    if num_samples < 1:
+        raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
+    for sample in range(num_samples):
+        text = pieces(model, tokenizer, prompt, options, sample)
+        if num_samples > 1:
+            print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
+        for piece in text:
+            print(piece, end="", flush=True)
+        print()
+
+
+def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
+    """Prints stateless and stateful text side by side: same weights, prompt, seed and options.
+
+    Raises as `pieces` does.
+    """
+    table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
+    texts = []
+    for name, stateful in (("stateless", False), ("stateful", True)):
+        table.add_column(name, ratio=1)
+        option = dataclasses.replace(options, stateful=stateful)
+        texts.append(Text("".join(pieces(params, tokenizer, prompt, option))))
+    table.add_row(*texts)
+    Console().print(table)
+
+
+def _pieces(
+    model: Params | NGram, tokenizer: Tokenizer, prompt: np.ndarray, options: Options, sample: int
+) -> Iterator[str]:
+    read = prompt[-1:] if options.last_token_only else prompt
+    go_on = (_ngram if isinstance(model, NGram) else _recurrent)(model, read, options, sample)
+    known, said = prompt, tokenizer.decode(prompt)
+    yield said
+    for start in range(0, options.num_tokens, PIECE):
+        known = np.concatenate([known, go_on(min(PIECE, options.num_tokens - start))])
+        text = tokenizer.decode(known)
+        yield text[len(said) :]
+        said = text
+
+
+def _recurrent(
+    params: Params, prompt: np.ndarray, options: Options, sample: int
+) -> Callable[[int], np.ndarray]:
+    """What gives the next so many tokens, each time from the state where it stopped."""
+    key = jax.random.fold_in(jax.random.key(options.seed), sample)
+    carry = None
+    if not options.stateful:
+        prompt = prompt[-1:]  # the state after the others would be thrown away
+    while len(prompt) > READ:
+        carry, prompt = _read(params, prompt[None, :READ], carry), prompt[READ:]
+    tokens = jnp.asarray(prompt)[None]
+
+    def go_on(num_tokens: int) -> np.ndarray:
+        nonlocal tokens, carry, key
+        new, carry, key = generate(
+            params,
+            key,
+            tokens,
+            num_tokens,
+            carry,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stateful=options.stateful,
+        )
+        tokens = new[:, -1:]
+        return np.asarray(new[0])
+
+    return go_on
+
+
+@jax.jit
+def _read(params: Params, tokens: Int[Array, "B T"], carry: ModelCarry | None) -> ModelCarry:
+    """The state after these tokens; no logits are computed."""
+    return apply(params, tokens, carry)[1]
+
+
+def _ngram(
+    model: NGram, prompt: np.ndarray, options: Options, sample: int
+) -> Callable[[int], np.ndarray]:
+    """The same for an n-gram model, whose state is the text so far."""
+    rng, text = np.random.default_rng([options.seed, sample]), prompt
+
+    def go_on(num_tokens: int) -> np.ndarray:
+        nonlocal text
+        new = model.generate(
+            rng,
+            text,
+            num_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+        )
+        text = np.concatenate([text, new])
+        return new
+
+    return go_on

@@ -1,0 +1,1 @@
+"""A config's corpus as tokens: text, tokenizers, splits, batches. Knows no model."""

@@ -1,0 +1,63 @@
+"""A config's corpus as tokens: loaded, verified, tokenised, split."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxgru.config import Config
+from jaxgru.data.batching import check_length
+from jaxgru.data.corpus import TINY_SHAKESPEARE, load_corpus, split
+from jaxgru.data.tokenizers import Tokenizer, learn_tokenizer
+from jaxgru.errors import UserError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Both splits as int32 tokens, (N,), and the tokenizer that made them."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    tokenizer: Tokenizer
+    source: str
+
+
+def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Config, Dataset]:
+    """Loads what a config trains on; without a tokenizer, one is learnt from the whole corpus.
+
+    Returns the config with what the corpus decides filled in (its hash, an absolute path, the size
+    of a character vocabulary), and the tokens.
+
+    Raises:
+      UserError: the corpus cannot be read, is not the one that the config's hash names, or is too
+        short to draw one batch from or to validate on.
+    """
+    data = config.data
+    corpus = load_corpus(data.corpus)
+    if data.sha256 not in ("", corpus.sha256):
+        raise UserError(
+            f"the corpus {data.corpus} has changed: its SHA-256 is {corpus.sha256}, "
+            f"but the run was made with {data.sha256}."
+        )
+    if tokenizer is None:
+        tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
+    train, validation = split(tokenizer.encode(corpus.text), data.validation_fraction)
+    check_length(len(train), config.training, data.sampling, "the training split")
+    if len(validation) < 2:
+        raise UserError(
+            f"the validation split has {len(validation)} tokens, but a loss needs at least 2."
+        )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
+        data=dataclasses.replace(data, corpus=_absolute(data.corpus), sha256=corpus.sha256),
+    )
+    return config, Dataset(train, validation, tokenizer, corpus.source)
+
+
+def _absolute(corpus: str) -> str:
+    """A corpus's name as it stands, a path made absolute: it must be found from anywhere."""
+    return corpus if corpus == TINY_SHAKESPEARE else str(Path(corpus).resolve())

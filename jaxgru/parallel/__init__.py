@@ -1,0 +1,1 @@
+"""Many devices and many processes: where arrays are, and what processes must agree on."""

@@ -1,0 +1,21 @@
+"""Training: `step.py` has one step and many, `loop.py` a whole run in memory."""
+
+from jaxgru.training.loop import NonFiniteLoss, Observer, Progress, fit
+from jaxgru.training.step import (
+    TrainState,
+    clip_by_global_norm,
+    init_state,
+    learning_rate,
+    loss_fn,
+    mean_of_parts,
+    optimizer,
+    state_shardings,
+    train_step,
+    train_steps,
+)
+
+__all__ = [
+    "NonFiniteLoss", "Observer", "Progress", "TrainState", "clip_by_global_norm", "fit",
+    "init_state", "learning_rate", "loss_fn", "mean_of_parts", "optimizer", "state_shardings",
+    "train_step", "train_steps",
+]  # fmt: skip

@@ -1,0 +1,279 @@
+"""The stateless chain against the model it describes: its logits, its losses, its text."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import numpy_gru_losses
+from scipy import stats
+
+import jaxgru
+from jaxgru import ModelConfig
+from jaxgru.analysis.markov import (
+    Cycle,
+    bigram_divergence,
+    greedy_cycles,
+    stationary_distribution,
+    transition_matrix,
+)
+from jaxgru.analysis.text import Loop, find_loop
+from jaxgru.errors import UserError
+from jaxgru.evaluation import window_loss
+
+V = 12
+
+
+def model(seed: int, cell: str, vocab_size: int, num_layers: int, **options) -> jaxgru.Params:
+    """Normal weights: large, so that the rows of the chain differ; NumPy's, so nothing compiles."""
+    config = ModelConfig(cell, vocab_size, 3, 5, num_layers, **options)
+    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def params() -> jaxgru.Params:
+    return model(0, "gru", V, 2, second_bias=True)
+
+
+@pytest.fixture(scope="module")
+def P(params) -> np.ndarray:
+    return transition_matrix(params)
+
+
+def random_chain(V: int, concentration: float = 0.3) -> np.ndarray:
+    """Rows from a sparse Dirichlet: some transitions are likely, many nearly impossible."""
+    P = np.random.default_rng(V).dirichlet(np.full(V, concentration), V) + 1e-9
+    return P / P.sum(axis=1, keepdims=True)
+
+
+class TestTransitionMatrix:
+    @pytest.mark.parametrize(
+        "cell, vocab_size, num_layers, options",
+        [
+            ("gru", 7, 1, {"reset": "after", "layer_norm": True}),
+            ("lstm", 6, 2, {}),
+            ("rnn", 2, 2, {}),
+            ("lstm", 1, 1, {}),
+            ("mlp", 4, 1, {"context_length": 2}),
+        ],
+    )
+    def test_rows_are_apply_on_texts_of_one_token(self, cell, vocab_size, num_layers, options):
+        params = model(0, cell, vocab_size, num_layers, **options)
+        P = transition_matrix(params)
+        logits, _ = jax.jit(jaxgru.apply)(params, jnp.arange(vocab_size)[:, None])
+        np.testing.assert_allclose(P, jax.nn.softmax(logits[:, 0], axis=-1), rtol=1e-4, atol=1e-7)
+        assert P.shape == (vocab_size, vocab_size) and P.dtype == np.float64
+        np.testing.assert_allclose(P.sum(axis=1), 1, rtol=0, atol=1e-15 * vocab_size)
+
+    def test_rows_are_numpys(self, params, P):
+        """The equations in float64, written without jaxgru's cells; two layers of GRU."""
+        nll = [[numpy_gru_losses(params, np.array([v, w]), 1)[0] for w in range(V)] for v in (0, 7)]
+        np.testing.assert_allclose(P[[0, 7]], np.exp(-np.array(nll)), rtol=1e-4)
+        assert np.abs(P[0] - P[7]).max() > 0.1  # or any row would do
+
+    def test_of_huge_logits(self):
+        """A head of ±10,000: certain, and neither 0/0 nor infinite."""
+        params = model(0, "rnn", 2, 2)
+        params = params.replace(head=params.head.replace(bo=np.float32([1e4, -1e4])))
+        np.testing.assert_array_equal(transition_matrix(params), [[1, 0], [1, 0]])
+
+
+class TestStationaryDistribution:
+    @pytest.mark.parametrize("a, b", [(0.5, 0.5), (0.1, 0.3), (0.9, 0.01), (1, 1), (1, 0.25)])
+    def test_two_tokens_in_closed_form(self, a, b):
+        pi = stationary_distribution(np.array([[1 - a, a], [b, 1 - b]]))
+        np.testing.assert_allclose(pi, [b / (a + b), a / (a + b)], rtol=1e-15)
+
+    def test_two_tokens_that_hardly_ever_change(self):
+        """1 − a rounds to 1: P − I in float64 says nothing any more, P's other entries all."""
+        pi = stationary_distribution(np.array([[1 - 1e-20, 1e-20], [3e-20, 1 - 3e-20]]))
+        np.testing.assert_allclose(pi, [3 / 4, 1 / 4], rtol=1e-15)
+
+    def test_one_token(self):
+        np.testing.assert_array_equal(stationary_distribution(np.ones((1, 1))), [1])
+
+    def test_a_random_walk_by_hand(self):
+        """On a path of four, half right and half left, staying at the ends: all places alike.
+
+        With right twice as likely as left each place is twice the one before: 1, 2, 4, 8 of 15.
+        """
+        walk = lambda r: np.diag([r] * 3, 1) + np.diag([1 - r] * 3, -1) + np.diag([1 - r, 0, 0, r])
+        np.testing.assert_allclose(stationary_distribution(walk(1 / 2)), np.full(4, 1 / 4))
+        np.testing.assert_allclose(
+            stationary_distribution(walk(2 / 3)), np.array([1, 2, 4, 8]) / 15, rtol=1e-14
+        )
+
+    def test_a_chain_that_goes_round(self):
+        """Powers of this P never settle; its stationary distribution is uniform all the same."""
+        np.testing.assert_allclose(stationary_distribution(np.eye(5)[[1, 2, 3, 4, 0]]), 1 / 5)
+
+    @pytest.mark.parametrize("V", [3, 40, 500])
+    def test_residual_and_the_eigenvector(self, V):
+        P = random_chain(V)
+        pi = stationary_distribution(P)
+        assert np.abs(pi @ P - pi).max() < 1e-15
+        assert pi.min() > 0 and pi.sum() == pytest.approx(1, abs=1e-14)
+        if V <= 40:
+            values, vectors = np.linalg.eig(P.T)
+            vector = vectors[:, np.abs(values - 1).argmin()].real
+            np.testing.assert_allclose(pi, vector / vector.sum(), rtol=1e-9)
+
+    def test_leaves_its_argument_alone(self):
+        P = random_chain(4)
+        before = P.copy()
+        stationary_distribution(P)
+        np.testing.assert_array_equal(P, before)
+
+    def test_refuses_a_chain_that_falls_apart(self):
+        with pytest.raises(UserError, match="from token 2 the chain never comes to a token below"):
+            stationary_distribution(np.array([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]]))
+
+    @pytest.mark.parametrize(
+        "P, message",
+        [
+            (np.ones((2, 3)) / 3, r"must be \(V, V\) with V at least 1, not \(2, 3\)"),
+            (np.ones((0, 0)), r"not \(0, 0\)"),
+            (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sums to 1.1"),
+            (np.array([[1.5, -0.5], [0.5, 0.5]]), "the least entry is -0.5"),
+            (np.array([[0.5, 0.5], [np.nan, 0.5]]), "row 1 .* sums to nan"),
+        ],
+    )
+    def test_refuses_what_is_no_chain(self, P, message):
+        for function in (stationary_distribution, greedy_cycles):
+            with pytest.raises(UserError, match=message):
+                function(P)
+
+
+def test_stateless_text_has_the_chains_frequencies(params, P):
+    """The last two tokens of 4,000 texts of 100: pairs (v, w) with probability π[v] · P[v, w].
+
+    Texts are independent of one another, as successive tokens of one text are not, so Pearson's
+    χ² holds as it stands; 99 tokens are enough to forget the first, as P⁹⁹ shows. A correct sampler
+    falls below p = 0.001 for one key in a thousand, and the key is fixed. The pairs turned round
+    (w, then v), and pairs whose first token is uniform, come nowhere near.
+    """
+    pi = stationary_distribution(P)
+    assert np.abs(np.linalg.matrix_power(P, 99) - pi).max() < 1e-6
+
+    prompt = jnp.zeros((4000, 1), jnp.int32)
+    tokens, _, _ = jaxgru.generate(params, jax.random.key(1), prompt, 100, stateful=False)
+    counts = np.zeros((V, V))
+    np.add.at(counts, tuple(np.asarray(tokens)[:, -2:].T), 1)
+
+    def p_value(expected):
+        often = expected >= 5  # χ² is an approximation that needs 5 in a cell: the rest is one cell
+        pool = lambda cells: [*cells[often], cells[~often].sum()]
+        return stats.chisquare(pool(counts), pool(expected)).pvalue
+
+    expected = 4000 * pi[:, None] * P
+    assert (expected >= 5).sum() > V  # most cells stand for themselves
+    assert p_value(expected) > 0.001
+    assert p_value(expected.T) < 1e-9
+    assert p_value(4000 / V * P) < 1e-9
+
+
+class TestBigramDivergence:
+    def test_by_hand(self):
+        """Row 0: 1 · ln(1 / ½). Row 1: ½ ln(½ / ¼) + ½ ln(½ / ¾) = ½ ln(4/3)."""
+        P, bigram = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[1, 0], [0.5, 0.5]])
+        expected = 0.25 * math.log(2) + 0.75 * 0.5 * math.log(4 / 3)
+        seen = bigram_divergence(P, bigram, np.array([0.25, 0.75]))
+        assert seen == pytest.approx(expected, rel=1e-14)
+
+    def test_of_equal_chains_is_0_and_of_others_is_above(self):
+        P, other, weights = random_chain(6), random_chain(6, 2.0), np.full(6, 1 / 6)
+        assert bigram_divergence(P, P, weights) == 0
+        assert bigram_divergence(P, other, weights) > 0.1
+
+    def test_is_the_stateless_loss_less_the_bigrams_entropy(self, params, P):
+        """On a text: what evaluation measures of the model, less what counting alone leaves.
+
+        Token 5 is in no bigram, and its row of counts is 0 / 0.
+        """
+        tokens = np.random.default_rng(0).choice(np.delete(np.arange(V), 5), 200).astype(np.int32)
+        pairs = Counter(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+        contexts = Counter(tokens[:-1].tolist())
+        entropy = -sum(n * math.log(n / contexts[v]) for (v, _), n in pairs.items()) / 199
+
+        counts = np.zeros((V, V))
+        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        with np.errstate(invalid="ignore"):
+            bigram = counts / counts.sum(axis=1, keepdims=True)
+        assert np.isnan(bigram[5]).all()
+        seen = bigram_divergence(P, bigram, counts.sum(axis=1) / counts.sum())
+        assert seen == pytest.approx(window_loss(params, tokens, 1) - entropy, rel=1e-5)
+        assert seen > 0.1
+
+    def test_of_what_the_chain_rules_out_is_infinite(self):
+        P, bigram = np.array([[1.0, 0], [0.5, 0.5]]), np.full((2, 2), 0.5)
+        assert bigram_divergence(P, bigram, np.array([0.5, 0.5])) == math.inf
+        assert bigram_divergence(P, bigram, np.array([0.0, 1.0])) == 0  # but not where no one looks
+
+    def test_a_nan_that_counts_is_seen(self):
+        bigram = np.array([[np.nan, np.nan], [0.5, 0.5]])
+        assert math.isnan(bigram_divergence(np.full((2, 2), 0.5), bigram, np.array([0.5, 0.5])))
+
+    @pytest.mark.parametrize(
+        "weights, message",
+        [
+            (np.ones(3) / 3, r"the weights \(3,\); they must be \(V, V\), \(V, V\) and \(V,\)"),
+            (np.array([[0.5], [0.5]]), r"the weights \(2, 1\)"),
+            (np.array([30, 70]), "the weights sum to 100"),
+            (np.array([1.5, -0.5]), "the least is -0.5"),
+        ],
+    )
+    def test_refuses_weights_that_are_none(self, weights, message):
+        with pytest.raises(UserError, match=message):
+            bigram_divergence(np.full((2, 2), 0.5), np.full((2, 2), 0.5), weights)
+
+
+class TestGreedyCycles:
+    @pytest.mark.parametrize(
+        "successor, cycles",
+        [
+            ([0], [Cycle((0,), 1)]),
+            ([1, 0], [Cycle((0, 1), 2)]),
+            ([0, 1], [Cycle((0,), 1), Cycle((1,), 1)]),
+            ([1, 1], [Cycle((1,), 2)]),
+            # 5 → 4 → 3 → 2 → 4: the loop is 4 3 2, written from its smallest token
+            ([0, 0, 4, 2, 3, 4], [Cycle((2, 4, 3), 4), Cycle((0,), 2)]),
+            # every way into one loop is long: V − 1 steps from token 6
+            ([0, 0, 1, 2, 3, 4, 5], [Cycle((0,), 7)]),
+        ],
+    )
+    def test_by_hand(self, successor, cycles):
+        V = len(successor)
+        P = (np.eye(V)[successor] + 0.1) / (1 + 0.1 * V)
+        assert greedy_cycles(P) == cycles
+
+    def test_of_equally_likely_tokens_the_first(self):
+        assert greedy_cycles(np.full((3, 3), 1 / 3)) == [Cycle((0,), 3)]
+
+    def test_all_greedy_stateless_text_ends_in_one(self):
+        """From every token: the loop at the text's end is a cycle, and basins count who gets there.
+
+        No text needs more than V − 1 tokens to come into its cycle, so 4V show three turns of it.
+        """
+        V = 60
+        params = model(3, "rnn", V, 1)
+        cycles = greedy_cycles(transition_matrix(params))
+        assert len(cycles) > 1 and max(len(cycle.tokens) for cycle in cycles) > 2  # or too easy
+        prompt = jnp.arange(V)[:, None]
+        texts, _, _ = jaxgru.generate(
+            params, jax.random.key(0), prompt, 4 * V, temperature=0, stateful=False
+        )
+        seen: Counter[tuple[int, ...]] = Counter()
+        for text in np.concatenate([prompt, texts], axis=1).tolist():
+            loop = find_loop(text)
+            assert isinstance(loop, Loop) and loop.onset < V
+            turn = text[loop.onset : loop.onset + loop.period]
+            start = turn.index(min(turn))
+            seen[tuple(turn[start:] + turn[:start])] += 1
+        assert seen == {cycle.tokens: cycle.basin for cycle in cycles}
+        assert [cycle.basin for cycle in cycles] == sorted(seen.values(), reverse=True)

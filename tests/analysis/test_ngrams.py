@@ -1,0 +1,433 @@
+"""N-grams against probabilities worked out by hand, and the equations over again with dicts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgru.analysis.ngrams import NGram, bigram_probabilities, context_frequencies, count_ngrams
+from jaxgru.data.corpus import split
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.errors import UserError
+from jaxgru.sampling import filter_logits
+
+TEXT = np.array([0, 1, 0, 1, 2, 1])
+
+
+class BruteForce:
+    """Interpolated modified Kneser–Ney from Chen & Goodman's equations: tuples, sets and loops."""
+
+    def __init__(self, text: np.ndarray, vocab_size: int, order: int) -> None:
+        text = tuple(text.tolist())
+        self.V, self.n = vocab_size, order
+        self.c: dict[tuple[int, ...], int] = Counter()
+        for i in range(len(text) - order + 1):
+            self.c[text[i : i + order]] += 1
+        for k in range(1, order):
+            before: dict[tuple[int, ...], set[int]] = {}
+            for i in range(1, len(text) - k + 1):
+                before.setdefault(text[i : i + k], set()).add(text[i - 1])
+            for gram, tokens in before.items():
+                self.c[gram] = len(tokens)
+        self.D = {k: self.discounts(k) for k in range(1, order + 1)}
+
+    def discounts(self, k: int) -> list[float]:
+        n = Counter(count for gram, count in self.c.items() if len(gram) == k)
+        if n[1] > 0 and n[2] > 0 and n[3] > 0:
+            Y = n[1] / (n[1] + 2 * n[2])
+            D1 = 1 - 2 * Y * n[2] / n[1]
+            D2 = 2 - 3 * Y * n[3] / n[2]
+            D3 = 3 - 4 * Y * n[4] / n[3]
+            if min(D1, D2, D3) > 0:
+                return [D1, D2, D3]
+        return [0.5, 1.0, 1.5]
+
+    def p(self, w: int, h: tuple[int, ...]) -> float:
+        h = h[len(h) - min(len(h), self.n - 1) :]
+        lower = self.p(w, h[1:]) if h else 1 / self.V
+        counts = [self.c.get((*h, v), 0) for v in range(self.V)]
+        if sum(counts) == 0:
+            return lower
+        D = self.D[len(h) + 1]
+        N1, N2 = counts.count(1), counts.count(2)
+        N3 = sum(count >= 3 for count in counts)
+        gamma = (D[0] * N1 + D[1] * N2 + D[2] * N3) / sum(counts)
+        c = counts[w]
+        return (c - (D[min(c, 3) - 1] if c else 0)) / sum(counts) + gamma * lower
+
+
+def markov_text(vocab_size: int, length: int, seed: int) -> np.ndarray:
+    """Random tokens of which few are likely after each other: many k-grams come again."""
+    rng = np.random.default_rng(seed)
+    transitions = rng.dirichlet(np.full(vocab_size, 0.3), vocab_size)
+    text = [0]
+    for _ in range(length - 1):
+        text.append(rng.choice(vocab_size, p=transitions[text[-1]]))
+    return np.array(text, np.int32)
+
+
+class TestByHand:
+    def test_unigrams_with_discounts_from_the_counts_of_counts(self):
+        """Tokens 0–3 occur once, 4 and 5 twice, 6 three times, 7 four times, 8 and 9 never.
+
+        n_1, n_2, n_3, n_4 = 4, 2, 1, 1, so that Y = 4/(4 + 2·2) = 1/2, and
+        D(1) = 1 − 2·½·2/4 = 1/2, D(2) = 2 − 3·½·1/2 = 5/4, D(3) = 3 − 4·½·1/1 = 1;
+        γ = (4·½ + 2·5/4 + 1 + 1)/15 = 6.5/15, and each of the 10 tokens gets a tenth of it.
+        """
+        text = np.array([7, 0, 4, 6, 7, 5, 1, 6, 7, 2, 4, 5, 6, 3, 7])
+        expected = np.array([0.5] * 4 + [0.75] * 2 + [2.0, 3.0, 0.0, 0.0]) + 0.65
+        p = count_ngrams(text, 10, 1).probabilities(np.array([], int))
+        np.testing.assert_allclose(p, expected / 15, rtol=1e-14)
+
+    @pytest.mark.parametrize(
+        "context, expected",
+        [
+            # After how many different tokens? 0: after 1. 1: after 0 and 2. 2: after 1. 3: none.
+            # n_1, n_2, n_3 = 2, 1, 0: without a token of count 3, D = 1/2, 1, 3/2, for want of
+            # better. γ = (½ + 1 + ½)/4 = 1/2, a quarter of it each, is 1/8.
+            ([], [0.5 / 4 + 1 / 8, 1 / 4 + 1 / 8, 0.5 / 4 + 1 / 8, 1 / 8]),
+            # n_1, n_2, n_3 = 3, 1, 0. Twice followed by 1: (2 − 1)/2, and γ = 1/2 of the above.
+            ([0], [1 / 8, 1 / 2 + 3 / 16, 1 / 8, 1 / 16]),
+            # Once by 0, once by 2: (1 − ½)/2 each, and γ = 1/2.
+            ([1], [1 / 4 + 1 / 8, 3 / 16, 1 / 4 + 1 / 8, 1 / 16]),
+            # Once by 1: (1 − ½)/1, and γ = 1/2.
+            ([2], [1 / 8, 1 / 2 + 3 / 16, 1 / 8, 1 / 16]),
+            # Never seen: the first line.
+            ([3], [1 / 4, 3 / 8, 1 / 4, 1 / 8]),
+        ],
+    )
+    def test_bigrams(self, context, expected):
+        model = count_ngrams(TEXT, 4, 2)
+        np.testing.assert_allclose(model.probabilities(np.array(context, int)), expected)
+        if context:  # whatever is further back
+            np.testing.assert_allclose(model.probabilities(np.array([3, 1, *context])), expected)
+
+    def test_nats(self):
+        """0 | 1 1 0 2 0: the factors of the lines above, the first token being no prediction."""
+        nll = count_ngrams(TEXT, 4, 2).token_nll(np.array([0, 1, 1, 0, 2, 0]))
+        np.testing.assert_allclose(nll, -np.log([11 / 16, 3 / 16, 3 / 8, 1 / 8, 1 / 8]))
+
+    def test_the_first_tokens_of_the_text_come_after_none(self):
+        """In 2 0 1 0 1, 2 0 comes after nothing: to trigrams, the context 2 alone says nothing."""
+        model = count_ngrams(np.array([2, 0, 1, 0, 1]), 3, 3)
+        np.testing.assert_array_equal(
+            model.probabilities(np.array([2])), model.probabilities(np.array([], int))
+        )
+        assert model.probabilities(np.array([2, 0]))[1] > 0.5
+
+    def test_bigram_matrix_and_context_frequencies(self):
+        """0 is followed by 1 twice; 1 by 0 and by 2; 2 by 1; nothing follows 3."""
+        expected = [[0, 1, 0, 0], [1 / 2, 0, 1 / 2, 0], [0, 1, 0, 0], [1 / 4] * 4]
+        np.testing.assert_array_equal(bigram_probabilities(TEXT, 4), expected)
+        np.testing.assert_array_equal(context_frequencies(TEXT, 4), [2 / 5, 2 / 5, 1 / 5, 0])
+
+
+class TestAgainstBruteForce:
+    @pytest.mark.parametrize("order", [1, 2, 3, 4])
+    @pytest.mark.parametrize("vocab_size, seed", [(3, 0), (6, 1)])
+    def test_every_context(self, order, vocab_size, seed):
+        """Contexts seen and unseen, of every length up to one token more than the model reads."""
+        text = markov_text(vocab_size, 400, seed)
+        model, reference = (make(text, vocab_size, order) for make in (count_ngrams, BruteForce))
+        rng = np.random.default_rng(2)
+        for length in range(order + 1):
+            for context in rng.integers(0, vocab_size, (12, length)):
+                expected = [reference.p(w, tuple(context.tolist())) for w in range(vocab_size)]
+                np.testing.assert_allclose(model.probabilities(context), expected, rtol=1e-12)
+
+    @pytest.mark.parametrize("order", [1, 2, 3, 4])
+    def test_token_nll(self, order):
+        text, other = markov_text(6, 400, 1), np.random.default_rng(3).integers(0, 6, 100)
+        reference = BruteForce(text, 6, order)
+        for tokens in (text[:100], other):
+            history = tuple(tokens.tolist())
+            expected = [-math.log(reference.p(history[t], history[:t])) for t in range(1, 100)]
+            seen = count_ngrams(text, 6, order).token_nll(tokens)
+            np.testing.assert_allclose(seen, expected, rtol=1e-12)
+
+    def test_the_discounts_are_not_all_fallbacks(self):
+        """Without this, the agreement above might hold for a model that estimates none."""
+        for k, D in BruteForce(markov_text(6, 400, 1), 6, 4).D.items():
+            assert (D != [0.5, 1.0, 1.5]) == (k > 2)
+
+    def test_large_tokens_and_a_high_order(self):
+        """1000^8 is above 2^63: keys made of all eight tokens would run over, and collide."""
+        text = 990 + markov_text(10, 300, 4)
+        reference, history = BruteForce(text, 1000, 8), tuple(text.tolist())
+        expected = [-math.log(reference.p(history[t], history[:t])) for t in range(1, 20)]
+        seen = count_ngrams(text, 1000, 8).token_nll(text)[:19]
+        np.testing.assert_allclose(seen, expected, rtol=1e-12)
+
+
+texts = st.integers(1, 5).flatmap(
+    lambda vocab_size: st.tuples(
+        st.just(vocab_size),
+        st.integers(1, 8),
+        st.lists(st.integers(0, vocab_size - 1), min_size=8, max_size=60),
+        st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=12),
+    )
+)
+
+
+class TestProperties:
+    @given(texts)
+    def test_distributions(self, example):
+        """Positive, of sum 1, and the very ones whose logarithms are the losses."""
+        vocab_size, order, text, tokens = example
+        model = count_ngrams(np.array(text), vocab_size, order)
+        for evaluated in (np.array(text), np.array(tokens)):
+            nll = model.token_nll(evaluated)
+            assert nll.shape == (len(evaluated) - 1,)
+            for t in range(1, len(evaluated)):
+                p = model.probabilities(evaluated[:t])
+                assert p.shape == (vocab_size,)
+                assert p.min() > 0
+                assert p.sum() == pytest.approx(1, abs=1e-13)
+                assert nll[t - 1] == pytest.approx(-math.log(p[evaluated[t]]), abs=1e-13)
+
+    @given(texts)
+    def test_a_lower_order_is_the_one_counted_anew(self, example):
+        vocab_size, order, text, tokens = example
+        model = count_ngrams(np.array(text), vocab_size, 8)
+        np.testing.assert_array_equal(
+            model.lower(order).token_nll(np.array(tokens)),
+            count_ngrams(np.array(text), vocab_size, order).token_nll(np.array(tokens)),
+        )
+
+    @given(texts)
+    def test_the_bigram_matrix_gives_back_the_counts(self, example):
+        vocab_size, _, text, _ = example
+        matrix = bigram_probabilities(np.array(text), vocab_size)
+        frequencies = context_frequencies(np.array(text), vocab_size)
+        np.testing.assert_allclose(matrix.sum(1), 1)
+        pairs = np.zeros((vocab_size, vocab_size))
+        np.add.at(pairs, (text[:-1], text[1:]), 1)
+        np.testing.assert_allclose(frequencies[:, None] * matrix * (len(text) - 1), pairs)
+
+
+class TestSmallTexts:
+    @pytest.mark.parametrize("order", range(1, 9))
+    def test_a_vocabulary_of_1_is_certain(self, order):
+        text = np.zeros(8, np.int32)
+        model = count_ngrams(text, 1, order)
+        np.testing.assert_allclose(model.probabilities(text), [1.0], rtol=1e-15)
+        np.testing.assert_allclose(model.token_nll(text), 0, atol=1e-15)
+        np.testing.assert_array_equal(model.generate(np.random.default_rng(0), text, 3), [0, 0, 0])
+
+    @pytest.mark.parametrize("text", [[0, 0], [0, 1], [1, 1]])
+    @pytest.mark.parametrize("order", [1, 2])
+    def test_a_vocabulary_of_2_and_a_text_of_2_tokens(self, order, text):
+        model = count_ngrams(np.array(text), 2, order)
+        for context in ([], [0], [1], [1, 0]):
+            p = model.probabilities(np.array(context, int))
+            assert p.min() > 0
+            assert p.sum() == pytest.approx(1)
+        (nll,) = model.token_nll(np.array(text))
+        assert nll <= math.log(2)
+
+    def test_a_text_of_1_token(self):
+        """c = 1, no n_2: D(1) = ½, so half of it, and half of the half of the rest."""
+        p = count_ngrams(np.array([1]), 2, 1).probabilities(np.array([], int))
+        np.testing.assert_allclose(p, [1 / 4, 3 / 4])
+
+    def test_an_order_longer_than_anything_that_comes_again(self):
+        """Every k-gram occurs once: no n_2 in any order, and yet the text is what is likeliest."""
+        text = np.random.default_rng(0).permutation(20)
+        model = count_ngrams(text, 20, 8)
+        generated = model.generate(np.random.default_rng(0), text[1:2], 18, temperature=0)
+        np.testing.assert_array_equal(generated, text[2:])
+        nll = model.token_nll(text)
+        assert nll[6:].max() < nll[0]
+        unseen = model.probabilities(text[::-1])  # only its last token was a context
+        np.testing.assert_array_equal(unseen, model.probabilities(text[:1]))
+
+
+class Recorder:
+    """A generator of random numbers that keeps the distribution it is asked to sample from."""
+
+    def choice(self, n: int, p: np.ndarray) -> int:
+        self.p = p
+        return int(p.argmax())
+
+
+class TestGenerate:
+    @pytest.fixture
+    def model(self) -> NGram:
+        return count_ngrams(markov_text(6, 400, 1), 6, 3)
+
+    @pytest.mark.parametrize("temperature", [0.3, 2.5])
+    @pytest.mark.parametrize("top_k", [None, 3])
+    @pytest.mark.parametrize("top_p", [None, 0.01, 0.7, 1.0])
+    def test_samples_what_the_networks_sampler_would(self, model, temperature, top_k, top_p):
+        for context in ([2, 4], []):
+            logits = jnp.log(model.probabilities(np.array(context, int)))[None]
+            expected = jax.nn.softmax(filter_logits(logits, temperature, top_k, top_p))[0]
+            options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+            rng = Recorder()
+            model.generate(rng, np.array(context, int), 1, **options)
+            np.testing.assert_allclose(rng.p, expected, rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(rng.p > 0, expected > 0)
+
+    def test_equally_likely_tokens_stay_together(self):
+        """After 0, the tokens 1 and 3 are the likeliest, and neither is the first."""
+        model = count_ngrams(np.array([0, 1, 0, 3, 0, 1, 0, 3, 2]), 4, 2)
+        for options in (dict(top_k=1), dict(top_p=0.1)):
+            rng = Recorder()
+            model.generate(rng, np.array([0]), 1, **options)
+            np.testing.assert_allclose(rng.p, [0, 1 / 2, 0, 1 / 2])
+
+    def test_a_top_p_of_1_leaves_out_no_token(self):
+        """However rare: 1 and 2 have about 1e-20, and 1 − 1e-20 rounds to 1."""
+        model = count_ngrams(np.array([0] * 10_000 + [1, 2]), 3, 1)
+        rng = Recorder()
+        model.generate(rng, np.array([0]), 1, temperature=0.2, top_p=1.0)
+        assert 0 < rng.p[1:].max() < 1e-17
+
+    def test_greedy_is_the_argmax_after_everything_before(self, model):
+        prompt = np.array([5, 2], np.int32)
+        tokens = model.generate(np.random.default_rng(0), prompt, 20, temperature=0)
+        text = np.concatenate([prompt, tokens])
+        for t in range(2, 22):
+            assert text[t] == model.probabilities(text[:t]).argmax()
+        assert tokens.dtype == np.int32
+
+    def test_a_temperature_near_0_is_greedy(self, model):
+        options = dict(prompt=np.array([5]), num_tokens=20)
+        greedy = model.generate(np.random.default_rng(0), **options, temperature=0)
+        for temperature in (1e-4, 5e-324):
+            tokens = model.generate(np.random.default_rng(0), **options, temperature=temperature)
+            np.testing.assert_array_equal(tokens, greedy)
+
+    def test_going_on_with_the_text_and_the_same_rng_is_exact(self, model):
+        options = dict(temperature=0.8, top_k=5, top_p=0.9)
+        prompt = np.array([1, 3])
+        whole = model.generate(np.random.default_rng(7), prompt, 40, **options)
+        rng = np.random.default_rng(7)
+        first = model.generate(rng, prompt, 15, **options)
+        rest = model.generate(rng, np.concatenate([prompt, first]), 25, **options)
+        np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
+        other = model.generate(np.random.default_rng(8), prompt, 40, **options)
+        assert (other != whole).any()
+
+    def test_from_nothing(self, model):
+        tokens = model.generate(np.random.default_rng(0), np.array([], np.int32), 500)
+        assert set(tokens.tolist()) == set(range(6))
+
+    def test_its_texts_are_likely(self, model):
+        """A sample loses about the model's entropy; tokens drawn evenly lose a lot more."""
+        rng = np.random.default_rng(0)
+        tokens = model.generate(rng, np.array([0]), 2000)
+        entropies = []
+        for t in range(2, 2000):
+            p = model.probabilities(tokens[t - 2 : t])
+            entropies.append(-(p * np.log(p)).sum())
+        assert model.token_nll(tokens)[1:].mean() == pytest.approx(np.mean(entropies), abs=0.06)
+        assert model.token_nll(rng.integers(0, 6, 2000)).mean() > np.mean(entropies) + 0.5
+
+
+@pytest.fixture(scope="module")
+def splits(shakespeare) -> tuple[np.ndarray, np.ndarray]:
+    return split(CharacterTokenizer.learn(shakespeare).encode(shakespeare))
+
+
+@pytest.fixture(scope="module")
+def model(splits) -> NGram:
+    """Every order of Tiny Shakespeare's characters."""
+    return count_ngrams(splits[0], 65, 8)
+
+
+class TestTinyShakespeare:
+    def test_losses_of_every_order(self, model, splits):
+        """Longer contexts help up to order 7: these are the numbers to beat, nats a character."""
+        losses = [model.lower(order).token_nll(splits[1]).mean() for order in range(1, 9)]
+        expected = [3.3473, 2.4835, 2.0381, 1.7190, 1.5612, 1.5226, 1.5165, 1.5192]
+        assert losses == pytest.approx(expected, abs=1e-4)
+        assert losses[:7] == sorted(losses[:7], reverse=True)
+        assert losses[7] > losses[6]
+
+    def test_a_bigram_loses_what_a_bigram_loses(self, model, splits):
+        """2.4875 is an earlier, separate prototype's figure; smoothing changes it by under 0.01.
+
+        It is what 0.01 added to every count gives, which needs no code of the module's but counts.
+        """
+        train, validation = splits
+        counts = np.full((65, 65), 0.01)
+        np.add.at(counts, (train[:-1], train[1:]), 1)
+        p = counts / counts.sum(1, keepdims=True)
+        added = -np.log(p[validation[:-1], validation[1:]]).mean()
+        assert added == pytest.approx(2.4875, abs=5e-5)
+        assert model.lower(2).token_nll(validation).mean() == pytest.approx(added, abs=0.01)
+
+    def test_no_bigram_fits_the_text_better_than_the_counted_one(self, model, splits):
+        """What smoothing costs on the text that was counted is the KL, weighed by the contexts."""
+        train, _ = splits
+        matrix, frequencies = bigram_probabilities(train, 65), context_frequencies(train, 65)
+        counted = -np.log(matrix[train[:-1], train[1:]]).mean()
+        smoothed = model.lower(2).token_nll(train).mean()
+        rows = np.stack([model.lower(2).probabilities(np.array([v])) for v in range(65)])
+        ratios = np.where(matrix > 0, matrix / rows, 1)
+        kl = (frequencies[:, None] * matrix * np.log(ratios)).sum()
+        assert smoothed - counted == pytest.approx(kl, rel=1e-9)
+        assert 0 < kl < 0.001
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("order", [-1, 0, 9])
+    def test_orders_there_are_not(self, order):
+        with pytest.raises(UserError, match=f"^the order is {order}; it must be 1 to 8.$"):
+            count_ngrams(np.zeros(20, int), 2, order)
+
+    @pytest.mark.parametrize("order", [0, 4])
+    def test_lower_orders_there_are_not(self, order):
+        model = count_ngrams(TEXT, 4, 3)
+        with pytest.raises(UserError, match=f"^the order is {order}; .* 1 to this model's 3.$"):
+            model.lower(order)
+
+    @pytest.mark.parametrize("n, order", [(0, 1), (4, 5)])
+    def test_texts_shorter_than_the_order(self, n, order):
+        with pytest.raises(UserError, match=f"order of {order} needs {order} .* these are {n}.$"):
+            count_ngrams(np.zeros(n, int), 2, order)
+
+    @pytest.mark.parametrize("token", [-1, 4])
+    def test_tokens_outside_the_vocabulary(self, token):
+        model, tokens = count_ngrams(TEXT, 4, 3), np.array([0, 1, token])
+        for call in (
+            lambda: count_ngrams(tokens, 4, 2),
+            lambda: model.token_nll(tokens),
+            lambda: model.probabilities(tokens),
+            lambda: model.generate(np.random.default_rng(0), tokens, 1),
+            lambda: bigram_probabilities(tokens, 4),
+            lambda: context_frequencies(tokens, 4),
+        ):
+            with pytest.raises(UserError, match=f"^the token {token} is outside the .* of 4 tok"):
+                call()
+
+    @pytest.mark.parametrize("n", [0, 1])
+    def test_too_few_tokens_for_a_pair(self, n):
+        tokens = np.zeros(n, int)
+        with pytest.raises(UserError, match=f"^a loss needs at least 2 tokens; these are {n}.$"):
+            count_ngrams(TEXT, 4, 2).token_nll(tokens)
+        for function in (bigram_probabilities, context_frequencies):
+            with pytest.raises(UserError, match=f"^a bigram needs .* 2 tokens; these are {n}.$"):
+                function(tokens, 4)
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            (dict(num_tokens=0), "num_tokens is 0"),
+            (dict(temperature=-0.1), "temperature is -0.1"),
+            (dict(top_k=5), "top_k is 5"),
+            (dict(top_p=0), "top_p is 0"),
+        ],
+    )
+    def test_sampling_options(self, options, message):
+        options = dict(prompt=np.array([0]), num_tokens=3) | options
+        with pytest.raises(UserError, match=message):
+            count_ngrams(TEXT, 4, 2).generate(np.random.default_rng(0), **options)

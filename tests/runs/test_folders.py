@@ -1,0 +1,143 @@
+"""Run folders: counted, linked, found, and held by one at a time."""
+
+import errno
+import os
+
+import pytest
+from conftest import contents
+
+from jaxgru.config import Config
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.errors import UserError
+from jaxgru.runs import folders
+from jaxgru.runs.folders import LOCK, RunError, claim, create_run, find_run
+
+CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
+
+
+def make_run(root):
+    """A run with something in the place of a checkpoint, of step 2."""
+    run = create_run(root, CONFIG, TOKENIZER)
+    (run / "checkpoints" / "2").mkdir(parents=True)
+    (run / "checkpoints" / "2" / "checksums.json").write_text("{}")
+    (run / LOCK).touch()  # as whoever trained it has left it
+    return run
+
+
+def test_versions_count_up_and_latest_follows(tmp_path):
+    runs = [create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(3)]
+    assert [run.name for run in runs] == ["v1", "v2", "v3"]
+    assert find_run(tmp_path / "tiny") == runs[2].resolve()
+    assert find_run(runs[0]) == runs[0].resolve()
+    assert os.readlink(tmp_path / "tiny" / "latest") == "v3"
+    runs[0].rename(tmp_path / "tiny" / "v10")
+    assert create_run(tmp_path, CONFIG, TOKENIZER).name == "v11"
+
+
+@pytest.mark.parametrize("linked", ["runs", "runs/tiny", "runs/tiny/v1"])
+def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
+    """They are found, counted and cleared there; by either name, one process holds a run."""
+    link, disk = tmp_path / linked, tmp_path / "large disk"
+    run = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    link.rename(disk)
+    link.symlink_to(disk)
+    real = find_run(tmp_path / "runs" / "tiny")
+    assert real == run.resolve() and real.is_relative_to(disk)
+    (real / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
+    with claim(run):
+        assert list((real / "checkpoints").iterdir()) == []
+        with pytest.raises(RunError, match="is being trained by another process"):
+            with claim(real):
+                raise AssertionError("two hold it")
+    second = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    assert second.name == "v2" and find_run(tmp_path / "runs" / "tiny") == second.resolve()
+    assert link.is_symlink()
+
+
+def test_what_is_cleared_is_not_looked_for_behind_links(tmp_path):
+    """A half-written checkpoint goes, and what a link in it points to stays."""
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)
+    (half / "link").symlink_to(elsewhere)
+    (run / ".loss.png.x1y2z3.part").symlink_to(elsewhere / "kept")
+    with claim(run):
+        assert list(half.parent.iterdir()) == [] and (elsewhere / "kept").exists()
+
+
+def test_a_name_that_no_file_can_have_is_no_run():
+    """Longer than 255 bytes: the fuzzer's find (tests/fuzz, names)."""
+    with pytest.raises(RunError, match="there is no run in x+"):
+        find_run("x" * 300)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot be written: Not a directory"):
+        create_run(tmp_path / "file", CONFIG, TOKENIZER)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_one_at_a_time_holds_a_run(tmp_path):
+    run = make_run(tmp_path)
+    before = contents(run)
+    with claim(run):
+        with pytest.raises(RunError, match=f"{run} is being trained by another process"):
+            with claim(run):
+                raise AssertionError("two hold it")
+    with claim(run):
+        pass
+    assert contents(run) == before
+
+
+def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
+    run = make_run(tmp_path)
+    before = contents(run)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp" / "params"
+    half.mkdir(parents=True)
+    (half / "d").write_bytes(b"half")
+    (run / ".loss.png.x1y2z3.part").write_bytes(b"half")
+    with claim(run):
+        assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
+    run = make_run(tmp_path)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
+    with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):
+        with claim(run):
+            half.mkdir()
+            raise error
+    assert not half.exists()
+    with claim(run):
+        pass
+
+
+@pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug"), KeyError()])
+def test_other_errors_pass_as_they_are(tmp_path, error):
+    run = make_run(tmp_path)
+    with pytest.raises(type(error)) as raised, claim(run):
+        raise error
+    assert raised.value is error
+
+
+def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
+    family = tmp_path / "tiny"
+    (family / "v2").mkdir(parents=True)  # another process is ahead of us …
+    (family / "v2" / "config.toml").touch()
+    (family / "v3").mkdir()  # … and a third has not come so far
+    (family / "v1").mkdir()
+    (family / "v1" / "config.toml").touch()
+    folders._point(family / "latest", family / "v1")
+    assert os.readlink(family / "latest") == "v2"
+    assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]

@@ -1,0 +1,318 @@
+"""What a resumed run is bound to, what may change, and what must not end a run in training."""
+
+import errno
+import json
+import math
+import os
+import signal
+import sys
+
+import jax
+import pytest
+from conftest import TINY, contents
+
+import jaxgru
+from jaxgru.config import Config, load_config
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.runs import checkpoints, lifecycle
+from jaxgru.runs.folders import RunError, claim, create_run
+from jaxgru.runs.lifecycle import resume_run, start_run
+from pages.jobs import Job, find_job
+
+FEWER = TINY | {"training.epochs": "1", "training.steps_per_epoch": "1"}
+
+
+def records(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def start(tmp_path, tiny_text):
+    """Trains one step of a tiny model; returns its folder."""
+    options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny"}
+    return lambda: start_run(load_config("astra_alpha", options), tmp_path / "runs")
+
+
+class TestBound:
+    """To all that the checkpoint was made with."""
+
+    @pytest.mark.parametrize(
+        "old, new, says",
+        [
+            ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
+            ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
+            ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
+            ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
+            ("dropout = 0.1", "dropout = 0.2", "model.dropout = 0.1, and this is 0.2"),
+        ],
+    )
+    def test_to_its_config(self, run_copy, old, new, says):
+        edit(run_copy / "config.toml", old, new)
+        before = contents(run_copy)
+        with pytest.raises(RunError, match=says):
+            resume_run(run_copy)
+        assert contents(run_copy) == before
+
+    def test_to_its_tokenizer(self, run_copy):
+        """The same characters in another order: every token means another one."""
+        path = run_copy / "tokenizer.json"
+        characters = json.loads(path.read_text())["characters"]
+        path.write_text(json.dumps({"characters": characters[::-1]}))
+        with pytest.raises(RunError, match=r"was made with tokenizer \(SHA-256\) = "):
+            resume_run(run_copy)
+        with pytest.raises(RunError, match=r"was made with tokenizer \(SHA-256\) = "):
+            jaxgru.load_run(run_copy)
+
+    @pytest.mark.parametrize("name", ["jax_threefry_partitionable", "jax_enable_x64"])
+    def test_to_jaxs_settings(self, run_copy, name):
+        value = getattr(jax.config, name)
+        jax.config.update(name, not value)
+        try:
+            with pytest.raises(RunError, match=f"made with {name} = {value}, and this is"):
+                resume_run(run_copy)
+        finally:
+            jax.config.update(name, value)
+
+    def test_but_not_to_the_place_of_its_corpus(self, run_copy, tiny_text, tmp_path):
+        moved = tmp_path / "elsewhere.txt"
+        moved.write_bytes(tiny_text.read_bytes())
+        edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "gone.txt"))
+        resume_run(run_copy, {"data.corpus": str(moved)})
+        _, config, _ = jaxgru.load_run(run_copy)
+        assert config.data.corpus == str(moved)
+        assert config.name == "astra_alpha" and len(records(run_copy)) == 2
+
+
+class TestLength:
+    """--resume RUN --training.epochs N."""
+
+    def test_a_finished_run_is_lengthened_with_the_schedule_of_a_longer_one(self, run_copy, capfd):
+        """lr·(1 + cos(πe/E))/2: the first two epochs as they were, with E = 2, then with E = 4."""
+        before = records(run_copy)
+        samples = (run_copy / "samples.txt").read_bytes()
+        resume_run(run_copy, {"training.epochs": "4"})
+        after = records(run_copy)
+        assert after[:2] == before
+        rates = [3e-3 * (1 + math.cos(math.pi * e / E)) / 2 for e, E in [(0, 2), (1, 2), (2, 4)]]
+        rates.append(3e-3 * (1 + math.cos(math.pi * 3 / 4)) / 2)
+        assert [record["learning_rate"] for record in after] == pytest.approx(rates, rel=1e-5)
+        out = " ".join(capfd.readouterr().out.split())
+        assert "2 epochs become 4" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
+        assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
+        _, config, _ = jaxgru.load_run(run_copy)
+        assert config.training.epochs == 4 and config.training.lengthened_after == 2
+        assert config.published.train_loss == ()
+        resume_run(run_copy)  # as it is now, it needs no option
+        assert records(run_copy) == after
+
+    def test_such_a_run_is_none_of_the_studys(self, run_copy, tmp_path):
+        """It ends with as many epochs as a job of the study, but had other learning rates."""
+        config = (run_copy / "config.toml").read_text()
+        family = tmp_path / "astra_alpha"
+        family.mkdir()
+        overrides = {**TINY, "data.corpus": jaxgru.load_run(run_copy)[1].data.corpus}
+        job = Job("astra_alpha", tuple(overrides.items()))
+        vocabulary = {"model.vocab_size": str(jaxgru.load_run(run_copy)[1].model.vocab_size)}
+        job = Job("astra_alpha", job.overrides + tuple(vocabulary.items()))
+        (run_copy.rename(family / "v1") / "config.toml").write_text(config)
+        assert find_job(tmp_path, job) == family / "v1"
+        edit(family / "v1" / "config.toml", "lengthened_after = 0", "lengthened_after = 1")
+        assert find_job(tmp_path, job) is None
+
+    @pytest.mark.parametrize(
+        "overrides, says",
+        [
+            ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
+            ({"training.patience": "9"}, "is finished after 2 epochs.* raise what ended it"),
+            ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
+            ({"training.epochs": "many"}, "training.epochs is 'many'"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_and_nothing_changes(self, run_copy, overrides, says):
+        before = contents(run_copy)
+        with pytest.raises(jaxgru.UserError, match=says):
+            resume_run(run_copy, overrides)
+        assert contents(run_copy) == before
+
+    def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, capfd):
+        resume_run(run_copy)
+        assert "is finished, with 2 epochs; --training.epochs N" in capfd.readouterr().out
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "**", "gs:"])
+    def test_a_path_in_which_orbax_finds_nothing_again_is_refused_first(self, tmp_path, name):
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            create_run(tmp_path / name / "runs", Config("tiny"), CharacterTokenizer("abc"))
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b"])
+    def test_a_run_moved_there_can_be_read_but_not_trained(self, run_copy, tmp_path, name):
+        (tmp_path / name).mkdir()
+        run = run_copy.rename(tmp_path / name / "v1")
+        assert jaxgru.num_params(jaxgru.load_run(run)[0]) > 0
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            resume_run(run)
+
+    @pytest.mark.parametrize("name", ["back\\slash", "gs:", "**"])
+    def test_nor_read_where_orbax_cannot(self, run_copy, tmp_path, name):
+        (tmp_path / name).mkdir()
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            jaxgru.load_run(run_copy.rename(tmp_path / name / "v1"))
+
+    def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
+        """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
+        for module in (checkpoints, sys.modules["jaxgru.runs.folders"]):
+            monkeypatch.setattr(module, "check_path", lambda *_: None)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "[x]").mkdir()
+        (tmp_path / "runs").symlink_to("[x]")
+        with pytest.raises(RunError, match="cannot be read back.*manifest.ocdbt is missing"):
+            start()
+
+    def test_a_run_that_is_moved_while_it_trains(self, run_copy):
+        with claim(run_copy) as check_in_place:
+            check_in_place()
+            moved = run_copy.rename(run_copy.with_name("moved"))
+            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
+                check_in_place()
+            run_copy.mkdir()  # as Orbax would
+            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
+                check_in_place()
+        assert jaxgru.load_run(moved)
+
+    def test_an_editor_does_not_take_the_lock_away(self, run_copy):
+        """`sed -i` and vim write a new file and rename it."""
+        with claim(run_copy):
+            copy = run_copy / "config.toml~"
+            copy.write_bytes((run_copy / "config.toml").read_bytes())
+            os.replace(copy, run_copy / "config.toml")
+            with pytest.raises(RunError, match="is being trained by another process"):
+                resume_run(run_copy)
+
+
+class TestNames:
+    def test_a_run_on_a_text_of_ones_own_is_not_the_studys(self):
+        config = load_config("astra_alpha", {"data.corpus": "some/my text (2).txt"})
+        assert config.name == "astra_alpha-my_text_2_"
+        assert config.published.train_loss == ()
+
+    def test_a_name_can_be_given(self):
+        assert load_config("astra_alpha", {"name": "mine"}).name == "mine"
+        with pytest.raises(jaxgru.UserError, match="name is '../mine'"):
+            load_config("astra_alpha", {"name": "../mine"})
+
+    @pytest.mark.parametrize(
+        "overrides, kept",
+        [
+            ({"training.seed": "3"}, True),
+            ({"training.remat": "true", "data.corpus": "tiny_shakespeare"}, True),
+            ({"training.epochs": "10"}, True),  # as published
+            ({"training.epochs": "11"}, False),
+            ({"model.dropout": "0"}, False),
+            ({"data.sampling": "streams"}, False),
+        ],
+    )
+    def test_published_losses_belong_to_the_published_recipe(self, overrides, kept):
+        config = load_config("astra_alpha", overrides)
+        assert config.name == "astra_alpha"
+        assert (config.published.train_loss != ()) == kept
+
+
+class TestTraining:
+    """What must not end it, and how it ends."""
+
+    def test_a_figure_that_cannot_be_drawn(self, start, monkeypatch, capfd):
+        def usetex(*_):
+            raise RuntimeError("Failed to process string with tex because latex is not found")
+
+        monkeypatch.setattr(lifecycle, "plot_losses", usetex)
+        run = start()
+        assert capfd.readouterr().err.count("cannot be drawn: Failed to process string") == 1
+        assert (run / "samples.txt").exists() and not (run / "loss.png").exists()
+
+    def test_a_figure_for_which_there_is_no_room(self, start, monkeypatch, tmp_path):
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(lifecycle, "plot_losses", full)
+        with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
+            start()
+
+    def test_output_that_is_gone(self, start, monkeypatch, capfd):
+        with open("/dev/full", "w", buffering=1) as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            run = start()
+            monkeypatch.undo()
+        said = capfd.readouterr().err
+        assert said.count("standard output is gone") == 1 and len(said.splitlines()) == 1
+        assert (run / "samples.txt").exists()
+
+    def test_no_output_at_all(self, start, monkeypatch):
+        monkeypatch.setattr(sys, "stdout", None)  # what Python has after `>&-`
+        assert (start() / "samples.txt").exists()
+
+    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+    def test_a_signal_before_the_first_step_leaves_no_empty_run(
+        self, start, monkeypatch, name, tmp_path, run_copy
+    ):
+        """While it is being compiled, say. `latest` still names the run before."""
+        family = tmp_path / "runs" / "tiny"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        fresh_state, before = lifecycle._fresh_state, signal.getsignal(getattr(signal, name))
+
+        def interrupted(*arguments):
+            signal.raise_signal(getattr(signal, name))
+            return fresh_state(*arguments)
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert sorted(os.listdir(family)) == ["latest", "v1"]
+        assert os.readlink(family / "latest") == "v1"
+        assert signal.getsignal(getattr(signal, name)) is before
+
+    def test_nor_a_family_without_a_run(self, start, monkeypatch, tmp_path):
+        def too_large(*_):
+            raise MemoryError
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", too_large)
+        with pytest.raises(MemoryError):
+            start()
+        assert list((tmp_path / "runs").iterdir()) == []
+
+    def test_a_signal_that_is_ignored_stays_so(self, start, monkeypatch):
+        """`nohup` has SIGHUP ignored."""
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        fresh_state = lifecycle._fresh_state
+
+        def closed(*arguments):
+            signal.raise_signal(signal.SIGHUP)
+            return fresh_state(*arguments)
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", closed)
+        try:
+            assert (start() / "samples.txt").exists()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    @pytest.mark.parametrize("width", [20, 40, 50, 60, 80, 120])
+    def test_there_is_a_bar_at_any_width(self, width, capfd, monkeypatch):
+        """What is drawn has a piece of a bar in it and fits."""
+        from rich.console import Console
+
+        terminal = Console(force_terminal=True, width=width, legacy_windows=False)
+        monkeypatch.setattr(lifecycle, "console", terminal)
+        with lifecycle._bar(load_config("leviathan")) as (bar, task):
+            bar.update(task, completed=600, epoch="epoch 4/6", loss="loss 1.2345", rate="9,999 t/s")
+            line = terminal.render_lines(bar.get_renderable())[0]
+        text = "".join(segment.text for segment in line)
+        assert text.count("━") >= 4 and len(text) <= width
