@@ -1,10 +1,12 @@
 """jaxgru: GRU and LSTM language models in JAX as pure functions over an explicit carry."""
 
+from pathlib import Path
+
 from jaxgru.config import Config, ModelConfig, config_names, load_config
+from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.model import Dropout, Params, apply, init, initial_carry, num_params, step
 from jaxgru.pretrained import load_pretrained
-from jaxgru.runs.checkpoints import load_run
 from jaxgru.sampling import generate
 
 __version__ = "0.1.0"
@@ -26,3 +28,13 @@ __all__ = [
     "num_params",
     "step",
 ]
+
+
+def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
+    """Load a run's parameters, config and tokenizer: see `jaxgru.runs.checkpoints.load_run`.
+
+    It is imported when it is called, for it needs Optax.
+    """
+    from jaxgru.runs import checkpoints
+
+    return checkpoints.load_run(path)
