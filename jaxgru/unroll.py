@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -82,8 +83,24 @@ def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H
     return _dot_forward(x, W)[0]
 
 
+def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
+    """x·y of factors of one dtype, summed in another, which is the result's.
+
+    XLA's CPU back end settles how to multiply in bfloat16, and only then takes transpositions into
+    the product; one with a transposed left factor it cannot execute ("UNIMPLEMENTED ... DotThunk").
+    On a CPU, barriers therefore keep transpositions out of the product.
+    """
+    multiply = partial(jnp.matmul, preferred_element_type=dtype)
+    if x.dtype == dtype:
+        return multiply(x, y)
+    apart = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(
+        x, y, cpu=lambda x, y: apart(multiply(*apart((x, y)))), default=multiply
+    )
+
+
 def _dot_forward(x, W):
-    return jnp.matmul(x.astype(W.dtype), W, preferred_element_type=x.dtype), (x, W)
+    return _matmul(x.astype(W.dtype), W, x.dtype), (x, W)
 
 
 def _dot_backward(residuals, dy):
@@ -280,7 +297,7 @@ def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
         xT = x.reshape(-1, x.shape[-1]).T  # XLA multiplies it as it lies …
     else:
         xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but not bfloat16
-    return jnp.matmul(xT, flat_da, preferred_element_type=da.dtype).astype(dtype)
+    return _matmul(xT, flat_da, da.dtype).astype(dtype)
 
 
 def before(h0: Array, h: Array) -> Array:
@@ -290,7 +307,7 @@ def before(h0: Array, h: Array) -> Array:
 
 def _times(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
     """U·h for a state in columns, rounded as in `dot`."""
-    return jnp.matmul(U, h.astype(U.dtype), preferred_element_type=h.dtype)
+    return _matmul(U, h.astype(U.dtype), h.dtype)
 
 
 class Layout(NamedTuple):
