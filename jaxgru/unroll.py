@@ -70,7 +70,15 @@ class Lookup(NamedTuple):
 
     def rows(self) -> Float[Array, "T B E"]:
         """The input itself."""
-        return jnp.take(self.table, self.index, axis=0)
+        return rows(self.table, self.index)
+
+
+def rows(table: Float[Array, "V E"], index: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """The rows with these numbers; NaN where there is no such row, so for negative numbers."""
+    if index.dtype == bool:
+        index = index.astype(jnp.int32)  # booleans would be a mask
+    at = jnp.asarray(table).at[index]
+    return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 @jax.custom_vjp
@@ -215,15 +223,15 @@ def layer_stepper(
     """
     p = params
     if isinstance(p, MLPParams):
-        return lambda carry, x: cell(p, carry, x if table is None else jnp.take(table, x, axis=0))
+        return lambda carry, x: cell(p, carry, x if table is None else rows(table, x))
     W, b, U = gates(p)
     step = {GRUParams: _gru_step, LSTMParams: _lstm_step, RNNParams: _rnn_step}[type(p)]
     if isinstance(p, GRUParams) and p.reset == "after":
         step = _gru_after_step
     if table is None:
         return lambda carry, x: step(ROWS, U, carry, dot(x, W) + b)[0]
-    rows = dot(table, W) + b
-    return lambda carry, index: step(ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
+    a = dot(table, W) + b
+    return lambda carry, index: step(ROWS, U, carry, rows(a, index))[0]
 
 
 def recurrence(params: CellParams) -> Callable[..., tuple[Float[Array, "T B H"], Carry]]:
@@ -285,9 +293,9 @@ def _looked_up(x: Array | Lookup) -> Array:
 def product(x: Array | Lookup, W: Array) -> Array:
     """x·W over all steps as one matrix product; its gradients are one product each, too."""
     if isinstance(x, Lookup):
-        return jnp.take(dot(x.table, W), x.index, axis=0)
+        return rows(dot(x.table, W), x.index)
     T, B, E = x.shape
-    return dot(x.reshape(T * B, E), W).reshape(T, B, -1)
+    return dot(x.reshape(T * B, E), W).reshape(T, B, W.shape[1])
 
 
 def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:

@@ -90,10 +90,40 @@ def test_layer_norm_against_numpy_in_float64():
         np.testing.assert_allclose(layer_norm(p, jnp.array(x)), expected * scale + shift, 1e-12)
 
 
-def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess():
+@pytest.mark.parametrize("small", [0, 256])
+@pytest.mark.parametrize("outside", [-1, -5, 5])
+def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess(outside, small, monkeypatch):
+    """With fewer tokens than the vocabulary and with more, and in both ways of a sampler."""
+    monkeypatch.setattr("jaxgru.model.SMALL_VOCABULARY", small)
     params = perturbed(KINDS["gru"])
-    logits, _ = jaxgru.apply(params, jnp.array([[0, 5, 1]]))
-    assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
+    for T in (3, 6):
+        logits, _ = jaxgru.apply(params, TOKENS[:1, :T].at[0, 1].set(outside))
+        assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
+    carry = jaxgru.initial_carry(params, 2)
+    for step in (lambda *args: jaxgru.step(params, *args), stepper(params)):
+        logits, _ = step(jnp.array([0, outside]), carry)
+        assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [bool, "uint8", "int8"])
+def test_tokens_of_any_dtype_are_numbers(params, dtype):
+    expected, _ = jaxgru.apply(params, TOKENS)
+    logits, _ = jaxgru.apply(params, TOKENS.astype(dtype))
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_parameters_may_be_numpy_arrays(params):
+    expected, _ = jaxgru.apply(params, TOKENS[:, :1])
+    logits, _ = jaxgru.apply(jax.tree.map(np.asarray, params), TOKENS[:, :1])
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_rows(params):
+    logits, carry = jaxgru.apply(params, TOKENS[:0])
+    assert logits.shape == (0, 6, params.head.bo.size)
+    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(
+        jnp.shape, jaxgru.initial_carry(params, 0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,6 +134,8 @@ def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess():
         (TOKENS, (jnp.zeros((2, 4)),), "one entry a layer"),
         (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry a layer"),
         (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry a layer"),
+        (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
+        (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
     ],
 )
 def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
