@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -69,7 +70,15 @@ class Lookup(NamedTuple):
 
     def rows(self) -> Float[Array, "T B E"]:
         """The input itself."""
-        return jnp.take(self.table, self.index, axis=0)
+        return rows(self.table, self.index)
+
+
+def rows(table: Float[Array, "V E"], index: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """The rows with these numbers; NaN where there is no such row, so for negative numbers."""
+    if index.dtype == bool:
+        index = index.astype(jnp.int32)  # booleans would be a mask
+    at = jnp.asarray(table).at[index]
+    return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 @jax.custom_vjp
@@ -82,8 +91,24 @@ def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H
     return _dot_forward(x, W)[0]
 
 
+def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
+    """x·y of factors of one dtype, summed in another, which is the result's.
+
+    XLA's CPU back end settles how to multiply in bfloat16, and only then takes transpositions into
+    the product; one with a transposed left factor it cannot execute ("UNIMPLEMENTED ... DotThunk").
+    On a CPU, barriers therefore keep transpositions out of the product.
+    """
+    multiply = partial(jnp.matmul, preferred_element_type=dtype)
+    if x.dtype == dtype:
+        return multiply(x, y)
+    apart = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(
+        x, y, cpu=lambda x, y: apart(multiply(*apart((x, y)))), default=multiply
+    )
+
+
 def _dot_forward(x, W):
-    return jnp.matmul(x.astype(W.dtype), W, preferred_element_type=x.dtype), (x, W)
+    return _matmul(x.astype(W.dtype), W, x.dtype), (x, W)
 
 
 def _dot_backward(residuals, dy):
@@ -198,15 +223,15 @@ def layer_stepper(
     """
     p = params
     if isinstance(p, MLPParams):
-        return lambda carry, x: cell(p, carry, x if table is None else jnp.take(table, x, axis=0))
+        return lambda carry, x: cell(p, carry, x if table is None else rows(table, x))
     W, b, U = gates(p)
     step = {GRUParams: _gru_step, LSTMParams: _lstm_step, RNNParams: _rnn_step}[type(p)]
     if isinstance(p, GRUParams) and p.reset == "after":
         step = _gru_after_step
     if table is None:
         return lambda carry, x: step(ROWS, U, carry, dot(x, W) + b)[0]
-    rows = dot(table, W) + b
-    return lambda carry, index: step(ROWS, U, carry, jnp.take(rows, index, axis=0))[0]
+    a = dot(table, W) + b
+    return lambda carry, index: step(ROWS, U, carry, rows(a, index))[0]
 
 
 def recurrence(params: CellParams) -> Callable[..., tuple[Float[Array, "T B H"], Carry]]:
@@ -268,9 +293,9 @@ def _looked_up(x: Array | Lookup) -> Array:
 def product(x: Array | Lookup, W: Array) -> Array:
     """x·W over all steps as one matrix product; its gradients are one product each, too."""
     if isinstance(x, Lookup):
-        return jnp.take(dot(x.table, W), x.index, axis=0)
+        return rows(dot(x.table, W), x.index)
     T, B, E = x.shape
-    return dot(x.reshape(T * B, E), W).reshape(T, B, -1)
+    return dot(x.reshape(T * B, E), W).reshape(T, B, W.shape[1])
 
 
 def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
@@ -280,7 +305,7 @@ def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
         xT = x.reshape(-1, x.shape[-1]).T  # XLA multiplies it as it lies …
     else:
         xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but not bfloat16
-    return jnp.matmul(xT, flat_da, preferred_element_type=da.dtype).astype(dtype)
+    return _matmul(xT, flat_da, da.dtype).astype(dtype)
 
 
 def before(h0: Array, h: Array) -> Array:
@@ -290,7 +315,7 @@ def before(h0: Array, h: Array) -> Array:
 
 def _times(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
     """U·h for a state in columns, rounded as in `dot`."""
-    return jnp.matmul(U, h.astype(U.dtype), preferred_element_type=h.dtype)
+    return _matmul(U, h.astype(U.dtype), h.dtype)
 
 
 class Layout(NamedTuple):
