@@ -26,9 +26,15 @@ RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 102
 
 
 def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
-    """Nats: −log softmax(logits)[target], the cross-entropy of one prediction."""
+    """Nats: −log softmax(logits)[target], the cross-entropy of one prediction.
+
+    NaN for a target outside the vocabulary.
+    """
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    return log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    of_target = jnp.take_along_axis(
+        logits, targets[..., None], axis=-1, mode="fill", wrap_negative_indices=False
+    )
+    return log_z - of_target[..., 0]
 
 
 def window_nll(params: Params, tokens: Int[Array, "N"], window: int) -> Float[np.ndarray, "N-1"]:

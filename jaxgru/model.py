@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden, zero_carry
-from jaxgru.cells.base import Lookup, Mask, dot
+from jaxgru.cells.base import Lookup, Mask, dot, rows
 from jaxgru.config import ModelConfig
 from jaxgru.layers import layer_stepper, unroll_layers
 
@@ -142,14 +142,15 @@ def apply(
     """Logits of the token that follows each token, and the state after the last one.
 
     Args:
-      tokens: at least one a row; a token outside the vocabulary gives NaN.
+      tokens: at least one a row; a token outside the vocabulary, a negative one too, gives NaN.
       carry: the state before the first token; None: zeros. Handing back the returned carry with the
         tokens that follow gives the same logits as one call with all of them.
       dropout: while training; None otherwise.
       implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
 
     Raises:
-      ValueError: the tokens are not (B, T) with T ≥ 1, or the carry is not of this model and batch.
+      ValueError: the tokens are not (B, T) with T ≥ 1, or the carry is not of this model and batch,
+        or its dtype is narrower than the model's.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
@@ -157,7 +158,7 @@ def apply(
     if carry is None:
         carry = initial_carry(params, B)
     else:
-        _check_carry(params, carry, B)
+        check_carry(params, carry, B)
     masks = dropout_masks(params, dropout, B, T)
 
     x = Lookup(params.embedding, tokens.T)  # out-of-range tokens give NaN, not a guess
@@ -171,7 +172,7 @@ def step(
     params: Params, token: Int[Array, "B"], carry: ModelCarry
 ) -> tuple[Float[Array, "B V"], ModelCarry]:
     """`apply` for one token a row, without the time axis: what a sampler calls at each token."""
-    x = jnp.take(params.embedding, token, axis=0)
+    x = rows(params.embedding, token)
     new_carry = []
     for layer, c in zip(params.layers, carry, strict=True):
         c = cell(layer, c, x)
@@ -193,7 +194,7 @@ def stepper(
     layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
 
     def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-        x = token if table is not None else jnp.take(params.embedding, token, axis=0)
+        x = token if table is not None else rows(params.embedding, token)
         new_carry = []
         for layer, c in zip(layers, carry, strict=True):
             c = layer(c, x)
@@ -275,7 +276,8 @@ def _random_16_bits(
     return jnp.concatenate(halves, axis=-1)[..., :H]
 
 
-def _check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
+def check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
+    """Raise ValueError where the carry is not of this model and batch, or of a narrower dtype."""
     expected = jax.eval_shape(lambda: initial_carry(params, batch_size))
     seen = jax.tree.map(jnp.shape, carry)
     wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
@@ -284,3 +286,7 @@ def _check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
             f"the carry's shapes are {seen}, but this model and batch need {wanted}: "
             "one entry a layer, made by initial_carry or returned by apply."
         )
+    for leaf, like in zip(jax.tree.leaves(carry), jax.tree.leaves(expected), strict=True):
+        dtype = jnp.result_type(leaf)
+        if jnp.promote_types(dtype, like.dtype) != dtype:
+            raise ValueError(f"the carry's dtype is {dtype}; this model's is {like.dtype}.")

@@ -6,14 +6,16 @@ and nothing else: the published bug as an option, for comparison only.
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.errors import UserError
-from jaxgru.model import ModelCarry, Params, apply, initial_carry, stepper
+from jaxgru.model import ModelCarry, Params, apply, check_carry, initial_carry, stepper
 
 
 def generate(
@@ -28,36 +30,64 @@ def generate(
     top_p: float | None = None,
     stateful: bool = True,
 ) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
-    """Reads the whole prompt from `carry`, then samples `num_tokens` tokens for each row.
+    """Read the whole prompt from `carry`, then sample `num_tokens` tokens for each row.
 
     Compiled once for each shape of prompt, num_tokens, top_k, and which of the options are set.
 
     Args:
-      prompt: at least one token a row.
+      prompt: at least one token a row, of any integer dtype.
       carry: the state before the prompt; None: zeros.
-      temperature: logits are divided by it; 0 takes the most likely token.
+      temperature: logits are divided by it; 0 takes the most likely token, the first of equals. A
+        traced 0 draws from the equals, as the smallest temperatures do.
       top_k: only the k most likely tokens; None: all.
       top_p: only the likeliest tokens that together reach this probability (nucleus sampling,
         Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
       stateful: False puts the carry back to zeros before every token, the prompt's included.
 
     Returns:
-      The tokens; the carry, which has seen everything but the last of them; and the key. Handing in
-      `tokens[:, -1:]`, the carry and the key goes on exactly: 50 and 50 more are 100.
+      The tokens, int32 (int64 where the prompt has 64 bits); the carry, which has seen everything
+      but the last of them; and the key. `tokens[:, -1:]`, the carry and the key, passed to another
+      call, continue the text exactly: 50 and 50 more are 100.
+
+      Where the logits are NaN, the token is -1, and so is every later one of that row. The cause is
+      NaN in the parameters or the carry, or a traced token or temperature that is out of range.
+
+      Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: an empty or misshapen prompt, num_tokens below 1, a negative temperature, top_k
-        outside [1, V], top_p outside (0, 1].
+      UserError: the prompt is empty or misshapen, its dtype is no integer, or a token is outside
+        the vocabulary; num_tokens is below 1, the temperature is negative, top_k is outside [1, V],
+        or top_p outside (0, 1]. Of traced values only the shape and the dtype are checked.
+      ValueError: the carry is not of this model and batch.
     """
-    if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
+    num_tokens, top_k = operator.index(num_tokens), top_k and operator.index(top_k)
+    V = params.head.bo.shape[0]
+    _check_prompt(prompt, V)
     if num_tokens < 1:
         raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
-    check_sampling(params.head.bo.shape[0], temperature, top_k, top_p)
-    greedy = not isinstance(temperature, jax.core.Tracer) and temperature == 0
+    check_sampling(V, temperature, top_k, top_p)
+    traced = isinstance(temperature, jax.core.Tracer)
+    greedy = not traced and bool(temperature == 0)
+    near_zero = traced or bool(temperature < _near_zero(params.head.bo))
     return _generate(
-        params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, stateful
-    )
+        params, key, prompt, num_tokens, carry, temperature, top_k, top_p,
+        greedy, near_zero, bool(stateful),
+    )  # fmt: skip
+
+
+def _check_prompt(prompt: Int[Array, "B P"], vocab_size: int) -> None:
+    if prompt.ndim != 2 or prompt.shape[1] < 1:
+        raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
+    if not jnp.issubdtype(prompt.dtype, jnp.integer):
+        raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
+    if isinstance(prompt, jax.core.Tracer) or not getattr(prompt, "is_fully_addressable", True):
+        return
+    tokens = np.asarray(prompt)
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if outside.size:
+        raise UserError(
+            f"the prompt has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
+        )
 
 
 def check_sampling(
@@ -74,11 +104,20 @@ def check_sampling(
         raise UserError(f"top_p is {top_p}; it must be above 0 and at most 1.")
 
 
-@partial(jax.jit, static_argnames=("num_tokens", "top_k", "greedy", "stateful"))
-def _generate(params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, stateful):
+def _near_zero(logits: Array) -> float:
+    """The temperature by which logits of this dtype can be divided without overflow: 1e-19."""
+    return float(jnp.finfo(logits.dtype).tiny) ** 0.5
+
+
+@partial(jax.jit, static_argnames=("num_tokens", "top_k", "greedy", "near_zero", "stateful"))
+def _generate(
+    params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, near_zero, stateful
+):
+    prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
     start = initial_carry(params, prompt.shape[0])
     if carry is None:
         carry = start
+    check_carry(params, carry, prompt.shape[0])
     if stateful and prompt.shape[1] > 1:
         _, carry = apply(params, prompt[:, :-1], carry)
 
@@ -89,9 +128,9 @@ def _generate(params, key, prompt, num_tokens, carry, temperature, top_k, top_p,
         logits, carry = step(token, carry if stateful else start)
         key, subkey = jax.random.split(key)
         if greedy:
-            token = jnp.argmax(logits, axis=-1)
+            token = _unless_nan(logits.max(axis=-1), jnp.argmax(logits, axis=-1))
         else:
-            token = draw(subkey, filter_logits(logits, temperature, top_k, top_p))
+            token = draw(subkey, filter_logits(logits, temperature, top_k, top_p, near_zero))
         token = token.astype(prompt.dtype)
         return (carry, token, key), token
 
@@ -105,21 +144,33 @@ def filter_logits(
     temperature: float,
     top_k: int | None = None,
     top_p: float | None = None,
+    near_zero: bool = True,
 ) -> Float[Array, "B V"]:
     """The logits of the distribution that is sampled: −∞ for tokens left out.
 
-    In this order: temperature (above 0), top_k, top_p of what top_k left. Tokens as likely as the
-    last one kept are kept too; with any top_p at least the likeliest token is.
+    In this order: temperature, top_k, top_p of what top_k left. Tokens as likely as the last one
+    kept are kept too; with any top_p at least the likeliest token is. A temperature of 0 is the
+    limit: only the likeliest tokens have any probability. A negative one gives NaN.
+
+    near_zero False says that the temperature is an ordinary one, and saves a little time.
     """
+    tiny = float(jnp.finfo(logits.dtype).tiny)
+    if near_zero:
+        # Divided by next to nothing, several logits would be ∞; less the largest, all but it are
+        # −∞. Below `tiny`, a temperature may be 0 to the hardware.
+        top = logits.max(axis=-1, keepdims=True)
+        logits = logits - jnp.where(temperature < _near_zero(logits), top, 0)
+        temperature = jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
     logits = logits / temperature
     if top_k is not None:
-        logits = jnp.where(logits < kth_largest(logits, top_k), -jnp.inf, logits)
+        least = kth_largest(jax.lax.stop_gradient(logits), top_k)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
     if top_p is not None:
         descending = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # the running sum can round to 1 before the last token, and top_p = 1 leaves none out
-        kept = (before < top_p) | (top_p >= 1)
+        kept = (before < jnp.maximum(top_p, tiny)) | (top_p >= 1)
         least = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return logits
@@ -130,8 +181,9 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
 
     One uniform number a row, where Gumbel noise (`jax.random.categorical`) takes one, and two
     logarithms, for every token of the vocabulary. u has 23 bits: what is likelier than 2⁻²³ can be
-    drawn, and what has no probability never is.
+    drawn, and what has no probability never is. -1 where a row has a NaN. Gradients end here.
     """
+    logits = jax.lax.stop_gradient(logits)
     top = logits.max(axis=-1, keepdims=True)
     # A logit that XLA has not rounded yet, less the largest that it has, need not be 0 or below:
     # at a temperature of 1e-30 it is 1e22 either way
@@ -140,7 +192,13 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     total = cumulative[:, -1:]
     u = jax.random.uniform(key, total.shape, total.dtype) * total
     # u can round up to the total; the last token that adds to it is where the total is reached
-    return jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
+    token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
+    return _unless_nan(top[:, 0], token)
+
+
+def _unless_nan(top: Float[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
+    """The token; -1 where the largest logit is NaN, as it is where any is, or −∞."""
+    return jnp.where(top > -jnp.inf, token, -1)
 
 
 def kth_largest(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:

@@ -1,4 +1,7 @@
-"""Measures speed side by side with what people use now, and writes docs/performance.md."""
+"""Measures speed side by side with what people use now, and writes docs/performance.md.
+
+bench/cost.py measures how a step's cost grows with its sizes; bench/roofline.py computes it.
+"""
 
 from __future__ import annotations
 

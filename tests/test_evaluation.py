@@ -83,6 +83,11 @@ class TestAgainstNumPy:
         seen = token_nll(jnp.asarray(logits, jnp.float32), jnp.asarray(targets))
         np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
 
+    def test_a_target_outside_the_vocabulary_gives_nan_not_a_guess(self):
+        logits = jnp.log(jnp.array([[0.25, 0.75]] * 4))
+        nll = token_nll(logits, jnp.array([-1, 0, 1, 2]))
+        np.testing.assert_allclose(nll, [np.nan, np.log(4), np.log(4 / 3), np.nan], rtol=1e-6)
+
     def test_token_nll_of_huge_logits_is_finite(self):
         logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
         np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1e4, 0.0])

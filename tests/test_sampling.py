@@ -109,6 +109,9 @@ LOGITS = jnp.log(jnp.array([[0.15, 0.5, 0.1, 0.25]]))
         ({"top_p": 0.75}, [0, 2 / 3, 0, 1 / 3]),
         ({"top_p": 0.76}, [1 / 6, 5 / 9, 0, 5 / 18]),
         ({"top_p": 0.01}, [0, 1, 0, 0]),
+        ({"top_p": 1e-46}, [0, 1, 0, 0]),  # 0 in float32
+        ({"temperature": 0.0}, [0, 1, 0, 0]),
+        ({"temperature": 1e-40, "top_p": 0.5}, [0, 1, 0, 0]),
         ({"top_p": 1.0}, [0.15, 0.5, 0.1, 0.25]),
         # of what top_k left: 2/3 and 1/3, of which the first reaches 0.6
         ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0]),
@@ -141,12 +144,127 @@ def test_top_p_1_leaves_no_token_out():
         ({"num_tokens": 0}, "num_tokens is 0"),
         ({"prompt": PROMPT[:, :0]}, "prompt must be"),
         ({"prompt": PROMPT[0]}, "prompt must be"),
+        ({"prompt": PROMPT.at[1, 0].set(-1)}, f"a token -1; the vocabulary's are 0 to {V - 1}"),
+        ({"prompt": PROMPT.at[0, 2].set(V)}, f"a token {V}; the vocabulary's are 0 to {V - 1}"),
+        ({"prompt": np.array([[2**32 + 1]])}, f"a token {2**32 + 1}"),  # 1 in 32 bits
+        ({"prompt": PROMPT > 2}, "dtype is bool"),
+        ({"prompt": PROMPT.astype(float)}, "dtype is float32"),
     ],
 )
 def test_refuses_what_cannot_be_sampled(params, options, message):
     options = {"prompt": PROMPT, "num_tokens": 3} | options
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(jaxgru.UserError, match=message):
         generate(params, KEY, **options)
+
+
+@pytest.mark.parametrize("P", [1, 3])
+def test_refuses_a_carry_that_is_not_the_models(params, P):
+    carry = jaxgru.initial_carry(params, 2)
+    narrow = jax.tree.map(lambda h: h.astype(jnp.bfloat16), carry)
+    for wrong, message in (
+        (carry[:1], "one entry a layer"),
+        (jaxgru.initial_carry(params, 3), "one entry a layer"),
+        (narrow, "dtype is bfloat16; this model's is float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            generate(params, KEY, PROMPT[:, :P], 3, wrong)
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+def test_options_that_are_arrays_are_their_numbers(params):
+    expected, _, _ = generate(
+        params, KEY, PROMPT, 5, temperature=0.8, top_k=3, top_p=0.5, stateful=False
+    )
+    arrays = dict(temperature=jnp.float32(0.8), top_k=jnp.int32(3), top_p=jnp.float32(0.5))
+    tokens, _, _ = generate(params, KEY, PROMPT, jnp.int32(5), **arrays, stateful=jnp.bool_(False))
+    np.testing.assert_array_equal(tokens, expected)
+
+
+def test_no_rows(params):
+    tokens, carry, _ = generate(params, KEY, PROMPT[:0], 4, top_k=2, top_p=0.5)
+    assert tokens.shape == (0, 4)
+    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(
+        jnp.shape, jaxgru.initial_carry(params, 0)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32"])
+def test_the_prompts_dtype_is_not_the_tokens(dtype):
+    """Tokens up to 999 do not fit into 8 bits."""
+    params = jaxgru.init(jax.random.key(0), ModelConfig("gru", 1000, 2, 3, 1))
+    expected, _, _ = generate(params, KEY, PROMPT, 20)
+    assert expected.max() > 255
+    tokens, _, _ = generate(params, KEY, PROMPT.astype(dtype), 20)
+    assert tokens.dtype == jnp.int32
+    np.testing.assert_array_equal(tokens, expected)
+
+
+OPTIONS = [
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 1e-40},
+    {"top_k": 3},
+    {"top_p": 0.5},
+    {"top_k": 3, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_where_logits_are_nan_the_token_is_minus_1(params, options):
+    """One bad weight, a bad carry, a traced token outside the vocabulary: and only in its row."""
+
+    @jax.jit
+    def sampled(params, prompt, carry):
+        return generate(params, KEY, prompt, 3, carry, **options)[0]
+
+    carry = jaxgru.initial_carry(params, 2)
+    good = sampled(params, PROMPT, carry)
+    assert (good >= 0).all()
+    for bad in (-1, V):
+        tokens = sampled(params, PROMPT.at[1, 0].set(bad), carry)
+        np.testing.assert_array_equal(tokens[1], -1)
+        if options == {"temperature": 0}:  # the draws of one row are not those of two
+            np.testing.assert_array_equal(tokens[0], good[0])
+    nan_carry = jax.tree.map(lambda h: h + jnp.nan, carry)
+    np.testing.assert_array_equal(sampled(params, PROMPT, nan_carry), -1)
+    head = params.head.replace(bo=params.head.bo.at[4].set(jnp.nan))
+    np.testing.assert_array_equal(sampled(params.replace(head=head), PROMPT, carry), -1)
+
+
+@pytest.mark.parametrize("params", ["rnn"], indirect=True)
+def test_a_traced_temperature_that_is_none_gives_minus_1(params):
+    sampled = jax.jit(lambda t: generate(params, KEY, PROMPT, 3, temperature=t)[0])
+    for temperature in (-0.5, jnp.nan):
+        np.testing.assert_array_equal(sampled(temperature), -1)
+
+
+@pytest.mark.parametrize("params", ["lstm"], indirect=True)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_take_the_sampled_tokens_as_constants(params, options):
+    """Those of the carry are those of `apply` over the text that was sampled."""
+
+    def carry_sum(carry):
+        return sum(jnp.sum(jnp.sin(h)) for h in jax.tree.leaves(carry))
+
+    def sampled(params):
+        tokens, carry, _ = generate(params, KEY, PROMPT, 4, **options)
+        return carry_sum(carry), tokens
+
+    gradients, tokens = jax.grad(sampled, has_aux=True)(params)
+    text = jnp.concatenate([PROMPT, tokens], axis=1)[:, :-1]
+    expected = jax.grad(lambda params: carry_sum(jaxgru.apply(params, text)[1]))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), gradients, expected)
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+def test_the_gradient_with_respect_to_the_temperature_is_zero(params):
+    def carry_sum(temperature):
+        options = dict(temperature=temperature, top_k=3, top_p=0.5)
+        carry = generate(params, KEY, PROMPT, 3, **options)[1]
+        return sum(jnp.sum(h) for h in jax.tree.leaves(carry))
+
+    assert jax.grad(carry_sum)(0.7) == 0
 
 
 def test_vocabulary_of_two_and_one_unit():
@@ -194,7 +312,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(u, expected, monke
     assert draw(KEY, logits).tolist() == [expected]
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-20, 1e-30, 1e-37])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-20, 1e-30, 1e-37, 1e-38, 1e-40, 5e-324])
 def test_next_to_no_temperature_is_greedy(temperature):
     """Through `generate`, whose program need not round l/temperature before it subtracts."""
     params = jaxgru.init(
@@ -205,3 +323,20 @@ def test_next_to_no_temperature_is_greedy(temperature):
         tokens, *_ = generate(params, jax.random.key(1), row, 1, temperature=temperature)
         greedy, *_ = generate(params, jax.random.key(1), row, 1, temperature=0)
         np.testing.assert_array_equal(tokens, greedy)
+
+
+@pytest.mark.parametrize("params", ["rnn"], indirect=True)
+@pytest.mark.parametrize("temperature", [0, 1e-40, 1e-37, 1e-30])
+def test_a_traced_temperature_of_next_to_nothing_is_greedy(params, temperature):
+    greedy, _, _ = generate(params, KEY, PROMPT, 20, temperature=0)
+    tokens = jax.jit(lambda t: generate(params, KEY, PROMPT, 20, temperature=t)[0])(temperature)
+    np.testing.assert_array_equal(tokens, greedy)
+
+
+def test_a_traced_temperature_of_0_draws_from_equals():
+    """Each of two equal largest logits half of the time, to 5 standard deviations."""
+    n = 10_000
+    logits = jnp.tile(jnp.array([[1.0, 3.0, -2.0, 3.0]]), (n, 1))
+    tokens = jax.jit(lambda t: draw(KEY, filter_logits(logits, t)))(0.0)
+    counts = np.bincount(tokens, minlength=4)
+    assert counts[0] == counts[2] == 0 and abs(counts[1] - n / 2) < 5 * np.sqrt(n / 4)

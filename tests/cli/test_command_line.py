@@ -182,7 +182,7 @@ class TestOutput:
             stream = io.TextIOWrapper(buffer, write_through=not buffered)
             monkeypatch.setattr(sys, "stdout", stream)
             done = script(name, *options, *[tiny_run] * ("--run" in options))
-        says = f"{name}.py: the output cannot be written: No space left on device.\n"
+        says = f"{Path(name).name}.py: the output cannot be written: No space left on device.\n"
         assert (done.code, done.err) == (1, says)
 
     def test_a_file_that_has_become_a_pipe(self, tmp_path, monkeypatch):
