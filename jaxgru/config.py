@@ -104,8 +104,8 @@ class ModelConfig(_Section):
             value = getattr(self, field.name)
             if owners and self.cell not in owners and value != field.default:
                 raise ConfigError(
-                    f"model.{field.name} is {value}, but only {', '.join(owners)} has it; this "
-                    f"cell is {self.cell}."
+                    f"model.{field.name} is {value}; it must be {field.default}, for only "
+                    f"{', '.join(owners)} has it, and this cell is {self.cell}."
                 )
         if "context_length" in CELLS[self.cell].options and self.context_length == 0:
             raise ConfigError(
