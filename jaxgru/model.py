@@ -6,7 +6,8 @@ Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -171,23 +172,18 @@ def apply(
 def step(
     params: Params, token: Int[Array, "B"], carry: ModelCarry
 ) -> tuple[Float[Array, "B V"], ModelCarry]:
-    """`apply` for one token a row, without the time axis: what a sampler calls at each token."""
-    x = rows(params.embedding, token)
-    new_carry = []
-    for layer, c in zip(params.layers, carry, strict=True):
-        c = cell(layer, c, x)
-        x = hidden(c)
-        new_carry.append(c)
-    return _logits(params, x), tuple(new_carry)
+    """Compute `apply` for one token per row, without the time axis."""
+    layers = [partial(cell, layer) for layer in params.layers]
+    return _one_step(params, layers, rows(params.embedding, token), carry)
 
 
 def stepper(
     params: Params,
 ) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
-    """A function that does what `step` does, to rounding, for many tokens in turn: for a sampler.
+    """Return a function that computes `step`, to rounding, for many tokens in turn: for a sampler.
 
-    What does not depend on the token is done once: weights side by side, and for a small vocabulary
-    the first layer's product with the whole embedding.
+    What does not depend on the token is computed once: concatenated weights, and for a small
+    vocabulary the first layer's product with the whole embedding.
     """
     V = len(params.embedding)
     table = params.embedding if V <= SMALL_VOCABULARY else None
@@ -195,14 +191,21 @@ def stepper(
 
     def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
         x = token if table is not None else rows(params.embedding, token)
-        new_carry = []
-        for layer, c in zip(layers, carry, strict=True):
-            c = layer(c, x)
-            x = hidden(c)
-            new_carry.append(c)
-        return _logits(params, x), tuple(new_carry)
+        return _one_step(params, layers, x, carry)
 
     return step
+
+
+def _one_step(
+    params: Params, layers: Sequence[Callable[[Carry, Array], Carry]], x: Array, carry: ModelCarry
+) -> tuple[Float[Array, "B V"], ModelCarry]:
+    """Each layer's step, (carry, x) → carry, on the output of the one below; then the head."""
+    new_carry = []
+    for layer, c in zip(layers, carry, strict=True):
+        c = layer(c, x)
+        x = hidden(c)
+        new_carry.append(c)
+    return _logits(params, x), tuple(new_carry)
 
 
 def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:

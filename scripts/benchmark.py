@@ -40,7 +40,6 @@ from bench.timing import (
     make_record,
     measure,
     operations_per_token,
-    peak_resident_bytes,
     product_ceiling,
     start,
     tasks,
@@ -50,7 +49,12 @@ from jaxgru import config_names, load_config
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory, share_cpu
+from jaxgru.parallel.hardware import (
+    describe_hardware,
+    keep_freed_memory,
+    peak_resident_bytes,
+    share_cpu,
+)
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.records import BenchmarkRun, Benchmarks, Measurement

@@ -73,3 +73,16 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_ARENA_MAX, 1)  # one heap for all threads, that of brk …
         libc.mallopt(M_MMAP_MAX, 0)  # … for blocks of any size …
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … and never made smaller
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has held so far; 0 where that is unknown."""
+    status = Path("/proc/self/status")
+    if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+        return 1024 * int(found[1])  # ru_maxrss would be our parent's, were that larger
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

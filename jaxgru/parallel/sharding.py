@@ -26,7 +26,7 @@ def data_mesh(batch_size: int) -> Mesh:
         below = batch_size // n * n
         nearest = f"{below} or {below + n}" if below else str(n)
         raise UserError(
-            f"training.batch_size is {batch_size}, but there are {n} devices to share it; "
+            f"the batch has {batch_size} rows, but there are {n} devices to share it; "
             f"the nearest sizes that divide are {nearest}."
         )
     return Mesh(devices, (ROWS,))

@@ -28,7 +28,7 @@ from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import warn
 from jaxgru.files import write_text
 from jaxgru.model import Params
-from jaxgru.parallel.hardware import share_cpu
+from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, spread
 from jaxgru.runs import checkpoints, folders
@@ -393,7 +393,7 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: i
         for stateful in (False, True):
             new, _, _ = generate(
                 params,
-                jax.random.key(0),
+                jax.random.fold_in(jax.random.key(0), 0),  # as the first sample of sample.py
                 tokens,
                 num_tokens,
                 temperature=temperature,
@@ -430,13 +430,8 @@ def _peak_memory() -> dict[str, float]:
     if "peak_bytes_in_use" in statistics:
         peak = statistics["peak_bytes_in_use"]
     else:
-        try:
-            import resource
-        except ImportError:  # Windows has no such count
-            return {}
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"peak_memory_mb": round(peak / 1e6, 1)}
+        peak = peak_resident_bytes()
+    return {"peak_memory_mb": round(peak / 1e6, 1)} if peak else {}
 
 
 @contextlib.contextmanager

@@ -8,14 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -339,14 +336,3 @@ def planned_memory(program: jax.stages.Compiled) -> int | None:
         + plan.temp_size_in_bytes
         - plan.alias_size_in_bytes
     )
-
-
-def peak_resident_bytes() -> int:
-    """The most memory that this process has held at any time, its imports included."""
-    status = Path("/proc/self/status")
-    if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return 1024 * int(found[1])  # ru_maxrss would be our parent's, were that larger
-    import resource  # Windows has none
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

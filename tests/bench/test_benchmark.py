@@ -27,7 +27,6 @@ from bench.timing import (
     make_record,
     measure,
     operations_per_token,
-    peak_resident_bytes,
     product_ceiling,
     start,
     tasks,
@@ -37,6 +36,7 @@ from jaxgru import UserError, load_config
 from jaxgru.cells import gru
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.model import init, initial_carry, step
+from jaxgru.parallel.hardware import peak_resident_bytes
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.records import BenchmarkRun, Benchmarks
