@@ -38,7 +38,8 @@ from jaxgru.cells.base import (
 from jaxgru.kernels import wavefront
 
 IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper")
-"""How layers may be computed: "scan" is `unroll`; "plain" the definition; "wavefront" and "hopper"
+"""How layers may be computed: "scan" is `unroll`; "plain" the definition,
+which forward mode needs; "wavefront" and "hopper"
 are for GPUs, in `kernels/`, and where they do not support the layers or the device, `unroll` does
 it. Neither has been timed on a GPU; until they are, "auto" is "scan"."""
 
@@ -70,6 +71,9 @@ def unroll(
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], Carry]:
     """Compute the same as `unroll_plain`, to rounding, with a hand-written gradient.
+
+    It is for reverse mode: `grad`, and `grad` of that. Forward mode (`jvp`, `jacfwd`, `hessian`)
+    needs the implementation "plain".
 
     Args:
       params: one layer's.

@@ -147,13 +147,20 @@ def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
     )
 
 
-@jax.custom_vjp
 def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
     """Return x·W in x's dtype. Where W is narrower, x is rounded to it; sums are in x's precision.
 
     So are the gradients: each is one product of operands rounded to W's dtype. That is what
     matrix units compute (bfloat16 in, float32 out), and what `x @ W` would not ask them for.
     """
+    if W.dtype != x.dtype:
+        return _narrow_dot(x, W)
+    flat = x.reshape(-1, x.shape[-1])  # so that the gradients are products of two matrices, too
+    return (flat @ W).reshape(*x.shape[:-1], W.shape[1])
+
+
+@jax.custom_vjp
+def _narrow_dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
     return _dot_forward(x, W)[0]
 
 
@@ -166,7 +173,7 @@ def _dot_backward(residuals, dy):
     return dot(dy, W.T), outer(x, dy, W.dtype)
 
 
-dot.defvjp(_dot_forward, _dot_backward)
+_narrow_dot.defvjp(_dot_forward, _dot_backward)
 
 
 def product(x: Array | Lookup, W: Array) -> Array:

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import tensorstore as ts
 from fuzzing import Finding, Made
-from jaxgru.records import load_metrics
 from mutations import NUMBERS, TEXTS, mutate, text
 
 import jaxgru
@@ -28,6 +27,7 @@ from jaxgru.files import hashes
 from jaxgru.runs.checkpoints import CHECKSUMS, open_checkpoints, restore, save
 from jaxgru.runs.folders import create_run, load_run_config
 from jaxgru.training import Progress, init_state
+from pages.records import load_metrics
 
 COUNT = itertools.count()
 ITEMS = ("params", "optimizer", "best")

@@ -8,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from conftest import SCRIPTS
 
 import jaxgru
 from jaxgru.runs import lifecycle
