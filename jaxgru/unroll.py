@@ -81,13 +81,20 @@ def rows(table: Float[Array, "V E"], index: Int[Array, "..."]) -> Float[Array, "
     return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-@jax.custom_vjp
 def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
     """x·W, and x's dtype. Where W is narrower, x is rounded to it; sums are in x's precision.
 
     So are the gradients: each is one product of operands rounded to W's dtype. That is what
     matrix units compute (bfloat16 in, float32 out), and what `x @ W` would not ask them for.
     """
+    if W.dtype != x.dtype:
+        return _narrow_dot(x, W)
+    rows = x.reshape(-1, x.shape[-1])  # so that the gradients are products of two matrices, too
+    return (rows @ W).reshape(*x.shape[:-1], W.shape[1])
+
+
+@jax.custom_vjp
+def _narrow_dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
     return _dot_forward(x, W)[0]
 
 
@@ -116,7 +123,7 @@ def _dot_backward(residuals, dy):
     return dot(dy, W.T), outer(x, dy, W.dtype)
 
 
-dot.defvjp(_dot_forward, _dot_backward)
+_narrow_dot.defvjp(_dot_forward, _dot_backward)
 
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
@@ -150,6 +157,9 @@ def unroll(
 ) -> tuple[Float[Array, "T B H"], Carry]:
     """The same as `unroll_plain`, to rounding; the gradient is hand-written.
 
+    It is for reverse mode: `grad`, and `grad` of that. Forward mode (`jvp`, `jacfwd`, `hessian`)
+    needs `unroll_plain`.
+
     Args:
       params: one layer's.
       x: the layer's input, time-major, or the table and the rows that it consists of.
@@ -174,9 +184,9 @@ def unroll_layers(
     """Layers one on top of another: each one's input is the output of the one below.
 
     What goes over time is chosen by the environment variable JAXGRU_UNROLL: "scan" is `unroll`;
-    "plain" the definition; "wavefront" and "hopper" are for GPUs, in `kernels/`, and where they do
-    not support the layers or the device, `unroll` does it. Neither has been timed on a GPU; until
-    they are, they must be asked for.
+    "plain" is `unroll_plain`, which forward mode needs; "wavefront" and "hopper" are for GPUs, in
+    `kernels/`, and where they do not support the layers or the device, `unroll` does it. Neither
+    has been timed on a GPU; until they are, they must be asked for.
 
     Args:
       masks: a layer's pair: dropout inside its recurrence, and on its output.

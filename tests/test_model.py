@@ -81,6 +81,26 @@ def test_the_public_functions_under_jit_vmap_grad_and_scan():
     assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
 
 
+def test_forward_mode_through_the_plain_unroll(params, monkeypatch):
+    """A slope and a Hessian times a vector, against reverse mode through the fast one."""
+    along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+
+    def loss(params):
+        return jnp.sum(jnp.sin(jaxgru.apply(params, TOKENS)[0]))
+
+    def slope(params):
+        products = jax.tree.map(jnp.vdot, jax.grad(loss)(params), along)
+        return sum(jax.tree.leaves(products))
+
+    expected = slope(params), jax.grad(slope)(params)
+    monkeypatch.setenv("JAXGRU_UNROLL", "plain")
+    _, seen = jax.jvp(loss, (params,), (along,))
+    _, curved = jax.jvp(jax.grad(loss), (params,), (along,))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), (seen, curved), expected
+    )
+
+
 def test_layer_norm_against_numpy_in_float64():
     x = np.random.default_rng(0).normal(3, 5, (4, 7))
     scale, shift = np.arange(7.0), -np.arange(7.0)
