@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import tensorstore as ts
 from fuzzing import Finding, Made
-from jaxgru.records import load_metrics
 from mutations import NUMBERS, TEXTS, mutate, text
 
 import jaxgru
@@ -28,6 +27,7 @@ from jaxgru.files import hashes
 from jaxgru.run_folders import create_run, load_run_config
 from jaxgru.tokenizers import CharacterTokenizer
 from jaxgru.training import Progress, init_state
+from pages.records import load_metrics
 
 COUNT = itertools.count()
 ITEMS = ("params", "optimizer", "best")
