@@ -142,6 +142,9 @@ def apply(
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Logits of the token that follows each token, and the state after the last one.
 
+    Its gradient is for reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
+    implementation "plain", and parameters of one dtype.
+
     Args:
       tokens: at least one a row; a token outside the vocabulary, a negative one too, gives NaN.
       carry: the state before the first token; None: zeros. Handing back the returned carry with the

@@ -1,6 +1,7 @@
 """The whole model: state in and out, dropout sites, transformations, refusals."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,26 @@ def test_the_public_functions_under_jit_vmap_grad_and_scan():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, last)
     grads = jax.grad(lambda p: jaxgru.apply(p, TOKENS)[0].sum())(params)
     assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
+
+
+def test_forward_mode_through_the_plain_implementation(params):
+    """A slope and a Hessian times a vector, against reverse mode through the fast one."""
+    along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+
+    def loss(params, implementation="auto"):
+        return jnp.sum(jnp.sin(jaxgru.apply(params, TOKENS, implementation=implementation)[0]))
+
+    def slope(params):
+        products = jax.tree.map(jnp.vdot, jax.grad(loss)(params), along)
+        return sum(jax.tree.leaves(products))
+
+    expected = slope(params), jax.grad(slope)(params)
+    plain = partial(loss, implementation="plain")
+    _, seen = jax.jvp(plain, (params,), (along,))
+    _, curved = jax.jvp(jax.grad(plain), (params,), (along,))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), (seen, curved), expected
+    )
 
 
 def test_layer_norm_against_numpy_in_float64():
