@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,11 @@ from hypothesis import settings
 
 from jaxgru.data import corpus
 from jaxgru.model import Params
+
+# A shell's "&" and nohup ignore these, and what is ignored stays so in the processes that tests start
+with contextlib.suppress(ValueError):  # not in the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples each time, on however slow a machine: a suite that fails has found something.
 settings.register_profile("jaxgru", deadline=None, derandomize=True)

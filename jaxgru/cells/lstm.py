@@ -80,8 +80,8 @@ def lstm_cell(
 
 def zero_carry(p: LSTMParams, batch_size: int) -> tuple[Hidden, Hidden]:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    zeros = jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
-    return zeros, zeros
+    shape, dtype = (batch_size, *p.bf.shape), p.bf.dtype
+    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: each can be donated
 
 
 # --- Fast. a (T, B, 4H): x·W + b of f, i, o, g. U (H, 4H).

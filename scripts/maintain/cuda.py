@@ -38,7 +38,7 @@ BFLOAT16 = ["--model.compute_dtype", "bfloat16"]
 NO_WAITING = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
 FLOAT32, TF32 = ({"JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[p]} for p in ("float32", "tf32"))
 PARTS = {
-    "kernel": Part(4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/test_gru_hopper.py",
+    "kernel": Part(4, ["-m", "pytest", "-o", "addopts=", "-q", "tests/kernels/test_gru_hopper.py",
                        "-k", "on_a_gpu"]),
     "training": Part(10, [*BENCHMARK, "--what", "training", "forward",
                           "--precision", "float32", "tf32", "bfloat16", "--repeats", "5"]),

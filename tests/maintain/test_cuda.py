@@ -29,7 +29,7 @@ def test_every_part_can_be_started(cuda):
         assert all(f'"{option}"' in source for option in options)
         if "--model.unroll" in command:
             assert command[command.index("--model.unroll") + 1] in IMPLEMENTATIONS
-    assert "def test_on_a_gpu" in (ROOT / "tests" / "test_gru_hopper.py").read_text()
+    assert "def test_on_a_gpu" in (ROOT / "tests" / "kernels" / "test_gru_hopper.py").read_text()
 
 
 def test_a_part_that_fails_or_takes_too_long_is_said(cuda):
