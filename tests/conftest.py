@@ -21,8 +21,8 @@ from hypothesis import settings
 from jaxgru.data import corpus
 from jaxgru.model import Params
 
-# A shell's "&" and nohup ignore these, and what is ignored stays so in the processes that tests start
-with contextlib.suppress(ValueError):  # not in the main thread
+# A shell's "&" and nohup ignore these, and so would the processes that tests start
+with contextlib.suppress(ValueError, AttributeError):  # not in the main thread; Windows
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
