@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import math
 import os
 import re
@@ -162,11 +163,8 @@ class TrainingConfig(_Section):
         False, "cut parameters and optimizer state over the devices, in place of a copy on each"
     )
     seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
-    lengthened_after: int = _field(
-        0,
-        "epochs begun when --resume changed how many there are; 0: never; filled in",
-        at_least=0,
-        below=2**31,
+    lengthened: int = _field(
+        0, "how often --resume was given the epochs; filled in", at_least=0, below=2**31
     )
 
     def __post_init__(self) -> None:
@@ -275,7 +273,10 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
     if changed - _NEUTRAL:
         config = dataclasses.replace(config, published=PublishedResults())
     if given_name is None and "data.corpus" in changed:
-        text = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(config.data.corpus).stem)
+        stem = Path(config.data.corpus).stem
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
+        if not text.strip("_"):  # nothing is left of it: 日本, 中国
+            text = hashlib.sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
         given_name = f"{config.name}-{text}"[:MAX_NAME]
     return config if given_name is None else dataclasses.replace(config, name=given_name)
 

@@ -298,7 +298,7 @@ class TestOverrides:
 
 TOO_MANY = str(10**12)  # below the bound on any one number, above that on products
 BAD_VALUES = {
-    "training.lengthened_after": ["-1", "0.5", TOO_MANY],
+    "training.lengthened": ["-1", "0.5", TOO_MANY],
     "model.unroll": ["fast", "Scan", "0"],
     "model.cell": ["transformer", "GRU", "5"],
     "model.vocab_size": ["0", "-1", "6.5", TOO_MANY],

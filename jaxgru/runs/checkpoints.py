@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,9 +50,6 @@ JAX_SETTINGS = (
 )
 FREE = {"data.corpus", "training.remat", "training.shard_parameters"}
 """The fields that may differ from a checkpoint's; a corpus is known by its SHA-256."""
-
-LENGTHENED = {"training.epochs", "training.patience", "training.lengthened_after"}
-"""The fields that may differ where `training.lengthened_after` does: `--resume` changed them."""
 
 EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
 JSON_FILES = (CHECKSUMS, "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")
@@ -122,24 +119,31 @@ def made_with(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _check_made_with(
-    manager: CheckpointManager, step: int, now: dict[str, Any], names: tuple[str, ...] = ("",)
+    manager: CheckpointManager,
+    step: int,
+    now: dict[str, Any],
+    names: tuple[str, ...] = ("",),
+    given: Container[str] = (),
 ) -> None:
     """Raise RunError where what begins with one of these names is not as the checkpoint has it.
 
-    Checkpoints of older versions of this library have no such record, and pass.
+    What was given at --resume may differ. So may the epochs where the run was lengthened since, as
+    `training.lengthened` counts. Checkpoints of older versions have no such record, and pass.
     """
     if "made_with" not in _items(manager, step):
         return
     then = _read_json(manager, step, "made_with")
     if not isinstance(then, dict):
         raise BrokenCheckpoint(f"{_where(manager, step)} does not say what it was made with.")
-    free = FREE
-    if now["training.lengthened_after"] != then.get("training.lengthened_after"):
-        free = FREE | LENGTHENED
+    epochs = {"training.epochs", "training.lengthened"}
+    count = then.get("training.lengthened")
+    free = FREE | epochs if now["training.lengthened"] != count else FREE
     for name, value in now.items():
-        if name in then and name not in free and name.startswith(names) and then[name] != value:
+        if name not in then or name in free or name in given or then[name] == value:
+            continue
+        if name.startswith(names):
             advice = "set it back, or start a new run"
-            if name in LENGTHENED:
+            if name in epochs:
                 advice = f"to change it, resume with --{name} {value}"
             raise RunError(
                 f"{_where(manager, step)} was made with {name} = {shown(then[name])}, and this is "
@@ -276,6 +280,7 @@ def restore(
     config: Config,
     mesh: Mesh | None = None,
     recorded: dict[str, Any] | None = None,
+    given: Container[str] = (),
 ) -> tuple[TrainState, Params | None, Progress]:
     """Return the newest checkpoint that is whole: what `fit` needs to resume.
 
@@ -285,6 +290,7 @@ def restore(
     mesh: the devices to restore onto, each its own part, however many it was written from; None:
     the default device alone.
     recorded: what `made_with` returns now, to be compared with what the checkpoint was made with.
+    given: names of what may differ, for it was given at --resume.
 
     Raises:
       RunError: there is none, it does not fit the config, or it was made with something else.
@@ -298,7 +304,7 @@ def restore(
 
     def read(step: int) -> tuple[TrainState, Params | None, Progress]:
         if recorded is not None:
-            _check_made_with(manager, step, recorded)
+            _check_made_with(manager, step, recorded, given=given)
         params = _restore_tree(manager, step, "params", like.params)
         rest = _restore_tree(manager, step, "optimizer", like.replace(params=None))
         best = None

@@ -45,7 +45,7 @@ from jaxgru.training import (
     state_shardings,
 )
 
-MAY_CHANGE = checkpoints.FREE | {"training.epochs", "training.patience"}  # at --resume
+MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
 
 
 class _Output:
@@ -149,7 +149,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
         with _claimed(run) as in_place:
             with console.status("reading the text and the checkpoint"):
                 config, dataset = together(lambda: _load(run, overrides))
-                parts = together(lambda: _restore(run, config, dataset, mesh))
+                parts = together(lambda: _restore(run, config, dataset, mesh, overrides))
             if overrides:
                 config = together(lambda: _change(run, config, overrides, parts[-1]))
             elif parts[-1].finished:
@@ -220,13 +220,13 @@ def _load(run: Path, overrides: Mapping[str, str]) -> tuple[Config, Dataset]:
 
 
 def _restore(
-    run: Path, config: Config, dataset: Dataset, mesh: Mesh
+    run: Path, config: Config, dataset: Dataset, mesh: Mesh, given: Mapping[str, str]
 ) -> tuple[TrainState, Params | None, Progress]:
     recorded = checkpoints.made_with(config, dataset.tokenizer)
     with checkpoints.open_checkpoints(run) as manager:
         if manager.latest_step() is None:
             return _fresh_state(config, mesh), None, Progress()
-        return checkpoints.restore(manager, run, config, mesh, recorded)
+        return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
 
 def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: Progress) -> Config:
@@ -235,36 +235,33 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
     What was made of the run when it was finished is renamed, for it is of fewer epochs.
 
     Raises:
-      RunError: the epochs or the patience leave nothing to train.
+      RunError: the epochs leave nothing to train.
     """
-    old = config.training
-    length = {name: overrides[name] for name in overrides if name not in checkpoints.FREE}
-    training = load_config(run / "config.toml", length).training
-    training = dataclasses.replace(old, epochs=training.epochs, patience=training.patience)
-    if training != old:
+    if "training.epochs" in overrides:
+        epochs = load_config(run / "config.toml", dict(overrides)).training.epochs
+        count = config.training.lengthened + 1
+        training = dataclasses.replace(config.training, epochs=epochs, lengthened=count)
         begun = progress.epoch + bool(progress.epoch_losses)
-        if training.epochs < begun:
+        if epochs < begun:
             raise folders.RunError(
-                f"training.epochs is {training.epochs}, but {begun} epochs of {run} have begun; it "
-                "must be at least as many."
+                f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must be "
+                "at least as many."
             )
         if progress.finished and progress.is_over(training):
             raise folders.RunError(
                 f"{run} is finished after {progress.epoch} epochs, the best of them "
-                f"{progress.best_epoch}, and stays so with training.epochs = {training.epochs} and "
-                f"training.patience = {training.patience}; raise what ended it."
+                f"{progress.best_epoch}, and stays so with training.epochs = {epochs} and "
+                f"training.patience = {training.patience}."
             )
-        training = dataclasses.replace(training, lengthened_after=begun)
         config = dataclasses.replace(config, training=training, published=PublishedResults())
         progress.finished = False
-        console.print(
-            f"{old.epochs} epochs become {training.epochs}{_schedule(training, progress)}."
-        )
-    if is_first():
-        for name in ("samples.txt", "study.json") if training != old else ():
+        console.print(f"to be trained for {epochs} epochs{_schedule(training, progress)}.",
+                      soft_wrap=True)  # fmt: skip
+        for name in ("samples.txt", "study.json") if is_first() else ():
             path = run / name
             if path.exists():
                 path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
+    if is_first():
         folders.save_config(run, config)
     return config
 

@@ -103,13 +103,31 @@ class TestLength:
         rates.append(3e-3 * (1 + math.cos(math.pi * 3 / 4)) / 2)
         assert [record["learning_rate"] for record in after] == pytest.approx(rates, rel=1e-5)
         out = " ".join(capfd.readouterr().out.split())
-        assert "2 epochs become 4" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
+        assert (
+            "to be trained for 4 epochs" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
+        )
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.load_run(run_copy)
-        assert config.training.epochs == 4 and config.training.lengthened_after == 2
+        assert config.training.epochs == 4 and config.training.lengthened == 1
         assert config.published.train_loss == ()
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
+
+    def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):
+        edit(run_copy / "config.toml", "epochs = 2", "epochs = 3")
+        with pytest.raises(RunError, match="resume with --training.epochs 3"):
+            resume_run(run_copy)
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert len(records(run_copy)) == 3
+
+    def test_twice_before_a_step_is_done(self, run_copy, monkeypatch):
+        """The checkpoint is as it was, and is resumed with what was given last."""
+        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        resume_run(run_copy, {"training.epochs": "3"})
+        resume_run(run_copy, {"training.epochs": "4"})
+        monkeypatch.undo()
+        resume_run(run_copy)
+        assert len(records(run_copy)) == 4
 
     def test_such_a_run_is_none_of_the_studys(self, run_copy, tmp_path):
         """It ends with as many epochs as a job of the study, but had other learning rates."""
@@ -122,14 +140,18 @@ class TestLength:
         job = Job("astra_alpha", job.overrides + tuple(vocabulary.items()))
         (run_copy.rename(family / "v1") / "config.toml").write_text(config)
         assert find_job(tmp_path, job) == family / "v1"
-        edit(family / "v1" / "config.toml", "lengthened_after = 0", "lengthened_after = 1")
+        edit(family / "v1" / "config.toml", "lengthened = 0", "lengthened = 1")
         assert find_job(tmp_path, job) is None
 
     @pytest.mark.parametrize(
         "overrides, says",
         [
             ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
-            ({"training.patience": "9"}, "is finished after 2 epochs.* raise what ended it"),
+            (
+                {"training.epochs": "2"},
+                "is finished after 2 epochs.* stays so with training.epochs",
+            ),
+            ({"training.patience": "9"}, "training.patience cannot change within a run"),
             ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
             ({"training.epochs": "many"}, "training.epochs is 'many'"),
         ],
@@ -202,6 +224,12 @@ class TestNames:
         config = load_config("astra_alpha", {"data.corpus": "some/my text (2).txt"})
         assert config.name == "astra_alpha-my_text_2_"
         assert config.published.train_loss == ()
+
+    def test_texts_whose_names_have_no_latin_letter_are_told_apart(self):
+        texts = ("日本.txt", "中国.txt")
+        names = [load_config("astra_alpha", {"data.corpus": text}).name for text in texts]
+        assert len(set(names)) == 2
+        assert all(len(name) == len("astra_alpha-") + 8 for name in names)
 
     def test_a_name_can_be_given(self):
         assert load_config("astra_alpha", {"name": "mine"}).name == "mine"
