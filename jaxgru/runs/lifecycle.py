@@ -137,6 +137,11 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
       KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; everything is saved.
     """
     overrides = dict(overrides or {})
+    if Path(path).suffix in (".safetensors", ".pth"):
+        raise folders.RunError(
+            f"{path} cannot be resumed: it holds a model's parameters, and no run; name the run's "
+            "folder."
+        )
     for name in overrides.keys() - MAY_CHANGE:
         raise folders.RunError(
             f"{name} cannot change within a run; start a new run, or change one of "

@@ -67,7 +67,9 @@ class Page:
 
     def markdown(self) -> str:
         """The page."""
-        return render("study.md.jinja", page=self, study=study, filled=FILLED, positions=POSITIONS)
+        return render(
+            "study.md.jinja", page=self, study=state_cost, filled=FILLED, positions=POSITIONS
+        )
 
     def draw(self, figures: Path) -> None:
         """Draw every figure that the page shows."""

@@ -262,7 +262,7 @@ class TestManyDevices:
         self, devices, size, nearest, monkeypatch
     ):
         monkeypatch.setattr(jax, "devices", lambda: jax.local_devices() * devices)
-        says = f"is {size}, but there are {devices} devices.*{nearest}\\."
+        says = f"has {size} rows, but there are {devices} devices.*{nearest}\\."
         with pytest.raises(UserError, match=says):
             data_mesh(size)
 
