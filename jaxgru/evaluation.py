@@ -31,10 +31,8 @@ def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Floa
     NaN for a target outside the vocabulary.
     """
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    of_target = jnp.take_along_axis(
-        logits, targets[..., None], axis=-1, mode="fill", wrap_negative_indices=False
-    )
-    return log_z - of_target[..., 0]
+    nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(targets < 0, jnp.nan, nll)  # negative indices count from the end
 
 
 def window_nll(params: Params, tokens: Int[Array, "N"], window: int) -> Float[np.ndarray, "N-1"]:
