@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jaxgru.records import load_metrics
 
 import jaxgru
 from jaxgru import Config, ModelConfig
@@ -23,6 +22,7 @@ from jaxgru.files import hashes
 from jaxgru.runs.checkpoints import CHECKSUMS, open_checkpoints, restore, save
 from jaxgru.runs.folders import RunError, create_run, load_run_config
 from jaxgru.training import Progress, init_state
+from pages.records import load_metrics
 
 MODEL = ModelConfig("rnn", vocab_size=3, embedding_dim=2, hidden_dim=4)
 RECORD = {"epoch": 1, "step": 2, "train_loss": 1.5, "val_loss": 1.25, "tokens_per_second": 3.5,
