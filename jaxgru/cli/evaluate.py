@@ -28,10 +28,9 @@ def main() -> None:
         "--save", action="store_true", help="write it all into the run, too, as report.py reads it"
     )
     arguments = parser.parse_args()
-    is_file = str(arguments.run).endswith((".safetensors", ".pth")) or os.path.isfile(
-        str(arguments.run)
-    )
-    if arguments.save and (arguments.run is None or is_file):
+    run = arguments.run
+    is_file = run is not None and (run.endswith((".safetensors", ".pth")) or os.path.isfile(run))
+    if arguments.save and (run is None or is_file):
         parser.error("--save writes into a run folder; name one with --run.")
     console = Console(highlight=False)
     if arguments.ngram is not None:

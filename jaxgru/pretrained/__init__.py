@@ -1,6 +1,6 @@
 """Trained models that ship with the package: NAME.safetensors, and NAME.md, how it was made.
 
-`scripts/release.py RUN` puts a model here.
+`scripts/maintain/release.py RUN` puts a model here.
 """
 
 from __future__ import annotations

@@ -521,7 +521,7 @@ class TestSampleNGram:
 
 class TestEvaluateNGram:
     def test_prints_what_is_counted(self, script, tmp_path, tiny_text):
-        """What `count_ngrams` gives, which test_baselines.py proves, of the training split."""
+        """What `count_ngrams` gives, which test_ngrams.py proves, of the training split."""
         config = tmp_path / "tiny.toml"
         config.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
         done = script("evaluate", "--ngram", 4, "--config", config)

@@ -20,7 +20,7 @@ import fault_kinds
 from fault_kinds import ALL, NEVER, Outcome, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 
-ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/test_running.py; kills
+ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/runs/test_lifecycle.py; kills
 LONG = {"SIGTERM twice", "clock set back a year", "newest checkpoint: a file cut short",
         "newest checkpoint: an item missing"}  # campaign.py alone  # fmt: skip
 QUICK = [name for name in ALL if name not in ELSEWHERE | LONG]
