@@ -2,8 +2,7 @@
 
 import re
 
-import jax
-import numpy as np
+import chex
 import pytest
 
 import jaxgru
@@ -53,7 +52,7 @@ def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_pa
     done = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert done.code == 0, done.err
     ours, theirs = jaxgru.load_run(tmp_path / "astra_alpha.safetensors"), jaxgru.load_run(tiny_run)
-    jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
+    chex.assert_trees_all_equal(ours[0], theirs[0])
     for section in ("model", "data", "training"):  # published figures hold NaN, equal to nothing
         assert getattr(ours[1], section) == getattr(theirs[1], section)
     before = (tmp_path / "astra_alpha.safetensors").read_bytes()

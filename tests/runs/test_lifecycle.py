@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-import jax
+import chex
 import numpy as np
 import pytest
 from conftest import SCRIPTS
@@ -104,7 +104,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text
     subprocess.run(resumed, check=True, capture_output=True)
     assert losses(run) == losses(undisturbed)
     ours, expected = jaxgru.load_run(run)[0], jaxgru.load_run(undisturbed)[0]
-    jax.tree.map(np.testing.assert_array_equal, ours, expected)
+    chex.assert_trees_all_equal(ours, expected)
     assert (run / "samples.txt").read_text() == (undisturbed / "samples.txt").read_text()
 
 
