@@ -15,6 +15,7 @@ import torchref
 from jaxgru.config import ModelConfig
 from jaxgru.evaluation import token_nll
 from jaxgru.model import Dropout, Params, dropout_masks
+from jaxgru.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,
     SMALLEST,
@@ -33,7 +34,7 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-PUBLISHED = [n for n in jaxgru.config_names() if jaxgru.load_config(n).published.num_params]
+PUBLISHED = [name for name in jaxgru.config_names() if load_published(name).num_params]
 
 
 def fast_key(seed: int) -> jax.Array:

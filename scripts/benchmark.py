@@ -55,6 +55,7 @@ from jaxgru.parallel.hardware import (
     peak_resident_bytes,
     share_cpu,
 )
+from jaxgru.runs.published import load_published
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.records import BenchmarkRun, Benchmarks, Measurement
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    published = [name for name in config_names() if load_config(name).published.num_params]
+    published = [name for name in config_names() if load_published(name).num_params]
     parser = Parser(__doc__)
     parser.add_argument("--configs", nargs="+", metavar="CONFIG", default=published,
                         help="names or .toml files (the seven published ones)")  # fmt: skip

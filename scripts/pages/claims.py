@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxgru.config import load_config
+from jaxgru.runs.published import load_published
 
 if TYPE_CHECKING:
     from pages.study_page import Page
@@ -83,7 +84,7 @@ def _capacity(page: Page) -> Verdict:
 
 
 def _leviathan(page: Page) -> Verdict:
-    log = load_config("leviathan").published.val_loss[0]
+    log = load_published("leviathan").val_loss[0]
     numbers = f"its own published log improves to epoch {log.index(min(log)) + 1} of {len(log)}"
     if run := page.first.get("leviathan"):
         best = min(run.epochs, key=lambda epoch: epoch.val_loss)
@@ -113,7 +114,7 @@ def _dropout(page: Page) -> Verdict:
     between = page.variant({"model.dropout_site": "between"})
     if not (page.alpha and between):
         return OPEN
-    published = load_config("astra_alpha").published.train_loss[0][-1]
+    published = load_published("astra_alpha").train_loss[0][-1]
     ours, theirs = (r.epochs[-1].train_loss for r in (page.alpha, between))
     return "refuted: it is inside the recurrence", (
         f"last training loss published {published:.3f}; measured {ours:.3f} inside the recurrence, "

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from jaxgru.analysis import state_cost
-from jaxgru.config import Config, PublishedResults, load_config
+from jaxgru.config import Config, load_config
 from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.published import PublishedResults, load_published
 from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS
@@ -88,7 +89,7 @@ class Page:
             plot_sensitivity(figures / "sensitivity.png", points)
         for name in self.first:
             records = [msgspec.to_builtins(run.epochs) for run in self.of(name)]
-            plot_losses(figures / f"{name}.png", name, records, load_config(name).published)
+            plot_losses(figures / f"{name}.png", name, records, load_published(name))
 
     # --- Choosing runs
 
@@ -115,7 +116,7 @@ class Page:
         """A row per published run: training losses, and what was measured."""
         rows = []
         for run in self.plain:
-            theirs = [losses[-1] for losses in load_config(run.config).published.train_loss]
+            theirs = [losses[-1] for losses in load_published(run.config).train_loss]
             measures = [run.measured.windows, run.measured.stream, run.measured.stateless]
             nats = [*measures, run.measured.sensitivity, *map(run.measured.per_character, measures)]
             rows.append([
@@ -240,7 +241,7 @@ class Page:
 
     def epochs(self, name: str) -> tuple[Row, list[Row], float | None]:
         """Published beside measured losses: the head, a row per epoch, the largest difference."""
-        return epoch_table(self.of(name), load_config(name).published)
+        return epoch_table(self.of(name), load_published(name))
 
     def resources(self) -> list[Row]:
         """A row per run: steps, speed, minutes and memory."""
