@@ -379,12 +379,12 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
             choices = ", ".join(get_args(type_))
             raise ConfigError(f"{name} is {shown(value)}; it must be one of {choices}.")
         return value
-    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
+    if (type_, type(value)) == (float, int):
         value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
-    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+    if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         raise ConfigError(f"{name} is {shown(value)}; it must be {words[type_]}.")
-    if isinstance(value, str) and re.search("[\ud800-\udfff]", value):  # of a file name
+    if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
     if type_ is int and abs(value) >= 2**40:
         raise ConfigError(f"{name} is too large; it must be below 2^40.")
