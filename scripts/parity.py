@@ -5,7 +5,6 @@ from __future__ import annotations
 import startup  # noqa: F401
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,7 +17,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.files import write_text
 from jaxgru.parallel.hardware import describe_hardware
 from maintain import plant_errors
-from pages.markdown import render
+from pages.markdown import render, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
@@ -81,7 +80,7 @@ def page(records: list[dict], outcome: str, command: str, planted: str = "") -> 
         command=command,
         hardware=describe_hardware(),
         python=platform.python_version(),
-        versions=versions(),
+        versions=", ".join(" ".join(item) for item in versions(PACKAGES).items()),
         outcome=outcome,
         values=values,
         draws=draws,
@@ -110,17 +109,6 @@ def largest(records: list[dict], dtype: str, key: str) -> str:
     if not figures:
         return "–"
     return f"{max(figures):.1e}" if max(figures) else "="
-
-
-def versions() -> str:
-    """Return the names and versions of the packages compared."""
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
 
 
 if __name__ == "__main__":
