@@ -36,18 +36,10 @@ from jaxgru.training import init_state, train_step
 
 TEMPERATURE, TOP_K = 0.8, 30
 
-NEEDS = {
-    "jaxgru": [],
-    "wavefront": [],
-    "hopper": [],
-    "plain_scan": [],
-    "torchref": ["torch", "torchref"],
-    "torch.nn": ["torch", "torchref"],
-    "haiku": ["haiku"],
-    "nnx": ["flax.nnx"],
-    "torch.compile": ["torch", "torchref"],
-}
-"""What each contestant imports besides jaxgru's own dependencies."""
+TORCH = ["torch", "torchref"]
+NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
+         "haiku": ["haiku"], "nnx": ["flax.nnx"]}  # fmt: skip
+"""What contestants import besides jaxgru's own dependencies."""
 
 
 def on_cpu() -> bool:
@@ -57,7 +49,8 @@ def on_cpu() -> bool:
 
 def missing(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
-    for module in NEEDS[name]:
+    needs = NEEDS.get(name, [])
+    for module in needs:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken installation may raise anything
@@ -66,7 +59,7 @@ def missing(name: str) -> str | None:
         return "it is for GPUs"
     if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
         return "there is no Hopper GPU"
-    if "torch" in NEEDS[name] and not on_cpu() and torch_device() == "cpu":
+    if "torch" in needs and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
 
@@ -79,18 +72,7 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     """
     if name in ("plain_scan", "haiku", "nnx") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
-    builders: dict[str, Callable[[Task, str], Contestant]] = {
-        "jaxgru": _jaxgru,
-        "wavefront": _wavefront,
-        "hopper": _hopper,
-        "plain_scan": partial(_unrolled, how="plain"),
-        "torchref": partial(_torch, make_model=_torchref_model),
-        "torch.nn": partial(_torch, make_model=_torch_nn_model),
-        "haiku": partial(_jax, make_model=_haiku_model),
-        "nnx": partial(_jax, make_model=_nnx_model),
-        "torch.compile": _torch_compile,
-    }
-    return builders[name](task, precision)
+    return BUILDERS[name](task, precision)
 
 
 def measured_kinds(name: str) -> tuple[str, ...]:
@@ -491,3 +473,16 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
     return lambda: torchref.generate(
         model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
     )
+
+
+BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
+    "jaxgru": _jaxgru,
+    "wavefront": _wavefront,
+    "hopper": _hopper,
+    "plain_scan": partial(_unrolled, how="plain"),
+    "torchref": partial(_torch, make_model=_torchref_model),
+    "torch.nn": partial(_torch, make_model=_torch_nn_model),
+    "haiku": partial(_jax, make_model=_haiku_model),
+    "nnx": partial(_jax, make_model=_nnx_model),
+    "torch.compile": _torch_compile,
+}

@@ -30,7 +30,7 @@ from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
 from jaxgru.training import init_state, train_step
 from pages.figures import plot_growth
 from pages.markdown import render
-from pages.records import CostPoint, CostRun, dumps, load
+from pages.records import CostPoint, CostRun, dumps, load_or
 
 console = Console(highlight=False)
 
@@ -135,7 +135,7 @@ def save(docs: Path, run: CostRun) -> None:
       RecordError: cost.json exists and cannot be read.
     """
     path = docs / "cost.json"
-    runs = load(path, dict[str, CostRun]) if path.exists() else {}
+    runs = load_or({}, path, dict[str, CostRun])
     runs[jax.default_backend()] = run
     write(docs, runs)
 
@@ -208,16 +208,17 @@ def rows(series: Series, points: Sequence[CostPoint]) -> tuple[list[str], list[l
     head = [series.letter]
     for remat in kinds:
         head += [f"{what}{', remat' * remat}" for what in ("ms per step", "µs per token", "MB")]
+    found = {(p.value, p.remat): p for p in points if p.letter == series.letter}
     lines = []
-    for value in sorted({p.value for p in points if p.letter == series.letter}):
+    for value in sorted({value for value, _ in found}):
         cells = [f"{value:,}"]
         for remat in kinds:
-            seconds = curve(points, series.letter, remat, "seconds").get(value)
+            if (p := found.get((value, remat))) is None:
+                cells += ["–"] * 3
+                continue
             tokens = sized(series, value, remat).training.tokens_per_step
-            memory = curve(points, series.letter, remat, "bytes").get(value)
-            cells += ["–"] * 2 if seconds is None else [
-                f"{1e3 * seconds:,.1f}", f"{1e6 * seconds / tokens:.2f}"]  # fmt: skip
-            cells.append("–" if memory is None else f"{memory / 1e6:,.1f}")
+            cells += [f"{1e3 * p.seconds:,.1f}", f"{1e6 * p.seconds / tokens:.2f}",
+                      "–" if p.bytes is None else f"{p.bytes / 1e6:,.1f}"]  # fmt: skip
         lines.append(cells)
     return head, lines
 

@@ -31,115 +31,76 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("jaxgru", "configs", "torchref", "parity_tests", "pyproject.toml")
 TAIL = 60  # lines of pytest's output that are shown where it fails
 
-CELL_TESTS = ("parity_tests/test_cells.py", "parity_tests/test_onnx.py", "-k", "float64")
-STATE_TESTS = ("parity_tests/test_state.py", "-k", "carry_goes or splitting or fifty_and_fifty")
-FIFTY_STEPS = ("parity_tests/test_training.py", "-k", "fifty_steps and float64")
-
-
-@dataclass(frozen=True)
-class Planted:
-    """An error: changes (file in jaxgru/, text, wrong text), and the tests that should fail."""
-
-    name: str
-    changes: tuple[tuple[str, str, str], ...]
-    tests: tuple[str, ...]
-
+Tests = tuple[str, ...]
+CELL_TESTS: Tests = ("parity_tests/test_cells.py", "parity_tests/test_onnx.py", "-k", "float64")
+STATE_TESTS: Tests = ("parity_tests/test_state.py",
+                      "-k", "carry_goes or splitting or fifty_and_fifty")  # fmt: skip
+FIFTY_STEPS: Tests = ("parity_tests/test_training.py", "-k", "fifty_steps and float64")
 
 # Where the forward and the backward pass both have the formula, both are changed, so that an error
 # is not noticed merely because the two disagree.
-ERRORS = (
-    Planted(
-        "z and 1 − z swapped",
-        (
-            ("cells/gru.py", "return (1 - z) * h + z * n", "return z * h + (1 - z) * n"),
-            ("cells/gru.py", "da_n = dh * z *", "da_n = dh * (1 - z) *"),
-            ("cells/gru.py", "[dh * (n - h),", "[dh * (h - n),"),
-            ("cells/gru.py", "dh = dh * (1 - z) +", "dh = dh * z +"),
-        ),
+ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
+    "z and 1 − z swapped": (
         CELL_TESTS,
+        ("cells/gru.py", "return (1 - z) * h + z * n", "return z * h + (1 - z) * n"),
+        ("cells/gru.py", "da_n = dh * z *", "da_n = dh * (1 - z) *"),
+        ("cells/gru.py", "[dh * (n - h),", "[dh * (h - n),"),
+        ("cells/gru.py", "dh = dh * (1 - z) +", "dh = dh * z +"),
     ),
-    Planted(
-        "reset after the product instead of before",
-        (
-            ("cells/gru.py", "(r * h) @ p.Un", "r * (h @ p.Un)"),
-            ("cells/gru.py", "layout.times(Un, r * h)", "r * layout.times(Un, h)"),
-            ("cells/gru.py", "d_rh = columns_dot(Un, da_n)", "d_rh = columns_dot(Un, da_n * r)"),
-            ("cells/gru.py", "(n - h), d_rh * h]", "(n - h), da_n * columns_dot(Un.T, h)]"),
-            ("cells/gru.py", "+ d_rh * r + columns_dot", "+ d_rh + columns_dot"),
-            ("cells/gru.py", ").T, (r * h).T)", ").T, (r * da_n).T)"),
-            ("cells/gru.py", "outer(rh, da[..., 2 * H :], Un", "outer(h_before, rh, Un"),
-        ),
+    "reset after the product instead of before": (
         CELL_TESTS,
+        ("cells/gru.py", "(r * h) @ p.Un", "r * (h @ p.Un)"),
+        ("cells/gru.py", "layout.times(Un, r * h)", "r * layout.times(Un, h)"),
+        ("cells/gru.py", "d_rh = columns_dot(Un, da_n)", "d_rh = columns_dot(Un, da_n * r)"),
+        ("cells/gru.py", "(n - h), d_rh * h]", "(n - h), da_n * columns_dot(Un.T, h)]"),
+        ("cells/gru.py", "+ d_rh * r + columns_dot", "+ d_rh + columns_dot"),
+        ("cells/gru.py", ").T, (r * h).T)", ").T, (r * da_n).T)"),
+        ("cells/gru.py", "outer(rh, da[..., 2 * H :], Un", "outer(h_before, rh, Un"),
     ),
-    Planted(
-        "a bias dropped: the candidate's",
-        (
-            ("cells/gru.py", "(r * h) @ p.Un + p.bn)", "(r * h) @ p.Un)"),
-            ("cells/gru.py", "plus(p.br, p.cr), p.bn]", "plus(p.br, p.cr), 0 * p.bn]"),
-        ),
+    "a bias dropped: the candidate's": (
         CELL_TESTS,
+        ("cells/gru.py", "(r * h) @ p.Un + p.bn)", "(r * h) @ p.Un)"),
+        ("cells/gru.py", "plus(p.br, p.cr), p.bn]", "plus(p.br, p.cr), 0 * p.bn]"),
     ),
-    Planted(
-        "a bias dropped: the second one of z and r",
-        (("cells/base.py", "return b if c is None else b + c", "return b"),),
+    "a bias dropped: the second one of z and r": (
         CELL_TESTS,
+        ("cells/base.py", "return b if c is None else b + c", "return b"),
     ),
-    Planted(
-        "the carry of layer 2 not passed on",
-        (
-            (
-                "layers.py",
-                "tuple(new_carry)",
-                "tuple(carry[i] if i == 1 else c for i, c in enumerate(new_carry))",
-            ),
-        ),
+    "the carry of layer 2 not passed on": (
         STATE_TESTS,
+        (
+            "layers.py",
+            "tuple(new_carry)",
+            "tuple(carry[i] if i == 1 else c for i, c in enumerate(new_carry))",
+        ),
     ),
-    Planted(
-        "the state thrown away while sampling",
-        (("sampling.py", "carry if stateful else start", "start"),),
+    "the state thrown away while sampling": (
         ("parity_tests/test_sampling.py", "-k", "greedy and float64"),
+        ("sampling.py", "carry if stateful else start", "start"),
     ),
-    Planted(
-        "weight decay left off biases",
-        (
-            (
-                "training/step.py",
-                "weight_decay=training.weight_decay,",
-                "weight_decay=training.weight_decay,\n"
-                "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
-            ),
-        ),
+    "weight decay left off biases": (
         FIFTY_STEPS,
-    ),
-    Planted(
-        "the cosine stepped every step",
         (
-            (
-                "training/step.py",
-                "step // training.steps_per_epoch",
-                "step / training.steps_per_epoch",
-            ),
+            "training/step.py",
+            "weight_decay=training.weight_decay,",
+            "weight_decay=training.weight_decay,\n"
+            "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
         ),
+    ),
+    "the cosine stepped every step": (
         FIFTY_STEPS,
+        ("training/step.py", "step // training.steps_per_epoch", "step / training.steps_per_epoch"),
     ),
-    Planted(
-        "a dropout mask reused across a sequence's steps",
-        (
-            (
-                "model.py",
-                "counters = jnp.stack([t, ",
-                "counters = jnp.stack([0 * t, ",
-            ),
-        ),
+    "a dropout mask reused across a sequence's steps": (
         ("parity_tests/test_models.py", "-k", "masks"),
+        ("model.py", "counters = jnp.stack([t, ", "counters = jnp.stack([0 * t, "),
     ),
-    Planted(
-        "dropout masks reused across training steps",
-        (("training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),),
+    "dropout masks reused across training steps": (
         FIFTY_STEPS,
+        ("training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
     ),
-)
+}
+"""By name: the tests that should fail, and the changes (file in jaxgru/, text, wrong text)."""
 
 
 @dataclass(frozen=True)
@@ -158,21 +119,19 @@ def run_all() -> list[Outcome]:
       UserError: a text to change no longer exists, tests fail without an error, or pytest breaks
         off.
     """
-    every_test = dict.fromkeys(error.tests for error in ERRORS)
+    every_test = dict.fromkeys(tests for tests, *_ in ERRORS.values())
     with _copied() as copy:
         sound = [_run(copy, tests, may_fail=False) for tests in every_test]
     outcomes = [Outcome("none", (), sum(number for _, number in sound))]
-    for error in ERRORS:
+    for name, (tests, *changes) in ERRORS.items():
         with _copied() as copy:
-            for file, right, wrong in error.changes:
+            for file, right, wrong in changes:
                 path = copy / "jaxgru" / file
                 text = path.read_text(encoding="utf-8")
                 if right not in text:
-                    raise UserError(
-                        f"{error.name}: jaxgru/{file} no longer has the text {right!r}."
-                    )
+                    raise UserError(f"{name}: jaxgru/{file} no longer has the text {right!r}.")
                 path.write_text(text.replace(right, wrong), encoding="utf-8")
-            outcomes.append(Outcome(error.name, *_run(copy, error.tests)))
+            outcomes.append(Outcome(name, *_run(copy, tests)))
     return outcomes
 
 
@@ -189,9 +148,7 @@ def _copied() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _run(
-    folder: Path, tests: tuple[str, ...], may_fail: bool = True
-) -> tuple[tuple[str, ...], int]:
+def _run(folder: Path, tests: Tests, may_fail: bool = True) -> tuple[Tests, int]:
     """Run tests with a copy's jaxgru; return the names of those that failed, and how many ran."""
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     where = subprocess.run(

@@ -266,7 +266,7 @@ class TestPage:
 
 class TestContestants:
     def test_the_page_knows_them_all(self):
-        assert list(peers.NEEDS) == list(CONTESTANTS)
+        assert list(peers.BUILDERS) == list(CONTESTANTS)
 
     @pytest.mark.parametrize(
         "name", [n for n in CONTESTANTS if n not in (*FOR_GPUS, "torch.compile")]

@@ -59,3 +59,9 @@ def test_planted_errors_need_a_suite_that_passes_without_them(tmp_path, capfd):
     assert "E   AssertionError: assert 'ours' == 'theirs'" in capfd.readouterr().err.splitlines()
     with pytest.raises(UserError, match="no test noticed: a bias."):
         plant_errors.check([Outcome("none", (), 3), Outcome("a bias", (), 3)])
+
+
+def test_the_texts_of_the_planted_errors_are_in_the_package():
+    for _, *changes in plant_errors.ERRORS.values():
+        for file, right, _ in changes:
+            assert right in (plant_errors.ROOT / "jaxgru" / file).read_text(), (file, right)
