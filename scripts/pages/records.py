@@ -198,7 +198,7 @@ class Benchmarks(Record):
                 raise ValueError(f"there is no run {record.run!r}")
 
 
-# --- What grows with what
+# --- How cost grows
 
 
 class CostPoint(Record):
