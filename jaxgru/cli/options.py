@@ -108,8 +108,6 @@ class Parser(argparse.ArgumentParser):
     def add_config_fields(self, config: Config) -> None:
         """Adds `--section.field` for every field; the defaults shown are the config's values."""
         for section in SECTIONS:
-            if section == "published":
-                continue
             group = self.add_argument_group(section)
             values = getattr(config, section)
             for field in dataclasses.fields(values):

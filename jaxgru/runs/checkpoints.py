@@ -111,8 +111,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
 
 def made_with(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return all that decides a run's numbers besides its state, by name, for a checkpoint."""
-    names = (name for name in dotted_names() if not name.startswith("published."))
-    fields = {name: field_value(config, name) for name in names}
+    fields = {name: field_value(config, name) for name in dotted_names()}
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
     return fields | settings | tokens

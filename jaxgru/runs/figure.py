@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.config import PublishedResults
 from jaxgru.files import write_bytes
+from jaxgru.runs.published import PublishedResults
 
 
 def plot_losses(

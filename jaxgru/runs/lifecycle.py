@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from jaxgru.config import Config, PublishedResults, TrainingConfig, load_config
+from jaxgru.config import Config, TrainingConfig, load_config
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import warn
@@ -33,6 +33,7 @@ from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, spread
 from jaxgru.runs import checkpoints, folders
 from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.published import published_for
 from jaxgru.sampling import generate
 from jaxgru.training import (
     NonFiniteLoss,
@@ -258,7 +259,7 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
                 f"{progress.best_epoch}, and stays so with training.epochs = {epochs} and "
                 f"training.patience = {training.patience}."
             )
-        config = dataclasses.replace(config, training=training, published=PublishedResults())
+        config = dataclasses.replace(config, training=training)
         progress.finished = False
         console.print(f"to be trained for {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
@@ -414,7 +415,7 @@ def _write_reports(run: Path, config: Config, progress: Progress) -> None:
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     try:
-        plot_losses(run / "loss.png", title, [progress.records], config.published)
+        plot_losses(run / "loss.png", title, [progress.records], published_for(config))
     except Exception as error:  # matplotlib's settings are the user's, and may ask for LaTeX
         if folders.disk_error(error) is not None:
             raise

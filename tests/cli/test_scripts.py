@@ -146,12 +146,11 @@ class TestTrain:
         words = " ".join(done.out.split())
         for dotted in dotted_names():
             section, field = dotted.split(".")
-            if section != "published":
-                value = getattr(getattr(config, section), field)
-                value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
-                value = re.escape(value)
-                option = re.escape(f"--{dotted} VALUE ")
-                assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
+            value = getattr(getattr(config, section), field)
+            value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
+            value = re.escape(value)
+            option = re.escape(f"--{dotted} VALUE ")
+            assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
 
 
 def table_rows(out: str) -> dict[str, list[float]]:

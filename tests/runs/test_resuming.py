@@ -17,6 +17,8 @@ from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.runs import checkpoints, lifecycle
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
+from jaxgru.runs.published import PublishedResults, load_published
+from jaxgru.training import Progress
 from pages.jobs import Job, find_job
 
 FEWER = TINY | {"training.epochs": "1", "training.steps_per_epoch": "1"}
@@ -109,9 +111,18 @@ class TestLength:
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.load_run(run_copy)
         assert config.training.epochs == 4 and config.training.lengthened == 1
-        assert config.published.train_loss == ()
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
+
+    def test_a_run_of_an_earlier_version_whose_config_has_published_losses(self, run_copy):
+        """They are ignored, and gone when the config is written again."""
+        path = run_copy / "config.toml"
+        assert "published" not in path.read_text()
+        with path.open("a") as file:
+            file.write("\n[published]\nnum_params = 1\ntrain_loss = [[1.5, nan]]\n")
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert len(records(run_copy)) == 3
+        assert "published" not in path.read_text()
 
     def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):
         edit(run_copy / "config.toml", "epochs = 2", "epochs = 3")
@@ -223,7 +234,6 @@ class TestNames:
     def test_a_run_on_a_text_of_ones_own_is_not_the_studys(self):
         config = load_config("astra_alpha", {"data.corpus": "some/my text (2).txt"})
         assert config.name == "astra_alpha-my_text_2_"
-        assert config.published.train_loss == ()
 
     def test_texts_whose_names_have_no_latin_letter_are_told_apart(self):
         texts = ("日本.txt", "中国.txt")
@@ -236,21 +246,17 @@ class TestNames:
         with pytest.raises(jaxgru.UserError, match="name is '../mine'"):
             load_config("astra_alpha", {"name": "../mine"})
 
-    @pytest.mark.parametrize(
-        "overrides, kept",
-        [
-            ({"training.seed": "3"}, True),
-            ({"training.remat": "true", "data.corpus": "tiny_shakespeare"}, True),
-            ({"training.epochs": "10"}, True),  # as published
-            ({"training.epochs": "11"}, False),
-            ({"model.dropout": "0"}, False),
-            ({"data.sampling": "streams"}, False),
-        ],
-    )
-    def test_published_losses_belong_to_the_published_recipe(self, overrides, kept):
-        config = load_config("astra_alpha", overrides)
-        assert config.name == "astra_alpha"
-        assert (config.published.train_loss != ()) == kept
+
+@pytest.mark.parametrize(
+    "overrides, drawn", [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)]
+)
+def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
+    overrides, drawn, monkeypatch, tmp_path
+):
+    seen = []
+    monkeypatch.setattr(lifecycle, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
+    lifecycle._write_reports(tmp_path, load_config("astra_beta", overrides), Progress())
+    assert seen == [load_published("astra_beta") if drawn else PublishedResults()]
 
 
 class TestTraining:
