@@ -55,7 +55,7 @@ def test_no_carry_is_a_carry_of_zeros(params):
 
 
 def test_a_carry_handed_back_is_traced_once(params):
-    """It has the shapes, dtypes and weak types of `initial_carry`'s: a loop compiles one program."""
+    """Its shapes, dtypes and weak types are those of `initial_carry`: a loop compiles once."""
     chex.clear_trace_counter()
     carry = jaxgru.initial_carry(params, 2)
     apply = jax.jit(chex.assert_max_traces(jaxgru.apply, n=1))
