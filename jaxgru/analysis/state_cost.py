@@ -66,7 +66,7 @@ TEXT_MEASURES = {
 PROMPT = "ROMEO: "  # of the texts that are kept to be read
 
 
-def measure(
+def evaluate_model(
     params: Params,
     tokenizer: Tokenizer,
     dataset: Dataset,

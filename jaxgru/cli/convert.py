@@ -11,8 +11,8 @@ from jaxgru.cli.options import Parser, early_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from jaxgru.files import remove_parts
 from jaxgru.interop import InteropError
+from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study_run, save_study
 from jaxgru.pretrained import load_pretrained
 from jaxgru.runs.checkpoints import load_run
 from jaxgru.runs.folders import find_run
@@ -48,13 +48,13 @@ def main() -> None:
     elif given is None:
         params, config, tokenizer = load_run(source)
     else:
-        params, config, tokenizer = load_study_run(source, find_tokenizer(given))
+        params, config, tokenizer = load_pth(source, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if target.is_symlink() else target  # a link stays one
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no part is left
     try:
         remove_parts(place)
         if target.suffix == ".pth":
-            save_study(place, params, config)
+            save_pth(place, params, config)
         else:
             save_safetensors(place, params, config, tokenizer)
     except OSError as error:

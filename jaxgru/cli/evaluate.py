@@ -42,7 +42,7 @@ def main() -> None:
     config, dataset = load_dataset(config, tokenizer)
     window = config.training.sequence_length
     with console.status("compiling") as status:
-        record = state_cost.measure(
+        record = state_cost.evaluate_model(
             params, tokenizer, dataset, window, lambda what: status.update(f"measuring {what}")
         )
     if arguments.save:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli import writing
+from jaxgru.cli import printing
 from jaxgru.cli.options import Parser, load_model
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
@@ -33,7 +33,7 @@ def main() -> None:
         parser.error(
             "an n-gram model has no state to throw away: leave out --stateless, --compare."
         )
-    options = writing.Options(
+    options = printing.Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
@@ -49,6 +49,6 @@ def main() -> None:
     else:
         model, _, tokenizer = load_model(arguments)
     if arguments.compare:
-        writing.compare(model, tokenizer, arguments.prompt, options)
+        printing.print_comparison(model, tokenizer, arguments.prompt, options)
     else:
-        writing.write(model, tokenizer, arguments.prompt, options, arguments.num_samples)
+        printing.print_samples(model, tokenizer, arguments.prompt, options, arguments.num_samples)

@@ -33,8 +33,8 @@ from jaxgru.config import Config, dotted_names, field_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.files import file_hash, files_below, hashes, read_bytes, write_text
+from jaxgru.interop.pth import load_pth
 from jaxgru.interop.safetensors import load_safetensors
-from jaxgru.interop.study import load_study_run
 from jaxgru.model import Params, flatten, init, unflatten
 from jaxgru.runs.folders import UNREADABLE, RunError, check_path, find_run, load_run_config
 from jaxgru.training import Progress, TrainState, init_state, state_shardings
@@ -68,7 +68,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     The parameters are the run's result: the best epoch's where training stops early, else the last.
     A run that is still going on, or was interrupted, gives those of its newest checkpoint that is
     whole; a sentence on stderr names those that are not. Nothing is written. Of a .pth, the
-    tokenizer is what `interop.study.load_study_run` takes where none is given.
+    tokenizer is what `interop.pth.load_pth` takes where none is given.
 
     Raises:
       RunError: there is no run or no finished checkpoint, or it does not fit its config.
@@ -79,7 +79,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     if path.suffix == ".safetensors" and not path.is_dir():
         return load_safetensors(path)
     if path.suffix == ".pth" and not path.is_dir():
-        return load_study_run(path)
+        return load_pth(path)
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)

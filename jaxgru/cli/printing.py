@@ -64,7 +64,7 @@ def pieces(
     return _pieces(model, tokenizer, known, options, sample)
 
 
-def write(
+def print_samples(
     model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
 ) -> None:
     """Prints samples, one after another, each as it is generated. Raises as `pieces` does."""
@@ -79,7 +79,7 @@ def write(
         print()
 
 
-def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
+def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
     """Prints stateless and stateful text side by side: same weights, prompt, seed and options.
 
     Raises as `pieces` does.

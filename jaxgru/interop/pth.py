@@ -103,7 +103,7 @@ _LAYOUTS = {"MyGRUModel": _GRU, "MyLSTMModel": _LSTM}
 _SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "version")
 
 
-def load_study(path: str | Path) -> tuple[Params, ModelConfig]:
+def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
     """A .pth file's parameters, float32, and the config of its model.
 
     A bare `state_dict` does not hold the dropout: it is the published one for a model of these
@@ -118,7 +118,7 @@ def load_study(path: str | Path) -> tuple[Params, ModelConfig]:
     return params, config
 
 
-def load_study_run(
+def load_pth(
     path: str | Path, tokenizer: Tokenizer | None = None
 ) -> tuple[Params, Config, Tokenizer]:
     """The same as a whole model, such as `load_run` gives.
@@ -131,7 +131,7 @@ def load_study_run(
     SentencePiece learns the same from the same text.
 
     Raises:
-      InteropError: as `load_study`; no tokenizer is given or follows, or it has another size.
+      InteropError: as `load_pth_model`; no tokenizer is given or follows, or it has another size.
       CorpusError: Tiny Shakespeare is needed and not to be found.
     """
     params, model, model_name = _load(Path(path))
@@ -151,10 +151,10 @@ def load_study_run(
     return params, _whole_config(Path(path), model, model_name, tokenizer.kind), tokenizer
 
 
-def save_study(path: str | Path, params: Params, config: Config) -> None:
+def save_pth(path: str | Path, params: Params, config: Config) -> None:
     """Writes a .pth file, version 1, that the study's classes load with `strict=True`.
 
-    `load_study` gives the same parameters back, bit for bit. A GRU with a single bias a gate gets
+    `load_pth_model` gives the same parameters back, bit for bit. A GRU with one bias per gate gets
     the study's second one as zeros: the same function, but then with the larger parameter count.
     The file does not say where dropout acts, nor anything of training.
 
