@@ -10,7 +10,7 @@ from jaxgru.config import Config, config_names, load_config
 from jaxgru.parallel import processes
 from jaxgru.parallel.hardware import keep_freed_memory
 from jaxgru.runs import lifecycle
-from jaxgru.runs.checkpoints import silence_orbax
+from jaxgru.runs.orbax import silence_orbax
 
 DISTRIBUTED = ("coordinator", "processes", "process")
 

@@ -2,7 +2,8 @@
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/  .lock
+    config.toml  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
+    checkpoints/<step>/  .lock
 
 and `runs/<config>/latest` points at the newest.
 """
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import tomli_w
@@ -25,8 +26,9 @@ from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.files import check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
+from jaxgru.runs import commits
 
-REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
+REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)  # while it is trained
 LOCK = ".lock"  # a file of its own: an editor that replaces config.toml would take its lock away
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # in a path, Orbax takes them for patterns to glob by
 UNREADABLE = ("**", "\\")
@@ -156,16 +158,17 @@ def find_run(path: str | Path) -> Path:
     raise RunError(f"there is no run in {path}: no config.toml in it, nor in a folder 'latest'.")
 
 
-def load_run_config(run: Path) -> Config:
-    """A run's config, as it was when the run was made.
+def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Config:
+    """Load a run's config, with these values changed: see `load_config`.
 
     Raises:
-      RunError: its config.toml cannot be used.
+      RunError: its config.toml or an override cannot be used.
     """
     try:
-        return load_config(run / "config.toml")
+        return load_config(run / "config.toml", overrides)
     except ConfigError as error:
-        raise RunError(f"the run {run} cannot be used: {error}") from error
+        what = " with these overrides" if overrides else ""
+        raise RunError(f"the run {run} cannot be used{what}: {error}") from error
 
 
 @contextlib.contextmanager

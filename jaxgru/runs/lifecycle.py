@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from jaxgru.config import Config, PublishedResults, TrainingConfig, load_config
+from jaxgru.config import Config, PublishedResults, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import warn
@@ -32,7 +32,9 @@ from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, spread
 from jaxgru.runs import checkpoints, folders
+from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
 from jaxgru.sampling import generate
 from jaxgru.training import (
     NonFiniteLoss,
@@ -46,6 +48,7 @@ from jaxgru.training import (
 )
 
 MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
+T = TypeVar("T")
 
 
 class _Output:
@@ -106,10 +109,14 @@ def start_run(config: Config, root: Path) -> Path:
         told = from_first(created and str(created[0].absolute()))
         run = created[0] if created else Path(told)
         try:
-            config, dataset = together(lambda: created[1:] if created else _load(run, {}))
-            with _claimed(run) as in_place:
+            config, dataset = together(
+                lambda: created[1:] if created else
+                load_dataset(folders.load_run_config(run), load_tokenizer(run))
+            )  # fmt: skip
+            with _in_all(folders.claim(run)) as in_place:
                 parts = _fresh_state(config, mesh), None, Progress()
-                _train(run, config, dataset, mesh, *parts, interrupted, in_place)
+                with _in_all(open_checkpoints(run)) as manager:
+                    _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
         except folders.RunError:
             raise  # the disk failed, under threads of Orbax that still write
         except BaseException:
@@ -150,28 +157,32 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
     with _deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
         run = Path(from_first(found))
-        mesh = _devices(together(lambda: folders.load_run_config(run)))
-        with _claimed(run) as in_place:
-            with console.status("reading the text and the checkpoint"):
-                config, dataset = together(lambda: _load(run, overrides))
-                parts = together(lambda: _restore(run, config, dataset, mesh, overrides))
-            if overrides:
-                config = together(lambda: _change(run, config, overrides, parts[-1]))
-            elif parts[-1].finished:
-                console.print(
-                    f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N beside "
-                    "--resume trains it for more.",
-                    soft_wrap=True,
-                )
-            _train(run, config, dataset, mesh, *parts, interrupted, in_place)
+        with _in_all(folders.claim(run)) as in_place:
+            config = together(lambda: _resumed_config(run, overrides))
+            mesh = _devices(config)
+            with _in_all(open_checkpoints(run)) as manager:
+                with console.status("reading the text and the checkpoint"):
+                    config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
+                    parts = together(
+                        lambda: _restore(run, manager, config, dataset, mesh, overrides)
+                    )
+                if overrides:
+                    config = together(lambda: _change(run, config, overrides, parts[-1]))
+                elif parts[-1].finished:
+                    console.print(
+                        f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N "
+                        "beside --resume trains it for more.",
+                        soft_wrap=True,
+                    )
+                _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
     return run
 
 
 @contextlib.contextmanager
-def _claimed(run: Path) -> Iterator[Callable[[], None]]:
-    """`folders.claim`; where the first of several processes is refused, all are."""
-    with contextlib.ExitStack() as claim:
-        yield together(lambda: claim.enter_context(folders.claim(run)))
+def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+    """Enter a context in each process of the run; where one of them fails, all do."""
+    with contextlib.ExitStack() as stack:
+        yield together(lambda: stack.enter_context(context))
 
 
 @contextlib.contextmanager
@@ -216,22 +227,29 @@ def _devices(config: Config) -> Mesh:
     return data_mesh(config.training.batch_size)
 
 
-def _load(run: Path, overrides: Mapping[str, str]) -> tuple[Config, Dataset]:
-    """A run's config, with the overrides that decide no numbers, and its text."""
-    config = folders.load_run_config(run)
-    free = {name: text for name, text in overrides.items() if name in checkpoints.FREE}
-    config = load_config(run / "config.toml", free | {"name": config.name})
-    return load_dataset(config, load_tokenizer(run))
+def _resumed_config(run: Path, overrides: Mapping[str, str]) -> Config:
+    """Return a run's config with what was given at --resume; its name stays, on another path, too.
+
+    The path of the text goes in afterwards, because `load_config` names a config after its text.
+    """
+    others = {name: text for name, text in overrides.items() if name != "data.corpus"}
+    config = folders.load_run_config(run, others)
+    corpus = overrides.get("data.corpus", config.data.corpus)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
 
 
 def _restore(
-    run: Path, config: Config, dataset: Dataset, mesh: Mesh, given: Mapping[str, str]
+    run: Path,
+    manager: CheckpointManager,
+    config: Config,
+    dataset: Dataset,
+    mesh: Mesh,
+    given: Mapping[str, str],
 ) -> tuple[TrainState, Params | None, Progress]:
+    if manager.latest_step() is None:
+        return _fresh_state(config, mesh), None, Progress()
     recorded = checkpoints.made_with(config, dataset.tokenizer)
-    with checkpoints.open_checkpoints(run) as manager:
-        if manager.latest_step() is None:
-            return _fresh_state(config, mesh), None, Progress()
-        return checkpoints.restore(manager, run, config, mesh, recorded, given)
+    return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
 
 def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: Progress) -> Config:
@@ -243,9 +261,8 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
       RunError: the epochs leave nothing to train.
     """
     if "training.epochs" in overrides:
-        epochs = load_config(run / "config.toml", dict(overrides)).training.epochs
-        count = config.training.lengthened + 1
-        training = dataclasses.replace(config.training, epochs=epochs, lengthened=count)
+        epochs, count = config.training.epochs, config.training.lengthened + 1
+        training = dataclasses.replace(config.training, lengthened=count)
         begun = progress.epoch + bool(progress.epoch_losses)
         if epochs < begun:
             raise folders.RunError(
@@ -291,6 +308,7 @@ def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
 
 def _train(
     run: Path,
+    manager: CheckpointManager,
     config: Config,
     dataset: Dataset,
     mesh: Mesh,
@@ -310,10 +328,13 @@ def _train(
         soft_wrap=True,
     )
     recorded = checkpoints.made_with(config, dataset.tokenizer)
-    with checkpoints.open_checkpoints(run) as manager, _bar(config) as (bar, task):
+    commit, begun = current_commit(), int(state.step)
+    with _bar(config) as (bar, task):
 
         def save(state: TrainState, best: Params | None, progress: Progress) -> None:
             check_in_place()
+            if is_first():
+                record_commit(run, commit, begun)
             checkpoints.save(manager, state, best, progress, recorded)
 
         def on_steps(epoch: int, done: int, loss: float, tokens_per_second: float) -> None:

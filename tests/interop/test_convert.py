@@ -16,8 +16,9 @@ from jaxgru import Config, ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.runs.checkpoints import open_checkpoints, save
+from jaxgru.runs.checkpoints import save
 from jaxgru.runs.folders import create_run
+from jaxgru.runs.orbax import open_checkpoints
 from jaxgru.training import Progress, init_state
 
 torch = pytest.importorskip("torch")

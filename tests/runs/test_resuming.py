@@ -14,7 +14,7 @@ from conftest import TINY, contents
 import jaxgru
 from jaxgru.config import Config, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.runs import checkpoints, lifecycle
+from jaxgru.runs import folders, lifecycle, orbax
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
 from pages.jobs import Job, find_job
@@ -190,7 +190,7 @@ class TestPlaces:
 
     def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
         """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
-        for module in (checkpoints, sys.modules["jaxgru.runs.folders"]):
+        for module in (orbax, folders):
             monkeypatch.setattr(module, "check_path", lambda *_: None)
         monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / "[x]").mkdir()
