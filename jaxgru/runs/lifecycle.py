@@ -1,4 +1,4 @@
-"""A training run on disk: started, resumed, reported on the terminal."""
+"""Starting and resuming a training run, with its output on the terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from jaxgru.config import Config, PublishedResults, TrainingConfig
@@ -52,15 +59,15 @@ T = TypeVar("T")
 
 
 class _Output:
-    """Standard output, for as long as it takes what is written; then nothing, after one warning.
+    """Standard output until a write fails, then nothing, after one warning.
 
-    A terminal that is closed or a full disk behind `>` must not end a training run.
+    A closed terminal or a full disk behind `>` must not end a training run.
     """
 
     encoding = property(lambda self: getattr(sys.stdout, "encoding", "utf-8"))
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         return self._try(lambda stream: stream.isatty()) or False
 
     def write(self, text: str) -> None:
@@ -72,7 +79,7 @@ class _Output:
         self._try(lambda stream: stream.flush())
 
     def _try(self, do: Callable[[Any], Any]) -> Any:
-        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects it
+        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects stdout
         if stream is None:
             return None
         try:
@@ -83,17 +90,18 @@ class _Output:
             warn(f"standard output is gone ({error}); training continues without it.")
 
 
-console = Console(file=_Output(), highlight=False, markup=False)  # a path may look like markup
+# a path may look like markup
+console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
 
 
 def start_run(config: Config, root: Path) -> Path:
     """Train a config from scratch in the next free version of its run folder; return the folder.
 
-    A run that ends before its first checkpoint leaves no folder behind, unless the disk failed.
+    If the run ends before its first checkpoint, its folder is deleted, unless the disk failed.
 
     Raises:
       UserError: the corpus or the folder cannot be used, or a loss is not finite.
-      KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; everything is saved.
+      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     with _deferred_signals() as interrupted:
         mesh = _devices(config)
@@ -118,7 +126,7 @@ def start_run(config: Config, root: Path) -> Path:
                 with _in_all(open_checkpoints(run)) as manager:
                     _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
         except folders.RunError:
-            raise  # the disk failed, under threads of Orbax that still write
+            raise  # the disk failed, and threads of Orbax may still write
         except BaseException:
             with contextlib.suppress(OSError):
                 if created and not many() and folders.discard_empty(run):
@@ -130,23 +138,23 @@ def start_run(config: Config, root: Path) -> Path:
 def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> Path:
     """Resume a run from its newest checkpoint, exactly; return its folder.
 
-    A run that was stopped before its first checkpoint starts again.
+    A run that was stopped before its first checkpoint starts from its first step.
 
     Args:
       path: a run folder, or the folder of its versions.
-      overrides: values as they are typed on a command line, by dotted name, of the fields in
-        MAY_CHANGE; they are written into the run's config.toml. With more `training.epochs`, the
-        epochs that are left have the learning rates of a run that is so long from the start.
+      overrides: new values of fields in MAY_CHANGE, by dotted name, as typed on a command line;
+        they are written to the run's config.toml. With more `training.epochs`, the remaining epochs
+        have the learning rates of a run of that length.
 
     Raises:
       UserError: there is no such run, another process trains it, its folder cannot be written, its
-        checkpoint, corpus or the overrides do not fit, or a loss is not finite.
-      KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; everything is saved.
+        checkpoint or corpus or the overrides do not fit, or a loss is not finite.
+      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
     if Path(path).suffix in (".safetensors", ".pth"):
         raise folders.RunError(
-            f"{path} cannot be resumed: it holds a model's parameters, and no run; name the run's "
+            f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
         )
     for name in overrides.keys() - MAY_CHANGE:
@@ -187,18 +195,20 @@ def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one ends the process.
+    """Let the first SIGINT, SIGTERM or SIGHUP only set a flag; a second one ends the process.
 
-    An exception that is raised while XLA compiles crashes the process, so none is raised. A second
-    signal ends it as SIGKILL would, which loses no checkpoint. A signal that is ignored stays
-    ignored, as SIGHUP is under nohup. Python handles signals in its main thread alone; in another
-    one, this does nothing.
+    An exception raised while XLA compiles would crash the process, so none is raised. A second
+    signal ends it as SIGKILL would, which loses no checkpoint. Signals that are ignored stay
+    ignored, as SIGHUP under nohup. Python handles signals in its main thread only; in another
+    thread, this does nothing.
+
+    Yields a function that returns whether a signal has come.
     """
     seen: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
         if seen:
-            console.show_cursor(True)  # the bar has hidden it
+            console.show_cursor(True)  # hidden by the bar
             os._exit(130)
         seen.append(number)
 
@@ -218,9 +228,9 @@ def _deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 def _devices(config: Config) -> Mesh:
-    """The devices that share a batch: all of them; of one process on a CPU, its cores.
+    """Return the mesh of all devices, which share a batch; a CPU's cores count as devices.
 
-    Several processes take a CPU's cores as their launcher has shared them out.
+    Several processes on a CPU leave its cores to their launcher.
     """
     if not many():
         share_cpu(config.training.batch_size)
@@ -228,9 +238,9 @@ def _devices(config: Config) -> Mesh:
 
 
 def _resumed_config(run: Path, overrides: Mapping[str, str]) -> Config:
-    """Return a run's config with what was given at --resume; its name stays, on another path, too.
+    """Return a run's config with the values given at --resume.
 
-    The path of the text goes in afterwards, because `load_config` names a config after its text.
+    The corpus is replaced afterwards, because `load_config` would name the config after it.
     """
     others = {name: text for name, text in overrides.items() if name != "data.corpus"}
     config = folders.load_run_config(run, others)
@@ -253,9 +263,9 @@ def _restore(
 
 
 def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: Progress) -> Config:
-    """Write what was changed at --resume into a run's config.toml; return the new config.
+    """Write the config with the values given at --resume to config.toml; return it.
 
-    What was made of the run when it was finished is renamed, for it is of fewer epochs.
+    The samples and the record of a finished run are renamed, because they are of fewer epochs.
 
     Raises:
       RunError: the epochs leave nothing to train.
@@ -267,13 +277,13 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
         if epochs < begun:
             raise folders.RunError(
                 f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must be "
-                "at least as many."
+                f"at least {begun}."
             )
         if progress.finished and progress.is_over(training):
             raise folders.RunError(
-                f"{run} is finished after {progress.epoch} epochs, the best of them "
-                f"{progress.best_epoch}, and stays so with training.epochs = {epochs} and "
-                f"training.patience = {training.patience}."
+                f"{run} is finished after {progress.epoch} epochs, of which epoch "
+                f"{progress.best_epoch} is the best, and remains finished with training.epochs = "
+                f"{epochs} and training.patience = {training.patience}."
             )
         config = dataclasses.replace(config, training=training, published=PublishedResults())
         progress.finished = False
@@ -289,11 +299,11 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
 
 
 def _schedule(training: TrainingConfig, progress: Progress) -> str:
-    """The learning rates of the epochs that are left, in words."""
+    """Return a message about the learning rates of the remaining epochs."""
     if progress.epoch >= training.epochs:
         return ""
     epochs = np.array([progress.epoch, training.epochs - 1])
-    first, last = learning_rate(training)(epochs * training.steps_per_epoch)
+    first, last = np.asarray(learning_rate(training)(epochs * training.steps_per_epoch))
     return (
         f"; from here on the learning rate is that of {training.epochs} epochs: {first:.3g}"
         f" in epoch {progress.epoch + 1}, {last:.3g} in the last"
@@ -301,7 +311,7 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
 
 
 def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
-    """On the mesh, and nowhere else: a caller that kept the whole would keep its memory, too."""
+    """Return a fresh state on the mesh only; a reference to another copy would keep its memory."""
     state = init_state(config.model, config.training, config.data.sampling)
     return spread(state, state_shardings(state, mesh, config.training))
 
@@ -379,7 +389,7 @@ def _train(
         except NonFiniteLoss as error:
             step = manager.latest_step()
             kept = f"the last good checkpoint is of step {step}" if step else "none was saved yet"
-            raise NonFiniteLoss(f"{error} Nothing after it is kept; {kept}.") from error
+            raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
         if is_first():
             check_in_place()
             bar.update(task, loss="writing samples")
@@ -393,14 +403,15 @@ def _finish(
     samples = sample_text(params, dataset.tokenizer, opening(dataset))
     write_text(run / "samples.txt", samples)
     console.print(
-        f"Done: validation loss {progress.best_val_loss:.4f} in epoch {progress.best_epoch}, the "
-        f"best. Read what it writes:\n  python scripts/sample.py --run {run}",
+        f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
+        f"{progress.best_epoch}. Sample from the model with:\n"
+        f"  python scripts/sample.py --run {run}",
         soft_wrap=True,
     )
 
 
 def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
-    """The prompt, or the validation split's first tokens where the vocabulary lacks it."""
+    """Return the prompt, or the validation split's first tokens if the vocabulary lacks it."""
     try:
         dataset.tokenizer.encode(prompt)
         return prompt
@@ -409,7 +420,7 @@ def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
 
 
 def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
-    """Text from one prompt with and without the state, greedily and at temperature 0.8."""
+    """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
     tokens = jnp.asarray(tokenizer.encode(prompt))[None]
     parts = []
     for temperature in (0.0, 0.8):
@@ -424,19 +435,19 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: i
             )
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            text = tokenizer.decode(jnp.concatenate([tokens, new], axis=1)[0])
+            text = tokenizer.decode(np.concatenate([tokens, new], axis=1)[0])
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)
 
 
 def _write_reports(run: Path, config: Config, progress: Progress) -> None:
-    """Write metrics.jsonl and the figure, both whole, from the records alone."""
+    """Write metrics.jsonl and the figure from the records."""
     lines = [json.dumps(record) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     try:
         plot_losses(run / "loss.png", title, [progress.records], config.published)
-    except Exception as error:  # matplotlib's settings are the user's, and may ask for LaTeX
+    except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if folders.disk_error(error) is not None:
             raise
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
@@ -448,7 +459,7 @@ def _warn_once(sentence: str) -> None:
 
 
 def _peak_memory() -> dict[str, float]:
-    """The most memory used so far, in MB of 10⁶ bytes: the device's, or on a CPU the process's."""
+    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process."""
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         peak = statistics["peak_bytes_in_use"]
@@ -458,11 +469,12 @@ def _peak_memory() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _bar(config: Config) -> Iterator[tuple[Bar, int]]:
-    """A progress bar as wide as the terminal: what is narrower has fewer numbers beside it."""
+def _bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
+    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one."""
     total = config.training.epochs * config.training.steps_per_epoch
     width = console.width
-    columns = [SpinnerColumn(), BarColumn(bar_width=None), TimeRemainingColumn()]
+    columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
+    columns += [TimeRemainingColumn()]
     columns += [TextColumn("{task.fields[loss]}")] * (width >= 40)
     columns[1:1] = [TextColumn("{task.fields[epoch]}")] * (width >= 50)
     columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)

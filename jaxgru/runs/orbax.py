@@ -184,7 +184,7 @@ class Checkpoint:
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
             return unflatten(like, self.manager.restore(self.step, args=args)[item])
 
-    def _num_chunks(self, name: str, stored: Any, wanted: jax.ShapeDtypeStruct) -> int:
+    def _num_chunks(self, name: str, stored: Any, wanted: jax.Array | jax.ShapeDtypeStruct) -> int:
         """Return the number of parts an array is stored in: one per device it was spread over.
 
         Raises:

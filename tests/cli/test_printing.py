@@ -103,7 +103,9 @@ class TestPieces:
         assert text != text_of(params, "a bad")
 
     @pytest.mark.parametrize("sampled", ["the model's", "every token there is"])
-    def test_subwords_join_into_the_text_of_all_tokens(self, tiny_text, monkeypatch, sampled):
+    def test_subwords_join_into_the_text_of_all_tokens(
+        self, params, tiny_text, monkeypatch, sampled
+    ):
         """A piece that begins with a space keeps it; special tokens too print as `decode` has them.
 
         One token a piece. The sampler is a stand-in: the text is what is looked at here.
@@ -119,7 +121,7 @@ class TestPieces:
 
         monkeypatch.setattr(printing, "PIECE", 1)
         monkeypatch.setattr(printing, "generate", generate)
-        text = text_of(None, "ROMEO: what light", tokenizer, num_tokens=len(order))
+        text = text_of(params, "ROMEO: what light", tokenizer, num_tokens=len(order))
         prompt = tokenizer.encode("ROMEO: what light")
         assert text == tokenizer.decode(np.concatenate([prompt, order]))
         assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []

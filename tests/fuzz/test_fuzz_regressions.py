@@ -171,7 +171,7 @@ class TestTokenizers:
 
     def test_a_long_text_without_a_word(self, pieces, monkeypatch):
         monkeypatch.setattr(tokenizers, "BLOCK", 100)
-        assert "there is no new word in 50 characters" in refusal(
+        assert "no word begins in 50 characters" in refusal(
             TokenizerError, pieces.encode, "to" * 99
         )
 

@@ -467,7 +467,7 @@ class TestRefusals:
         weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
         assert data.count(weight) == 1
         path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
-        assert "fails its check sum" in refusal(path)
+        assert "does not have its checksum" in refusal(path)
 
     def test_compressed(self, path, tmp_path):
         """A small compressed file could fill the memory."""
@@ -501,7 +501,7 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "torch", None)
         for call in (
             lambda: load_pth_model(path),
-            lambda: save_pth(path, None, Config()),
+            lambda: save_pth(path, random_params(Config().model), Config()),
         ):
             with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
                 call()
@@ -605,7 +605,7 @@ class TestAsARun:
         assert (config.name, config.training) == ("astra_beta", load_config("astra_beta").training)
         assert capsys.readouterr().err == (
             f"{str(path)!r} calls its model astra_alpha, but its sizes are those of astra_beta, "
-            "which it is taken for.\n"
+            "so it is taken for astra_beta.\n"
         )
 
     def test_a_name_of_the_study_s_on_another_model(self, path, capsys):

@@ -149,7 +149,7 @@ class TestLength:
             ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
             (
                 {"training.epochs": "2"},
-                "is finished after 2 epochs.* stays so with training.epochs",
+                "is finished after 2 epochs.* remains finished with training.epochs",
             ),
             ({"training.patience": "9"}, "training.patience cannot change within a run"),
             ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
