@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 import jax
 
@@ -209,7 +209,7 @@ def _end(sentence: str, code: int = 2) -> NoReturn:
     raise SystemExit(code) from None
 
 
-def _broken(stream: TextIO) -> OSError | None:
+def _broken(stream: Any) -> OSError | None:
     """Return what is wrong with a stream, found by writing an empty line to it."""
     try:
         print(file=stream, flush=True)
@@ -218,6 +218,6 @@ def _broken(stream: TextIO) -> OSError | None:
     return None
 
 
-def _drop(stream: TextIO) -> None:
+def _drop(stream: Any) -> None:
     """Discard what a stream still holds and would write when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

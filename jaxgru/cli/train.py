@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument(
         "--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file"
     )
-    parser.add_argument("--resume", metavar="RUN", help="run to resume, exactly")
+    parser.add_argument("--resume", metavar="RUN", help="resume this run exactly")
     parser.add_argument("--name", help="name of the run's folder (default: of config and text)")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="folder of all runs")
     parser.add_argument("--summary", nargs="?", const="layers", choices=["layers", "full"],
@@ -41,7 +41,7 @@ def main() -> None:
     if (arguments.config is None) == (arguments.resume is None):
         parser.error("give either --config NAME (to start a run) or --resume RUN (to resume one).")
     if arguments.resume and (arguments.name or arguments.summary):
-        parser.error("--resume takes neither --name nor --summary; leave them out.")
+        parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
     if arguments.name:
         overrides["name"] = arguments.name
 

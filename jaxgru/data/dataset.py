@@ -29,8 +29,8 @@ class Dataset:
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Config, Dataset]:
     """Load the text that a config trains on; tokenizer None: learn one from the whole corpus.
 
-    Returns the dataset, and the config with what the corpus decides: its SHA-256, its absolute path
-    and the size of a character vocabulary.
+    Returns the config, with what the corpus decides (its SHA-256, its absolute path, the size of a
+    character vocabulary), and the dataset.
 
     Raises:
       UserError: the corpus cannot be read, does not have the config's SHA-256, or is too short for

@@ -168,9 +168,10 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
         with _in_all(folders.claim(run)) as in_place:
             config = together(lambda: _resumed_config(run, overrides))
             mesh = _devices(config)
+            with console.status("reading the text"):
+                config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
             with _in_all(open_checkpoints(run)) as manager:
-                with console.status("reading the text and the checkpoint"):
-                    config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
+                with console.status("reading the checkpoint"):
                     parts = together(
                         lambda: _restore(run, manager, config, dataset, mesh, overrides)
                     )
@@ -188,7 +189,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
 
 @contextlib.contextmanager
 def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
-    """Enter a context in each process of the run; where one of them fails, all do."""
+    """Enter a context in each process of the run; if that fails in one, it fails in all."""
     with contextlib.ExitStack() as stack:
         yield together(lambda: stack.enter_context(context))
 

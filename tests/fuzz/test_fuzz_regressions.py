@@ -333,5 +333,5 @@ def test_a_cycle_that_looks_like_markup():
     """Of a text with tags, evaluate.py's greedy cycles are such: Rich raised MarkupError."""
     cycle = {"text": "[/b]", "period": 4, "basin": 1.0}
     console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    console.print(evaluate._chain({"kl_to_bigram": 0.1, "cycles": [cycle]}))
+    console.print(evaluate._markov_chain({"kl_to_bigram": 0.1, "cycles": [cycle]}))
     assert "'[/b]'" in console.export_text()
