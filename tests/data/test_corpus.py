@@ -425,7 +425,7 @@ class TestSplit:
 
     def test_references_validation_sizes(self):
         assert len(corpus.split(np.zeros(1_115_394, np.int32))[1]) == 111_540
-        assert len(corpus.split(np.zeros(403_513))[1]) == 40_352
+        assert len(corpus.split(np.zeros(403_513, np.int32))[1]) == 40_352
 
     def test_other_fractions(self):
         train, validation = corpus.split(np.arange(4), 0.25)
