@@ -77,7 +77,9 @@ def gather(root: Path) -> Iterable[Run]:
                 params, _, tokenizer = load_run(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
-                state_cost.save_record(run, state_cost.measure(params, tokenizer, dataset, window))
+                state_cost.save_record(
+                    run, state_cost.evaluate_model(params, tokenizer, dataset, window)
+                )
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,

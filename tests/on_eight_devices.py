@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.model import init  # noqa: E402
 from jaxgru.parallel.sharding import ROWS, row_shardings, spread  # noqa: E402
-from jaxgru.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
+from jaxgru.runs.checkpoints import restore, save  # noqa: E402
+from jaxgru.runs.orbax import open_checkpoints  # noqa: E402
 from jaxgru.sampling import generate  # noqa: E402
 from jaxgru.training import (  # noqa: E402
     Progress,

@@ -11,7 +11,7 @@ import pytest
 from conftest import SCRIPTS
 
 import jaxgru
-from jaxgru.runs import lifecycle
+from jaxgru.runs import commits, lifecycle
 
 TRAIN = SCRIPTS / "train.py"
 OPTIONS = {
@@ -53,8 +53,10 @@ def losses(run):
 
 def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                     "samples.txt", "loss.png", ".lock"}  # fmt: skip
+    named = {commits.FILE_NAME} if commits.current_commit() else set()  # outside a checkout: none
+    assert names - named == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
+                             "samples.txt", "loss.png", ".lock"}  # fmt: skip
+    assert commits.trained_by(undisturbed) == [commits.current_commit()] * len(named)
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",
                             "tokens_per_second", "seconds"}  # fmt: skip

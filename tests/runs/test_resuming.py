@@ -14,7 +14,7 @@ from conftest import TINY, contents
 import jaxgru
 from jaxgru.config import Config, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.runs import checkpoints, lifecycle
+from jaxgru.runs import folders, lifecycle, orbax
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
 from jaxgru.runs.published import PublishedResults, load_published
@@ -160,7 +160,7 @@ class TestLength:
             ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
             (
                 {"training.epochs": "2"},
-                "is finished after 2 epochs.* stays so with training.epochs",
+                "is finished after 2 epochs.* remains finished with training.epochs",
             ),
             ({"training.patience": "9"}, "training.patience cannot change within a run"),
             ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
@@ -201,7 +201,7 @@ class TestPlaces:
 
     def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
         """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
-        for module in (checkpoints, sys.modules["jaxgru.runs.folders"]):
+        for module in (orbax, folders):
             monkeypatch.setattr(module, "check_path", lambda *_: None)
         monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / "[x]").mkdir()
