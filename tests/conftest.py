@@ -16,12 +16,16 @@ from pathlib import Path
 
 import jax
 import jaxlib
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import settings
 
-from jaxgru.data import corpus
-from jaxgru.model import Params
+# Every annotated type and shape of jaxgru is checked while the tests run
+jaxtyping.install_import_hook("jaxgru", "annotations.checked")
+
+from jaxgru.data import corpus  # noqa: E402
+from jaxgru.model import Params  # noqa: E402
 
 # A shell's "&" and nohup ignore these, and so would the processes that tests start
 with contextlib.suppress(ValueError, AttributeError):  # not in the main thread; Windows

@@ -2,12 +2,15 @@
 
 import dataclasses
 from functools import partial
+from typing import get_type_hints
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
+from jaxtyping import jaxtyped
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
@@ -46,6 +49,15 @@ def test_apply_is_step_after_step(params):
         expected, state = jaxgru.step(params, TOKENS[:, t], state)
         np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
     chex.assert_trees_all_close(carry, state, rtol=2e-5, atol=2e-6)
+
+
+def test_parameters_have_the_shapes_of_their_annotations(params):
+    """A typechecker cannot look: JAX builds the same classes with leaves of any kind."""
+    for struct in (params, *params.layers, params.head, params.norm):
+        with jaxtyped("context"):
+            for name, hint in get_type_hints(type(struct)).items():
+                value = getattr(struct, name)
+                assert not isinstance(value, jax.Array) or isinstance(value, hint), name
 
 
 def test_no_carry_is_a_carry_of_zeros(params):
@@ -165,16 +177,30 @@ def test_no_rows(params):
     [
         (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
         (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
-        (TOKENS, (jnp.zeros((2, 4)),), "one entry a layer"),
-        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry a layer"),
-        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry a layer"),
+        (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
+        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),
         (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
         (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
     ],
 )
 def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
-    with pytest.raises(ValueError, match=message):
+    with unchecked(), pytest.raises(ValueError, match=message):
         jaxgru.apply(perturbed(KINDS["gru"]), tokens, carry)
+
+
+@pytest.mark.parametrize(
+    "token, carry, message",
+    [
+        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
+        (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4), jnp.float16),) * 2, "the carry's dtype is float16"),
+    ],
+)
+def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
+    with unchecked(), pytest.raises(ValueError, match=message):
+        jax.jit(jaxgru.step)(perturbed(KINDS["gru"]), token, carry)
 
 
 # --- Dropout

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 
 import jaxgru
 from jaxgru import ModelConfig, generate
@@ -154,7 +155,7 @@ def test_top_p_1_leaves_no_token_out():
 )
 def test_refuses_what_cannot_be_sampled(params, options, message):
     options = {"prompt": PROMPT, "num_tokens": 3} | options
-    with pytest.raises(jaxgru.UserError, match=message):
+    with unchecked(), pytest.raises(jaxgru.UserError, match=message):
         generate(params, KEY, **options)
 
 
@@ -163,11 +164,11 @@ def test_refuses_a_carry_that_is_not_the_models(params, P):
     carry = jaxgru.initial_carry(params, 2)
     narrow = jax.tree.map(lambda h: h.astype(jnp.bfloat16), carry)
     for wrong, message in (
-        (carry[:1], "one entry a layer"),
-        (jaxgru.initial_carry(params, 3), "one entry a layer"),
+        (carry[:1], "one entry per layer"),
+        (jaxgru.initial_carry(params, 3), "one entry per layer"),
         (narrow, "dtype is bfloat16; this model's is float32"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with unchecked(), pytest.raises(ValueError, match=message):
             generate(params, KEY, PROMPT[:, :P], 3, wrong)
 
 

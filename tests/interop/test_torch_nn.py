@@ -105,14 +105,18 @@ class TestTheSameNumbers:
         cell.load_state_dict({name[:-3]: w for name, w in theirs.state_dict().items()})
         x, h = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
         (p,) = from_torch(theirs)
-        close(cells.gru_cell(p, h.numpy(), x.numpy()), cell(x, h).detach())
+        close(
+            cells.gru_cell(p, jnp.asarray(h.numpy()), jnp.asarray(x.numpy())), cell(x, h).detach()
+        )
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_module_without_biases(self, kind):
         theirs = module(kind, 3, 4, 2, bias=False)
         layers = from_torch(theirs)
         x = torch.randn(5, 2, 3, dtype=torch.float64)
-        outputs, _ = stacked(layers, x.numpy(), [cells.zero_carry(p, 2) for p in layers])
+        outputs, _ = stacked(
+            layers, jnp.asarray(x.numpy()), [cells.zero_carry(p, 2) for p in layers]
+        )
         close(outputs, theirs(x)[0].detach())
         if kind == "gru":
             assert layers[0].cz is layers[0].cr is layers[0].cn is None
@@ -174,7 +178,7 @@ class TestResetAfter:
         draw |= {name: rng.standard_normal((4, 4)) for name in ("Uz", "Ur", "Un")}
         draw |= {name: rng.standard_normal(4) for name in ("bz", "br", "bn", "cz", "cr", "cn")}
         x, h = rng.standard_normal((2, 3)), rng.standard_normal((2, 4))
-        ours = cells.gru_cell(GRUParams(**draw, reset="after"), h, x)
+        ours = cells.gru_cell(GRUParams(**draw, reset="after"), jnp.asarray(h), jnp.asarray(x))
 
         def σ(a):
             return 1 / (1 + np.exp(-a))
@@ -211,7 +215,7 @@ class TestResetAfter:
 
     def test_reset_before_is_another_function(self):
         params = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
-        x, h = np.ones((1, 3), np.float32), np.ones((1, 4), np.float32)
+        x, h = jnp.ones((1, 3)), jnp.ones((1, 4))
         before, after = (cells.gru_cell(p, h, x) for p in (params, params.replace(reset="after")))
         assert np.abs(before - after).max() > 1e-3
 

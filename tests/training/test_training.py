@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import types
 from functools import partial
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
@@ -320,6 +322,16 @@ def test_computing_parts_anew_changes_nothing(length, site):
             for remat in (False, True)
         ]
         chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
+def test_no_rows_or_steps_have_no_parts(shape):
+    params, tokens = init(jax.random.key(0), CONFIG.model), jnp.zeros(shape, jnp.int32)
+    with (
+        unchecked(),
+        pytest.raises(ValueError, match=f"inputs must be .* are {re.escape(str(shape))}"),
+    ):
+        jax.eval_shape(partial(loss_fn, remat=True), params, tokens, tokens)
 
 
 def test_parts_computed_anew_need_memory_for_their_length_only():

@@ -1,0 +1,32 @@
+"""How annotations are checked while tests run, by jaxtyping's import hook and beartype.
+
+install_import_hook("jaxgru", "annotations.checked")  # before jaxgru is imported
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jaxtyping
+from beartype import BeartypeConf, beartype
+
+
+def checked(function: Callable) -> Callable:
+    """Check a function's annotations at each call; an int is a float, as PEP 484 has it.
+
+    The `__init__` of a class is not checked. JAX calls that of a `flax.struct` with leaves of any
+    kind (shapes, shardings, placeholders), and a config refuses wrong values itself.
+    """
+    if function.__name__ == "__init__":
+        return function
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Let a test pass wrong values, to see what the function itself says."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
