@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, hidden, plus
+from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, exportable, hidden, plus
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
 from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
@@ -19,7 +19,7 @@ __all__ = [
     "init_rnn", "lstm_cell", "mlp_cell", "plus", "register", "rnn_cell", "zero_carry",
 ]  # fmt: skip
 
-CELLS: dict[str, Cell] = {cell.name: cell for cell in (GRU, LSTM, RNN, MLP)}
+CELLS: dict[str, Cell] = {}
 """Every cell, by its name in a config's `model.cell`."""
 
 
@@ -32,7 +32,13 @@ def register(cell: Cell) -> None:
     for other in CELLS.values():
         if other is not cell and (other.name == cell.name or other.params is cell.params):
             raise ValueError(f"the cell {other.name} has the same name or class of parameters.")
+    if cell.name not in CELLS:
+        exportable(cell.params)
     CELLS[cell.name] = cell
+
+
+for _cell in (GRU, LSTM, RNN, MLP):
+    register(_cell)
 
 
 def cell_of(params: CellParams) -> Cell:

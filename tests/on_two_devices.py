@@ -1,0 +1,74 @@
+"""Compiles the gradients of `unroll` for a batch that is sharded over two devices.
+
+test_unroll.py runs it. It prints one line of JSON: for each kind of layer, which collectives the
+program has, which of the batch's sizes (26 rows, 13 per device, times 7 steps) its arrays have, and
+how far its gradients are from those of one device.
+"""
+
+import json
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_enable_x64", True)
+
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgru
+
+B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+KINDS = {
+    "gru": partial(jaxgru.init_gru, second_bias=True),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True, reset="after"),
+    "lstm": jaxgru.init_lstm,
+    "rnn": jaxgru.init_rnn,
+}
+
+
+def loss(layers, x, options):
+    return jnp.sin(jaxgru.unroll(layers, x, **options)[0]).sum()
+
+
+def seen(layers, x, options):
+    rows = NamedSharding(jax.make_mesh((2,), ("data",)), P("data"))
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    program = gradient.lower(layers, *jax.device_put((x, options), rows)).compile()
+    text = program.as_text()
+    shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", text)
+    sizes = {int(size) for shape in shapes for size in shape.split(",")}
+    pairs = zip(
+        jax.tree.leaves(gradient(layers, *jax.device_put((x, options), rows))),
+        jax.tree.leaves(gradient(layers, x, options)),
+        strict=True,
+    )
+    return {
+        "collectives": [name for name in COLLECTIVES if f" {name}(" in text],
+        "rows": sorted(sizes & {B // 2, B, B // 2 * T, B * T}),
+        "difference": max(float(jnp.abs(jax.device_get(a) - b).max()) for a, b in pairs),
+    }
+
+
+def main():
+    x = jax.random.normal(jax.random.key(0), (B, T, F))
+    flags = {
+        "reset": jax.random.bernoulli(jax.random.key(1), 0.3, (B, T)),
+        "lengths": jax.random.randint(jax.random.key(2), (B,), 0, T + 1),
+    }
+    results = {}
+    for kind, init in KINDS.items():
+        layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
+        layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
+        results[kind] = {
+            "all steps": seen(layers, x, {}),
+            "resets and lengths": seen(layers, x, flags),
+        }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""`unroll`, `bidirectional` and `step` against the cells run one row and one episode at a time."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import jaxgru
+from jaxgru import cells
+from jaxgru.interop import torch_nn
+
+INIT = {
+    "gru": partial(jaxgru.init_gru, second_bias=True),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True, reset="after"),
+    "lstm": jaxgru.init_lstm,
+    "rnn": jaxgru.init_rnn,
+    "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
+}
+RECURRENT = [kind for kind in INIT if kind != "mlp"]
+F, H = 3, 4
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def random_like(tree, seed):
+    leaves, structure = jax.tree.flatten(tree)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(structure, [jnp.asarray(rng.normal(size=x.shape)) for x in leaves])
+
+
+def stack_of(kind, num_layers, seed=0):
+    """Random parameters; no bias is zero."""
+    layers = [
+        INIT[kind](jax.random.key(i), F if i == 0 else H, H, dtype=jnp.float64)
+        for i in range(num_layers)
+    ]
+    return random_like(layers, seed)
+
+
+def one_row(layers, x, carry, resets, initial, reverse):
+    """The definition: for each layer, for each step of one row (1, F), the cell.
+
+    resets: a bool per step. Returns h of every step (T, H), and the carries.
+    """
+    ends = []
+    for layer, c, start in zip(layers, carry, initial, strict=True):
+        h = [None] * len(x)
+        for t in reversed(range(len(x))) if reverse else range(len(x)):
+            c = cells.cell(layer, start if resets[t] else c, x[t][None])
+            h[t] = cells.hidden(c)[0]
+        x, ends = h, [*ends, c]
+    return x, tuple(ends)
+
+
+def by_rows(layers, x, carry, initial, resets, lengths, reverse):
+    """`one_row` for each row, its padding zero."""
+    y, ends = [], []
+    for b, length in enumerate(lengths):
+        row = lambda tree, b=b: jax.tree.map(lambda leaf: leaf[b : b + 1], tree)
+        h, end = one_row(layers, x[b, :length], row(carry), resets[b], row(initial), reverse)
+        y.append(jnp.stack([*h, *[jnp.zeros(H)] * (x.shape[1] - length)]))
+        ends.append(end)
+    return jnp.stack(y), jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *ends)
+
+
+def gradients(function, *arguments):
+    """A scalar in which every output takes part with its own weight, and all its gradients."""
+
+    def scalar(*arguments):
+        outputs = function(*arguments)
+        terms = [
+            jnp.sum(y * jnp.cos(jnp.arange(y.size) + i).reshape(y.shape))
+            for i, y in enumerate(jax.tree.leaves(outputs))
+        ]
+        return sum(terms), outputs
+
+    return jax.grad(scalar, tuple(range(len(arguments))), has_aux=True)(*arguments)
+
+
+@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("reverse", [False, True])
+@settings(max_examples=4)
+@given(data=st.data())
+def test_each_episode_runs_by_itself(kind, reverse, data):
+    """Any resets and lengths, none and all included: outputs, carries and every gradient.
+
+    The carry before the first step and the carry that a reset sets are both random.
+    """
+    B, T, L = data.draw(st.sampled_from([(1, 1, 1), (3, 4, 2)]))
+    flags = st.lists(st.booleans(), min_size=B * T, max_size=B * T)
+    resets = np.array(data.draw(flags)).reshape(B, T)
+    lengths = np.array(data.draw(st.lists(st.integers(0, T), min_size=B, max_size=B)))
+    layers, x = stack_of(kind, L), random_like(jnp.zeros((B, T, F)), 1)
+    carry = random_like(jaxgru.initial_carry(layers, B), 2)
+    initial = random_like(carry, 3)
+
+    def ours(layers, x, carry, initial):
+        options = dict(reset=jnp.asarray(resets), initial=initial, reverse=reverse)
+        return jaxgru.unroll(layers, x, carry, lengths=jnp.asarray(lengths), **options)
+
+    def definition(layers, x, carry, initial):
+        return by_rows(layers, x, carry, initial, resets, lengths, reverse)
+
+    arguments = layers, x, carry, initial
+    chex.assert_trees_all_close(
+        gradients(ours, *arguments), gradients(definition, *arguments), rtol=1e-10, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
+    """The gradient of a step's output is exactly zero there, and not after."""
+    layers, x = stack_of(kind, 2), random_like(jnp.zeros((1, 6, F)), 1)
+    reset = jnp.array([[False, False, False, True, False, False]])
+    carry = random_like(jaxgru.initial_carry(layers, 1), 2)
+    output = lambda x, carry: jaxgru.unroll(layers, x, carry, reset=reset)[0][0, 5].sum()
+    of_x, of_carry = jax.grad(output, (0, 1))(x, carry)
+    assert not of_x[0, :3].any() and of_x[0, 3:].all()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(of_carry))
+
+
+@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
+    """Neither outputs nor gradients: it is NaN here."""
+    layers, lengths = stack_of(kind, 2), jnp.array([2, 4, 0])
+    x = random_like(jnp.zeros((3, 4, F)), 1)
+    padded = x.at[0, 2:].set(jnp.nan).at[2].set(jnp.nan)
+    run = lambda layers, x: jaxgru.unroll(layers, x, lengths=lengths, reverse=reverse)
+    with_zeros = jnp.where(jnp.isnan(padded), 0, padded)
+    seen, expected = (gradients(run, layers, x) for x in (padded, with_zeros))
+    chex.assert_trees_all_equal(seen, expected)
+    chex.assert_tree_all_finite(seen)
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_carries_of_every_step_are_those_of_single_steps(kind):
+    """`return_carries`, with gradients through c, too; `step`; the layouts of the arguments."""
+    layers, x = stack_of(kind, 2), random_like(jnp.zeros((2, 3, F)), 1)
+    start = random_like(jaxgru.initial_carry(layers, 2), 2)
+    reset = jnp.array([[False, True, False], [False, False, True]])
+
+    def at_once(layers, x, carry):
+        y, end, carries = jaxgru.unroll(layers, x, carry, reset=reset, return_carries=True)
+        chex.assert_trees_all_equal(jax.tree.map(lambda c: c[:, -1], carries), end)
+        return y, carries
+
+    def step_by_step(layers, x, carry):
+        y, carries = [], []
+        for t in range(3):
+            h, carry = jaxgru.step(layers, x[:, t], carry, reset=reset[:, t])
+            y.append(h)
+            carries.append(carry)
+        along = lambda *leaves: jnp.stack(leaves, axis=1)
+        return along(*y), jax.tree.map(along, *carries)
+
+    both = (gradients(run, layers, x, start) for run in (at_once, step_by_step))
+    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_forms_of_the_same_call(kind):
+    """One layer is a list of one; time-major is transposed; `initial` may lack the batch axis."""
+    (layer,), x = stack_of(kind, 1), random_like(jnp.zeros((2, 3, F)), 1)
+    reset = jnp.array([[False, True, False], [True, False, False]])
+    initial = jax.tree.map(lambda c: c[0], random_like(jaxgru.initial_carry(layer, 1), 2))
+    y, carry = jaxgru.unroll(layer, x, reset=reset, initial=initial)
+    in_list = jaxgru.unroll([layer], x, reset=reset, initial=[initial])
+    chex.assert_trees_all_equal((y, (carry,)), in_list)
+    rows = jax.tree.map(lambda c: jnp.stack([c, c]), initial)
+    chex.assert_trees_all_equal(
+        (y, carry), jaxgru.unroll(layer, x, rows, reset=reset, initial=rows)
+    )
+    turned = jaxgru.unroll(layer, x.swapaxes(0, 1), reset=reset.T, initial=initial, time_major=True)
+    chex.assert_trees_all_equal((y.swapaxes(0, 1), carry), turned)
+    mapped, _ = jax.vmap(partial(jaxgru.unroll, layer))(jnp.stack([x, 2 * x]))
+    chex.assert_trees_all_close(mapped[1], jaxgru.unroll(layer, 2 * x)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
+def test_lengths_and_directions_are_pack_padded_sequences(name):
+    """Two bidirectional layers of PyTorch: outputs, last states, and the input's gradient."""
+    torch.manual_seed(0)
+    sizes = {0: F, 1: 2 * H}
+    whole = getattr(torch.nn, name)(F, H, 2, batch_first=True, bidirectional=True).double()
+    directions = []
+    for suffix in ("", "_reverse"):
+        layers = []
+        for i, size in sizes.items():
+            part = getattr(torch.nn, name)(size, H, batch_first=True).double()
+            with torch.no_grad():
+                for key, value in part.named_parameters():
+                    value.copy_(getattr(whole, key.replace("_l0", f"_l{i}{suffix}")))
+            layers.append(torch_nn.from_torch(part)[0])
+        directions.append(layers)
+    lengths, rng = [4, 1, 3], np.random.default_rng(0)
+    x, weight = rng.normal(size=(3, 4, F)), rng.normal(size=(3, 4, 2 * H))
+    theirs = torch.tensor(x, requires_grad=True)
+    packed = pack_padded_sequence(theirs, lengths, batch_first=True, enforce_sorted=False)
+    outputs, last = whole(packed)
+    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=4)
+    (outputs * torch.tensor(weight)).sum().backward()
+
+    def ours(x):
+        y, ends = jaxgru.bidirectional(*directions, x, lengths=jnp.array(lengths))
+        return (y * weight).sum(), (y, ends)
+
+    gradient, (y, ends) = jax.grad(ours, has_aux=True)(jnp.asarray(x))
+    h, *c = last if isinstance(last, tuple) else (last,)
+    states = [ends[i % 2][i // 2] for i in range(4)]  # PyTorch: layer 0, its reverse, layer 1, …
+    chex.assert_trees_all_close(y, outputs.detach().numpy(), rtol=1e-10, atol=1e-11)
+    for k, theirs_last in enumerate([h, *c]):
+        seen = jnp.stack([s[k] if isinstance(s, tuple) else s for s in states])
+        chex.assert_trees_all_close(seen, theirs_last.detach().numpy(), rtol=1e-10, atol=1e-11)
+    chex.assert_trees_all_close(gradient, theirs.grad.numpy(), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_input_takes_the_layers_dtype(dtype):
+    layer = jaxgru.init_gru(jax.random.key(0), F, H, dtype=dtype)
+    x = jnp.ones((2, 3, F))
+    for given_dtype in ("float32", "bfloat16", "float64"):
+        y, carry = jaxgru.unroll(layer, x.astype(given_dtype))
+        assert y.dtype == carry.dtype == dtype
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """What on_two_devices.py has seen of the compiled gradients."""
+    script = Path(__file__).parent / "on_two_devices.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", ["all steps", "resets and lengths"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_sharded_batch_stays_on_its_devices(compiled, kind, case):
+    """Plain `jit`: no row is sent to the other device, no array holds the whole batch."""
+    seen = compiled[kind][case]
+    assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
+    assert seen["rows"] == [13]
+    assert seen["difference"] < 1e-11
+
+
+def test_export_with_symbolic_sizes():
+    """Batch and time free, the parameters an argument: the exported program computes the same."""
+    layers, (B, T) = stack_of("lstm", 2), jax.export.symbolic_shape("B, T")
+    shape = lambda tree: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree
+    )
+    x = jax.ShapeDtypeStruct((B, T, F), jnp.float64)
+    exported = jax.export.export(jax.jit(jaxgru.unroll))(shape(layers), x)
+    again = jax.export.deserialize(exported.serialize())
+    for sizes in ((1, 1), (3, 5)):
+        x = random_like(jnp.zeros((*sizes, F)), 1)
+        chex.assert_trees_all_close(again.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
+
+
+GRU = jaxgru.init_gru(jax.random.key(0), F, H)
+LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda x: jaxgru.unroll(GRU, x[0]),
+            "x is float32 (3, 3); it must be floating-point, (B, T",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, jnp.ones((2, 3, F), int)),
+            "x is int64 (2, 3, 3); it must be f",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
+        (lambda x: jaxgru.unroll([], x), "there are no layers"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))),
+            "the carry's shapes are ((3, 4),), but",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))),
+            "the carry's shapes are ((2, 4),), but",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
+            "the carry's dtype is bfloat16; this model's is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((3, 2), bool)),
+            "reset is bool (3, 2); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((2, 3))),
+            "reset is float64 (2, 3); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1, 4])),
+            "lengths go from 1 to 4; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1.0, 2.0])),
+            "lengths is float64 (2,); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(3)),
+            "the shapes of initial are ((3,),); these layers need ((4,),)",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
+        (
+            lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
+            "x is (2, 3, 3); for one step it must be",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
+            "there are 2 forward and 1 backward",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, says):
+    with pytest.raises(ValueError) as raised:
+        call(jnp.ones((2, 3, F), jnp.float32))
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_parameters_that_contradict_each_other_are_refused_in_use_only():
+    """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
+    jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
+    wrong = GRU.replace(cn=jnp.zeros(H))
+    with pytest.raises(ValueError, match="cn is a bias inside the reset: it needs reset='after'"):
+        jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
