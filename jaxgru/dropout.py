@@ -12,7 +12,7 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, hidden, zero_carry
-from jaxgru.cells.base import Mask
+from jaxgru.cells.base import Mask, Size
 
 
 @struct.dataclass
@@ -35,7 +35,7 @@ class Dropout:
 
 
 def dropout_masks(
-    layers: Sequence[CellParams], dropout: Dropout | None, batch_size: int, num_steps: int
+    layers: Sequence[CellParams], dropout: Dropout | None, batch_size: Size, num_steps: Size
 ) -> list[tuple[Mask | None, Mask | None]]:
     """Draw a pair of masks (T, B, H) per layer: inside the recurrence, and on the layer's output.
 
@@ -62,8 +62,8 @@ def dropout_masks(
             masks.append((None, None))
             continue
         like = jax.eval_shape(partial(zero_carry, batch_size=batch_size), layer)
-        shape = num_steps, *hidden(like).shape
-        bits = _random_16_bits(key, shape, dropout.first_step, dropout.first_row)
+        B, H = hidden(like).shape
+        bits = _random_16_bits(key, (num_steps, B, H), dropout.first_step, dropout.first_row)
         scale = jnp.asarray(1 / (1 - threshold / 2**16), hidden(like).dtype)
         mask = Mask(bits >= threshold, scale)
         masks.append((mask, None) if dropout.site == "state" else (None, mask))
@@ -72,7 +72,7 @@ def dropout_masks(
 
 def _random_16_bits(
     key: PRNGKeyArray,
-    shape: tuple[int, int, int],
+    shape: tuple[Size, Size, int],
     first_step: int | Int[Array, ""],
     first_row: int | Int[Array, ""],
 ) -> UInt32[Array, "T B H"]:

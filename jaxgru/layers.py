@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
@@ -34,6 +35,7 @@ from jaxgru.cells.base import (
     Gated,
     Lookup,
     Mask,
+    Size,
     Steps,
     apply_mask,
     dot,
@@ -61,7 +63,7 @@ def unroll(
     carry: Any = None,
     *,
     reset: Bool[AnyArray, "B T"] | None = None,
-    lengths: Integer[AnyArray, "B"] | None = None,
+    lengths: Integer[AnyArray, "rows"] | None = None,
     initial: Any = None,
     reverse: bool = False,
     time_major: bool = False,
@@ -140,7 +142,7 @@ def bidirectional(
     x: Float[AnyArray, "B T F"],
     carry: Any = None,
     *,
-    lengths: Integer[AnyArray, "B"] | None = None,
+    lengths: Integer[AnyArray, "rows"] | None = None,
     time_major: bool = False,
     implementation: str = "auto",
 ) -> tuple[Array, Any]:
@@ -160,33 +162,30 @@ def bidirectional(
     Raises:
       ValueError: as `unroll`; or the lists are not of one length.
     """
-    (stacks, ones) = zip(_stack(forward), _stack(backward), strict=True)
-    if len(stacks[0]) != len(stacks[1]):
+    (ahead, one_ahead), (back, one_back) = _stack(forward), _stack(backward)
+    if len(ahead) != len(back):
         raise ValueError(
-            f"there are {len(stacks[0])} forward and {len(stacks[1])} backward layers; there must "
-            "be as many."
+            f"there are {len(ahead)} forward and {len(back)} backward layers; it must be as many."
         )
-    if carry is None:
-        carries = [[None] * len(stack) for stack in stacks]
-    else:
-        carries = [[c] if one else list(c) for c, one in zip(carry, ones, strict=True)]
-    ends: tuple[list, list] = ([], [])
-    for pair in zip(*stacks, *carries, strict=True):
-        outputs = []
-        for i, reverse in enumerate((False, True)):
-            y, end = unroll(
-                pair[i],
-                x,
-                pair[2 + i],
-                lengths=lengths,
-                reverse=reverse,
-                time_major=time_major,
-                implementation=implementation,
-            )
-            outputs.append(y)
-            ends[i].append(end)
-        x = jnp.concatenate(outputs, axis=-1)
-    return x, tuple(end[0] if one else tuple(end) for end, one in zip(ends, ones, strict=True))
+    ahead_carry, back_carry = carry or (None, None)
+    options: dict[str, Any] = dict(
+        lengths=lengths, time_major=time_major, implementation=implementation
+    )
+    y, ends = jnp.asarray(x), []
+    for i, (f, b) in enumerate(zip(ahead, back, strict=True)):
+        y_ahead, end = unroll(f, y, _entry(ahead_carry, i, one_ahead), **options)
+        y_back, back_end = unroll(b, y, _entry(back_carry, i, one_back), reverse=True, **options)
+        y = jnp.concatenate([y_ahead, y_back], axis=-1)
+        ends.append((end, back_end))
+    ahead_ends, back_ends = zip(*ends, strict=True)
+    return y, (
+        ahead_ends[0] if one_ahead else ahead_ends,
+        back_ends[0] if one_back else back_ends,
+    )
+
+
+def _entry(carry: Any, i: int, one: bool) -> Any:
+    return carry if one or carry is None else carry[i]
 
 
 def step(
@@ -219,14 +218,14 @@ def step(
     return y[0], carry
 
 
-def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: int) -> Any:
+def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -> Any:
     """Return zeros as the carry before the first step: of one layer, or a tuple for a list."""
     stack, one = _stack(layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
     return carry[0] if one else carry
 
 
-def check_carry(layers: Sequence[CellParams], carry: Any, batch_size: int) -> None:
+def check_carry(layers: Sequence[CellParams], carry: Any, batch_size: Size) -> None:
     """Raise ValueError if the carry does not fit the layers and the batch, or is narrower."""
     expected = jax.eval_shape(partial(initial_carry, batch_size=batch_size), tuple(layers))
     seen = jax.tree.map(jnp.shape, carry)
@@ -253,7 +252,7 @@ def _stack(layers: CellParams | Sequence[CellParams]) -> tuple[tuple[CellParams,
     return jax.tree.map(jnp.asarray, stack), one
 
 
-def _starts(stack: tuple, one: bool, initial: Any, batch_size: int) -> tuple[Carry, ...]:
+def _starts(stack: tuple, one: bool, initial: Any, batch_size: Size) -> tuple[Carry, ...]:
     """Return `initial` with the batch axis, in the dtype of the carry."""
     like = jax.eval_shape(partial(initial_carry, batch_size=batch_size), stack)
     initial = (initial,) if one else tuple(initial)
@@ -266,7 +265,7 @@ def _starts(stack: tuple, one: bool, initial: Any, batch_size: int) -> tuple[Car
             "with the batch axis."
         )
 
-    def widened(leaf: Array, like: Array) -> Array:
+    def widened(leaf: Any, like: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(leaf, like.dtype), like.shape)
 
     return jax.tree.map(widened, initial, like)
@@ -277,7 +276,7 @@ def _real(lengths: AnyArray, T: int, B: int) -> Bool[Array, "T B"]:
         raise ValueError(
             f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
         )
-    if not isinstance(lengths, jax.core.Tracer):
+    if not isinstance(lengths, Tracer):
         known = np.asarray(lengths)
         if B and not 0 <= known.min() <= known.max() <= T:
             raise ValueError(
@@ -417,9 +416,10 @@ def _run(
     for i, (layer, c, (state_mask, output_mask)) in enumerate(
         zip(layers, carry, masks, strict=True)
     ):
-        steps = Steps(state_mask, reset, starts and starts[i] if reset is not None else None, real)
+        start = None if starts is None or reset is None else starts[i]
+        steps = Steps(state_mask, reset, start, real)
         h, c = unroll_layer(layer, x, c, steps, implementation, reverse, every)
-        x = apply_mask(hidden(h) if every else h, output_mask)
+        x = apply_mask(h[0] if isinstance(h, tuple) else h, output_mask)
         ends.append(c)
         carries.append(h)
     return _looked_up(x), tuple(ends), tuple(carries) if every else None

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Lookup, dot, exportable, rows
+from jaxgru.cells.base import AnyArray, Lookup, Size, dot, exportable, rows
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.layers import check_carry, layer_stepper, unroll_stack
@@ -114,7 +114,7 @@ def round_weights(params: Params, dtype: DTypeLike) -> Params:
     return dataclasses.replace(params, layers=layers, head=head)
 
 
-def initial_carry(params: Params | CellParams, batch_size: int) -> ModelCarry:
+def initial_carry(params: Params | CellParams, batch_size: Size) -> Any:
     """Return the state before the first step: zeros.
 
     Args:
@@ -155,10 +155,8 @@ def apply(
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
     B, T = tokens.shape
-    if carry is None:
-        carry = initial_carry(params, B)
-    else:
-        check_carry(params.layers, carry, B)
+    start = initial_carry(params, B) if carry is None else carry
+    check_carry(params.layers, start, B)
     masks = dropout_masks(params.layers, dropout, B, T)
 
     params = _on_device(params)
@@ -166,9 +164,9 @@ def apply(
     known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`
     if known and B * T < len(params.embedding):
         x = x.rows()
-    h, carry = unroll_stack(params.layers, x, carry, masks, implementation)
+    h, last = unroll_stack(params.layers, x, start, masks, implementation)
     multiply = jnp.matmul if implementation == "plain" else dot  # forward mode
-    return _logits(params, h, multiply).swapaxes(0, 1), carry
+    return _logits(params, h, multiply).swapaxes(0, 1), last
 
 
 def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> tuple[Array, Any]:

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_enable_x64", True)
 
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
-import jaxgru
+import jaxgru  # noqa: E402
 
 B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -35,7 +35,7 @@ def loss(layers, x, options):
 
 
 def seen(layers, x, options):
-    rows = NamedSharding(jax.make_mesh((2,), ("data",)), P("data"))
+    rows = NamedSharding(jax.make_mesh((2,), ("data",), (AxisType.Auto,)), P("data"))
     gradient = jax.jit(jax.grad(loss, (0, 1)))
     program = gradient.lower(layers, *jax.device_put((x, options), rows)).compile()
     text = program.as_text()

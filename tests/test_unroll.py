@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -157,8 +158,7 @@ def test_carries_of_every_step_are_those_of_single_steps(kind):
 
     def at_once(layers, x, carry):
         y, end, carries = jaxgru.unroll(layers, x, carry, reset=reset, return_carries=True)
-        chex.assert_trees_all_equal(jax.tree.map(lambda c: c[:, -1], carries), end)
-        return y, carries
+        return y, carries, end
 
     def step_by_step(layers, x, carry):
         y, carries = [], []
@@ -167,7 +167,7 @@ def test_carries_of_every_step_are_those_of_single_steps(kind):
             y.append(h)
             carries.append(carry)
         along = lambda *leaves: jnp.stack(leaves, axis=1)
-        return along(*y), jax.tree.map(along, *carries)
+        return along(*y), jax.tree.map(along, *carries), carry
 
     both = (gradients(run, layers, x, start) for run in (at_once, step_by_step))
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
@@ -254,7 +254,7 @@ def test_a_sharded_batch_stays_on_its_devices(compiled, kind, case):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch."""
     seen = compiled[kind][case]
     assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
-    assert seen["rows"] == [13]
+    assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
     assert seen["difference"] < 1e-11
 
 
@@ -328,12 +328,12 @@ LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
         ),
         (
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
-            "there are 2 forward and 1 backward",
+            "there are 2 forward and 1 backward layers",
         ),
     ],
 )
 def test_bad_input_is_one_sentence(call, says):
-    with pytest.raises(ValueError) as raised:
+    with unchecked(), pytest.raises(ValueError) as raised:
         call(jnp.ones((2, 3, F), jnp.float32))
     assert says in str(raised.value) and "\n" not in str(raised.value)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, exportable, hidden, plus
+from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden, plus
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
 from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
@@ -58,6 +58,6 @@ def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
     return cell_of(params).step(params, carry, x)
 
 
-def zero_carry(params: CellParams, batch_size: int) -> Carry:
+def zero_carry(params: CellParams, batch_size: Size) -> Carry:
     """Return a layer's carry before the first step: zeros in the biases' dtype."""
     return cell_of(params).zero_carry(params, batch_size)

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
+Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
@@ -304,7 +305,7 @@ IN_ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
 IN_COLUMNS = Layout(0, _columns_dot)  # h (H, B), U (G, H)
 
 
-def training_layout(batch_size: int) -> Layout:
+def training_layout(batch_size: Size) -> Layout:
     """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
     return IN_ROWS if batch_size >= 64 else IN_COLUMNS
 
@@ -334,7 +335,8 @@ def over_time(
       h (T, B, H) of every step, or the carry of every step; and the carry after the last one.
     """
     flags = steps.mask, steps.reset, steps.real
-    h, c = _over_time(recurrence, reverse, every, U, carry, a, steps.start, flags)
+    outputs: Any = _over_time(recurrence, reverse, every, U, carry, a, steps.start, flags)
+    h, c = outputs
     end = 0 if reverse else -1
     if not isinstance(carry, tuple):
         return h, h[end]
@@ -368,7 +370,7 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
     inputs = a, mask and mask.keep, reset, real
     carry, ((h, c), saved) = jax.lax.scan(step, carry, inputs, reverse=reverse)
     last_c = layout.turn(carry[1]) if pair else None
-    return (h, c[0] if every and pair else last_c), saved
+    return (h, c[0] if c else last_c), saved
 
 
 def _forward(recurrence, reverse, every, U, carry, a, start, flags):

@@ -19,7 +19,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer, plus
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer, plus
 
 
 @struct.dataclass
@@ -95,7 +95,7 @@ def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     return (1 - z) * h + z * n
 
 
-def zero_carry(p: GRUParams, batch_size: int) -> Hidden:
+def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the biases' dtype."""
     return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
 

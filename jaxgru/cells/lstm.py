@@ -15,7 +15,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer
 
 
 @struct.dataclass
@@ -67,7 +67,7 @@ def lstm_cell(
     return o * jnp.tanh(c), c
 
 
-def zero_carry(p: LSTMParams, batch_size: int) -> tuple[Hidden, Hidden]:
+def zero_carry(p: LSTMParams, batch_size: Size) -> tuple[Hidden, Hidden]:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
     shape, dtype = (batch_size, *p.bf.shape), p.bf.dtype
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: each can be donated

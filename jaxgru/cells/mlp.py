@@ -21,6 +21,7 @@ from jaxgru.cells.base import (
     Context,
     Hidden,
     Mask,
+    Size,
     apply_mask,
     initializers,
     product,
@@ -54,7 +55,7 @@ def mlp_cell(
     return h, context[:, 1:]
 
 
-def zero_carry(p: MLPParams, batch_size: int) -> tuple[Hidden, Context]:
+def zero_carry(p: MLPParams, batch_size: Size) -> tuple[Hidden, Context]:
     """Return the state before the first step: zeros, (B, H) and (B, K − 1, E)."""
     K, E, H = p.W.shape
     dtype = p.b.dtype

@@ -11,7 +11,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer
 
 
 @struct.dataclass
@@ -35,7 +35,7 @@ def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     return jnp.tanh(x @ p.W + h @ p.U + p.b)
 
 
-def zero_carry(p: RNNParams, batch_size: int) -> Hidden:
+def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the bias's dtype."""
     return jnp.zeros((batch_size, *p.b.shape), p.b.dtype)
 

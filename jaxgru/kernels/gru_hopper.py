@@ -399,5 +399,5 @@ def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
 
 def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
     """Compute `cells.base.over_time` for a layer that `supports_layer` accepts."""
-    h = gru(layer.U[0], layer.U[1], h0, a, mask)
+    h: Any = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]

@@ -222,9 +222,9 @@ class TestResetAfter:
     def test_what_a_gru_cannot_be(self):
         p = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
         with pytest.raises(ValueError, match="cn .* needs reset='after'"):
-            p.replace(cn=p.bn)
+            cells.gru_cell(p.replace(cn=p.bn), jnp.ones((1, 4)), jnp.ones((1, 3)))
         with pytest.raises(ValueError, match="reset is 'During'; it must be before or after"):
-            p.replace(reset="During")
+            cells.gru_cell(p.replace(reset="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
 
 
 class TestThereAndBack:
