@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +60,12 @@ def dropout_masks(
         if dropout.site == "between" and last or dropout.site == "output" and not last:
             masks.append((None, None))
             continue
-        like = jax.eval_shape(partial(zero_carry, batch_size=batch_size), layer)
-        B, H = hidden(like).shape
-        bits = _random_16_bits(key, (num_steps, B, H), dropout.first_step, dropout.first_row)
-        scale = jnp.asarray(1 / (1 - threshold / 2**16), hidden(like).dtype)
+        like = jax.eval_shape(lambda p: hidden(zero_carry(p, batch_size)), layer)
+        H = like.shape[1]
+        bits = _random_16_bits(
+            key, (num_steps, batch_size, H), dropout.first_step, dropout.first_row
+        )
+        scale = jnp.asarray(1 / (1 - threshold / 2**16), like.dtype)
         mask = Mask(bits >= threshold, scale)
         masks.append((mask, None) if dropout.site == "state" else (None, mask))
     return masks
