@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
@@ -30,7 +30,7 @@ from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
 from jaxgru.kernels import gru_hopper, wavefront
 from jaxgru.model import round_weights
-from jaxgru.parallel.sharding import data_mesh, row_shardings, spread
+from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, spread
 from jaxgru.sampling import draw, filter_logits
 from jaxgru.training import init_state, train_step
 
@@ -38,7 +38,8 @@ TEMPERATURE, TOP_K = 0.8, 30
 
 TORCH = ["torch", "torchref"]
 NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
-         "haiku": ["haiku"], "nnx": ["flax.nnx"]}  # fmt: skip
+         "haiku": ["haiku"], "nnx": ["flax.nnx"],
+         "haiku, one device": ["haiku"], "nnx, one device": ["flax.nnx"]}  # fmt: skip
 """What contestants import besides jaxgru's own dependencies."""
 
 
@@ -55,6 +56,8 @@ def missing(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # a broken installation may raise anything
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    if name.endswith("one device") and jax.device_count() == 1:
+        return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
     if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
@@ -70,13 +73,16 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    if name in ("plain_scan", "haiku", "nnx") and on_cpu() and precision != "float32":
+    others = ("plain_scan", "haiku", "nnx", "haiku, one device", "nnx, one device")
+    if name in others and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     return BUILDERS[name](task, precision)
 
 
 def measured_kinds(name: str) -> tuple[str, ...]:
     """Return the kinds of task that a contestant is measured at."""
+    if name.endswith("one device"):  # the others split a training step's batch over all devices
+        return ("training",)
     unrolls = ("training", "forward")
     return unrolls if name in ("wavefront", "hopper", "plain_scan") else (*unrolls, "sampling")
 
@@ -95,12 +101,17 @@ def _random_tokens(task: Task) -> jax.Array:
     return jnp.asarray(tokens, jnp.int32)
 
 
-def _jaxgru(task: Task, precision: str) -> Contestant:
+def _mesh(batch_size: int, split: bool) -> Mesh:
+    """Return a mesh of all devices, or of one."""
+    return data_mesh(batch_size) if split else Mesh(np.array(jax.devices()[:1]), (ROWS,))
+
+
+def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
     model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
     if precision == "bfloat16":
         model = dataclasses.replace(model, compute_dtype="bfloat16")
     if task.what == "training":
-        mesh = data_mesh(training.batch_size)
+        mesh = _mesh(training.batch_size, split)
         step = lambda state, tokens: train_step(model, training, state, tokens, mesh)
         state = init_state(model, training)
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
@@ -176,32 +187,44 @@ class JaxModel(NamedTuple):
     zeros: Callable  # batch size → carry
 
 
-def _jax(task: Task, precision: str, make_model: Callable[[Config], JaxModel]) -> Contestant:
-    make = {"training": _jax_training, "forward": _jax_forward, "sampling": _jax_sampling}
+def _jax(
+    task: Task, precision: str, make_model: Callable[[Config], JaxModel], split: bool = True
+) -> Contestant:
+    training = partial(_jax_training, split=split)
+    make = {"training": training, "forward": _jax_forward, "sampling": _jax_sampling}
     return make[task.what](task, make_model(task.config))
 
 
-def _jax_training(task: Task, model: JaxModel) -> Contestant:
-    training = task.config.training
+def _jax_training(task: Task, model: JaxModel, split: bool) -> Contestant:
+    training, mesh = task.config.training, _mesh(task.config.training.batch_size, split)
     optimizer = optax.chain(
         optax.clip_by_global_norm(training.max_grad_norm),
         optax.adamw(training.learning_rate, weight_decay=training.weight_decay),
     )
 
     def loss_fn(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        logits, _ = model.apply(params, inputs, model.zeros(training.batch_size))
+        logits, _ = model.apply(params, inputs, model.zeros(len(inputs)))
         return token_nll(logits, targets).mean()
+
+    def share(params: Any, *batch: jax.Array) -> tuple:
+        return jax.lax.pmean(jax.value_and_grad(loss_fn)(params, *batch), ROWS)
+
+    rows = P(ROWS)
+    loss_and_grads = jax.shard_map(
+        share, mesh=mesh, in_specs=(P(), rows, rows), out_specs=P(), check_vma=False
+    )
 
     def step(state: tuple, tokens: jax.Array) -> tuple[tuple, jax.Array]:
         params, opt_state, key = state
         key, subkey = jax.random.split(key)
         batch = random_crops(subkey, tokens, training.batch_size, training.sequence_length)
-        loss, grads = jax.value_and_grad(loss_fn)(params, *batch)
+        loss, grads = loss_and_grads(params, *batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state, key), loss
 
     state = model.params, optimizer.init(model.params), jax.random.key(2)
-    return _training(step, state, _random_tokens(task))
+    everywhere = NamedSharding(mesh, P())
+    return _training(step, *jax.device_put((state, _random_tokens(task)), everywhere))
 
 
 def _jax_forward(task: Task, model: JaxModel) -> Contestant:
@@ -477,12 +500,15 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
 
 BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
     "jaxgru": _jaxgru,
+    "jaxgru, one device": partial(_jaxgru, split=False),
     "wavefront": _wavefront,
     "hopper": _hopper,
     "plain_scan": partial(_unrolled, how="plain"),
     "torchref": partial(_torch, make_model=_torchref_model),
     "torch.nn": partial(_torch, make_model=_torch_nn_model),
     "haiku": partial(_jax, make_model=_haiku_model),
+    "haiku, one device": partial(_jax, make_model=_haiku_model, split=False),
     "nnx": partial(_jax, make_model=_nnx_model),
+    "nnx, one device": partial(_jax, make_model=_nnx_model, split=False),
     "torch.compile": _torch_compile,
 }
