@@ -39,7 +39,7 @@ TEMPERATURE, TOP_K = 0.8, 30
 TORCH = ["torch", "torchref"]
 NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
          "haiku": ["haiku"], "nnx": ["flax.nnx"],
-         "haiku, one device": ["haiku"], "nnx, one device": ["flax.nnx"]}  # fmt: skip
+         "haiku-one-device": ["haiku"], "nnx-one-device": ["flax.nnx"]}  # fmt: skip
 """What contestants import besides jaxgru's own dependencies."""
 
 
@@ -56,7 +56,7 @@ def missing(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # a broken installation may raise anything
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
-    if name.endswith("one device") and jax.device_count() == 1:
+    if name.endswith("-one-device") and jax.device_count() == 1:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
@@ -73,7 +73,7 @@ def build(name: str, task: Task, precision: str) -> Contestant:
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    others = ("plain_scan", "haiku", "nnx", "haiku, one device", "nnx, one device")
+    others = ("plain_scan", "haiku", "nnx", "haiku-one-device", "nnx-one-device")
     if name in others and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     return BUILDERS[name](task, precision)
@@ -81,7 +81,7 @@ def build(name: str, task: Task, precision: str) -> Contestant:
 
 def measured_kinds(name: str) -> tuple[str, ...]:
     """Return the kinds of task that a contestant is measured at."""
-    if name.endswith("one device"):  # the others split a training step's batch over all devices
+    if name.endswith("-one-device"):  # the others split a training step's batch over all devices
         return ("training",)
     unrolls = ("training", "forward")
     return unrolls if name in ("wavefront", "hopper", "plain_scan") else (*unrolls, "sampling")
@@ -500,15 +500,15 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
 
 BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
     "jaxgru": _jaxgru,
-    "jaxgru, one device": partial(_jaxgru, split=False),
+    "jaxgru-one-device": partial(_jaxgru, split=False),
     "wavefront": _wavefront,
     "hopper": _hopper,
     "plain_scan": partial(_unrolled, how="plain"),
     "torchref": partial(_torch, make_model=_torchref_model),
     "torch.nn": partial(_torch, make_model=_torch_nn_model),
     "haiku": partial(_jax, make_model=_haiku_model),
-    "haiku, one device": partial(_jax, make_model=_haiku_model, split=False),
+    "haiku-one-device": partial(_jax, make_model=_haiku_model, split=False),
     "nnx": partial(_jax, make_model=_nnx_model),
-    "nnx, one device": partial(_jax, make_model=_nnx_model, split=False),
+    "nnx-one-device": partial(_jax, make_model=_nnx_model, split=False),
     "torch.compile": _torch_compile,
 }

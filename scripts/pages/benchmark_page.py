@@ -15,7 +15,7 @@ from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps, grouped,
 
 CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
-    "jaxgru, one device": "the same, but a training step computes its batch on one device",
+    "jaxgru-one-device": "the same, but a training step computes its batch on one device",
     "wavefront": 'this library, layers in parallel, for GPUs (`model.unroll = "wavefront"`)',
     "hopper": 'this library with its kernel for Hopper GPUs (`model.unroll = "hopper"`)',
     "plain_scan": 'this library with `model.unroll = "plain"`: the cell in a `lax.scan`, '
@@ -24,10 +24,10 @@ CONTESTANTS = {
     "torch.nn": "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, "
     "without dropout: other equations, but the same amount of work",
     "haiku": "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-    "haiku, one device": "the same, but a training step computes its batch on one device",
+    "haiku-one-device": "the same, but a training step computes its batch on one device",
     "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
     "resets after the product, which is cheaper",
-    "nnx, one device": "the same, but a training step computes its batch on one device",
+    "nnx-one-device": "the same, but a training step computes its batch on one device",
     "torch.compile": "torchref's step, with its model under `torch.compile`",
 }
 """The contestants, in order; the last one takes minutes to build."""

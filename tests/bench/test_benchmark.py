@@ -336,7 +336,7 @@ class TestScript:
         [
             (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
             (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
-            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, wavefront"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, jaxgru-one-device, wavefront"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
             (["--precision", "tf32"], "--precision tf32 needs a GPU; a CPU has float32 and"),
@@ -411,7 +411,7 @@ class TestScript:
         (run,) = data["runs"].values()
         assert run["ceilings"]["float32"] > 0 and run["versions"]["jax"] == jax.__version__
         names = set(CONTESTANTS) - {"torch.compile", *FOR_GPUS}
-        names -= {name for name in names if "one device" in name}  # 4 rows are not split
+        names -= {name for name in names if "-one-device" in name}  # 4 rows are not split
         found: dict[str, set[str]] = {}
         for r in data["records"]:
             assert r["config"] == "tiny" and "failed" not in r
