@@ -1,7 +1,7 @@
-"""Negative log-likelihood of a text: the state kept in windows, over one stream, or thrown away.
+"""Negative log-likelihood of a text, with the state kept in windows, in one stream, or not at all.
 
-The primitives give nats for every prediction; what is said about them is NumPy in float64, so no
-rounding grows with the text.
+The primitives return nats for each prediction. They are averaged by NumPy in float64, so rounding
+errors do not grow with the text.
 """
 
 from __future__ import annotations
@@ -14,31 +14,44 @@ from math import log
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.data.batching import random_crops, windows
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.model import Params, apply, initial_carry
+from jaxgru.parallel.sharding import ROWS, one_copy, spread
 
-TOKENS_AT_ONCE = 8192  # what one batch or one piece of a stream holds: bounds the memory of logits
+TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
 
 
-def token_nll(logits: Float[Array, "... V"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
-    """Nats: −log softmax(logits)[target], the cross-entropy of one prediction.
+def token_nll(
+    logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
 
     NaN for a target outside the vocabulary.
     """
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.where(targets < 0, jnp.nan, nll)  # negative indices count from the end
+    return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
 
 
-def window_nll(params: Params, tokens: Int[Array, "N"], window: int) -> Float[np.ndarray, "N-1"]:
-    """Nats of each prediction with the state put back to zeros every `window` tokens.
+def window_nll(
+    params: Params, tokens: Int[Array | np.ndarray, "N"], window: int, mesh: Mesh | None = None
+) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
 
-    All N − 1 predictions, in order; the last window may be shorter. `window` 1 is stateless.
+    The result has all N − 1 predictions in order; the last window may be shorter. A window of 1 is
+    stateless.
+
+    Args:
+      mesh: devices over which to spread the batches, each computed by one device, so that every
+        process gets the bits that one device computes. The parameters are on the mesh. None: one
+        device computes all batches.
 
     Raises:
       UserError: fewer than two tokens, or a window below 1.
@@ -49,12 +62,18 @@ def window_nll(params: Params, tokens: Int[Array, "N"], window: int) -> Float[np
     n = len(tokens) - 1
     window = min(window, n)
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
-    nll = _nll(params, *windows(jnp.asarray(tokens), window, batch_size))
+    batches = windows(jnp.asarray(tokens), window, batch_size)
+    if mesh is None or mesh.size == 1:
+        nll = _nll(one_copy(params, mesh), *batches)
+    else:
+        more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
+        batches = (spread(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
+        nll = _nll_on_mesh(mesh, params, *batches)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
-def stream_nll(params: Params, tokens: Int[Array, "N"]) -> Float[np.ndarray, "N-1"]:
-    """Nats of each prediction over one unbroken stream: the state is never put back.
+def stream_nll(params: Params, tokens: Int[Array | np.ndarray, "N"]) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction over one stream: the state is never reset.
 
     Raises:
       UserError: fewer than two tokens.
@@ -65,23 +84,25 @@ def stream_nll(params: Params, tokens: Int[Array, "N"]) -> Float[np.ndarray, "N-
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
-def window_loss(params: Params, tokens: Int[Array, "N"], window: int) -> float:
-    """The mean of `window_nll`, nats a token. Raises as it does."""
-    return float(window_nll(params, tokens, window).mean())
+def window_loss(
+    params: Params, tokens: Int[Array | np.ndarray, "N"], window: int, mesh: Mesh | None = None
+) -> float:
+    """Return the mean of `window_nll`, nats per token. Raises as it does."""
+    return float(window_nll(params, tokens, window, mesh).mean())
 
 
 def random_batch_losses(
     params: Params,
-    tokens: Int[Array, "N"],
+    tokens: Int[Array | np.ndarray, "N"],
     window: int,
     key: PRNGKeyArray,
     num_batches: int = 200,
     batch_size: int = 64,
 ) -> Float[np.ndarray, "M"]:
-    """Mean nats per token of each of M random batches, every window from the zero state.
+    """Compute the mean nats per token of M random batches, each window starting from zero state.
 
-    With 200 batches of 64 windows of 256 this is how nanoGPT evaluates (`estimate_loss`); its loss
-    is the mean, whose standard error is the standard deviation / √M.
+    200 batches of 64 windows of 256 tokens are how nanoGPT evaluates (`estimate_loss`). Its loss is
+    the mean; the standard error is the standard deviation / √M.
 
     Raises:
       UserError: the text is too short for a window.
@@ -94,17 +115,17 @@ def random_batch_losses(
     return np.asarray(_random_nll(params, jnp.asarray(tokens), keys, batch_size, window), float)
 
 
-def stream_loss(params: Params, tokens: Int[Array, "N"]) -> float:
-    """The mean of `stream_nll`, nats a token. Raises as it does."""
+def stream_loss(params: Params, tokens: Int[Array | np.ndarray, "N"]) -> float:
+    """Return the mean of `stream_nll`, nats per token. Raises as it does."""
     return float(stream_nll(params, tokens).mean())
 
 
 def memory_curve(
-    params: Params, tokens: Int[Array, "N"], resets: Sequence[int] = RESETS
+    params: Params, tokens: Int[Array | np.ndarray, "N"], resets: Sequence[int] = RESETS
 ) -> dict[int, float]:
-    """Mean nats a token by how many tokens pass before the state is put back to zeros.
+    """Return the mean nats per token for each number of tokens between two resets to zero.
 
-    A reset every token is stateless; beyond the longest, see `stream_loss`: never.
+    1 is stateless; `stream_loss` is the limit, without resets.
 
     Raises:
       UserError: fewer than two tokens, or a reset below 1.
@@ -114,18 +135,18 @@ def memory_curve(
 
 def recovery(
     params: Params,
-    tokens: Int[Array, "N"],
+    tokens: Int[Array | np.ndarray, "N"],
     length: int = 256,
     stride: int = 64,
     stream: Float[np.ndarray, "N-1"] | None = None,
-) -> Float[np.ndarray, "length"]:
-    """What a reset still costs, nats, at the 1st, 2nd, … `length`-th prediction after it.
+) -> Float[np.ndarray, "M"]:
+    """Compute the cost of a reset, in nats, at the 1st, 2nd, … `length`-th prediction after it.
 
-    The mean excess over `stream_nll` of the same tokens (which takes out how hard those tokens
-    are), over resets `stride` tokens apart. A text shorter than `length` gives a shorter answer.
+    The cost is the mean excess over `stream_nll` on the same tokens, so their difficulty cancels.
+    The mean is over resets `stride` tokens apart. M is `length`, or N − 1 if the text is shorter.
 
     Args:
-      stream: `stream_nll` of these parameters and tokens, where it is at hand.
+      stream: `stream_nll` of these parameters and tokens, if it has been computed already.
 
     Raises:
       UserError: fewer than two tokens, or a length or stride below 1.
@@ -149,7 +170,7 @@ def recovery(
 
 @dataclass(frozen=True)
 class Losses:
-    """Mean nats a token under three treatments of the state, and what a token is worth."""
+    """Mean nats per token under three treatments of the state, and how much text they are of."""
 
     windows: float
     stream: float
@@ -159,29 +180,38 @@ class Losses:
 
     @property
     def sensitivity(self) -> float:
-        """What the lost state costs, nats a token: stateless less one stream."""
+        """The cost of losing the state, nats per token: stateless minus stream."""
         return self.stateless - self.stream
 
-    def in_units(self, nats_a_token: float) -> dict[str, float]:
-        """See the function `in_units`."""
-        return in_units(nats_a_token, self.num_tokens, self.num_characters)
+    def in_units(self, nats_per_token: float) -> dict[str, float]:
+        """Convert a loss; see the function `in_units`."""
+        return in_units(nats_per_token, self.num_tokens, self.num_characters)
 
 
-def in_units(nats_a_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
-    """A loss in nats and bits, a token and a character, so that tokenizers can be compared."""
-    nats_a_character = nats_a_token * num_tokens / num_characters
+def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
+    """Convert a loss to nats and bits per token and per character.
+
+    Losses per character can be compared between tokenizers.
+    """
+    nats_per_character = nats_per_token * num_tokens / num_characters
     return {
-        "nats_per_token": nats_a_token,
-        "bits_per_token": nats_a_token / log(2),
-        "nats_per_character": nats_a_character,
-        "bits_per_character": nats_a_character / log(2),
+        "nats_per_token": nats_per_token,
+        "bits_per_token": nats_per_token / log(2),
+        "nats_per_character": nats_per_character,
+        "bits_per_character": nats_per_character / log(2),
     }
 
 
 def evaluate(
-    params: Params, tokens: Int[Array, "N"], tokenizer: Tokenizer, window: int = 128
+    params: Params,
+    tokens: Int[Array | np.ndarray, "N"],
+    tokenizer: Tokenizer,
+    window: int = 128,
 ) -> Losses:
-    """All three treatments over the whole of the tokens; targets are counted, not inputs."""
+    """Compute the loss of all tokens under all three treatments.
+
+    The numbers of tokens and characters are of the targets: they leave out the first token.
+    """
     return Losses(
         windows=window_loss(params, tokens, window),
         stream=stream_loss(params, tokens),
@@ -195,7 +225,7 @@ def evaluate(
 def _nll(
     params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
 ) -> Float[Array, "M B T"]:
-    """Every row from zero state, batch by batch."""
+    """Compute each batch in turn, every row from zero state."""
 
     def batch_nll(batch: tuple[Array, Array]) -> Array:
         inputs, targets = batch
@@ -204,9 +234,24 @@ def _nll(
     return jax.lax.map(batch_nll, (inputs, targets))
 
 
+@partial(jax.jit, static_argnames="mesh")
+def _nll_on_mesh(
+    mesh: Mesh, params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+) -> Float[Array, "M B T"]:
+    """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
+
+    def share(params, inputs, targets):
+        return jax.lax.all_gather(_nll(params, inputs, targets), ROWS, tiled=True)
+
+    run = jax.shard_map(
+        share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
+    )
+    return run(params, inputs, targets)
+
+
 @partial(jax.jit, static_argnames=("batch_size", "window"))
 def _random_nll(
-    params: Params, tokens: Int[Array, "N"], keys: PRNGKeyArray, batch_size: int, window: int
+    params: Params, tokens: Int[Array, "N"], keys: Key[Array, "M"], batch_size: int, window: int
 ) -> Float[Array, "M"]:
     def batch_loss(key: PRNGKeyArray) -> Array:
         inputs, targets = random_crops(key, tokens, batch_size, window)
@@ -219,7 +264,7 @@ def _random_nll(
 def _stream_nll(
     params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
 ) -> Float[Array, "M 1 T"]:
-    """Piece by piece, each from the state that the one before it left."""
+    """Compute each piece in turn, from the state after the one before it."""
 
     def piece_nll(carry, piece):
         inputs, targets = piece
@@ -229,6 +274,6 @@ def _stream_nll(
     return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
 
 
-def _check_tokens(tokens: Int[Array, "N"]) -> None:
+def _check_tokens(tokens: Int[Array | np.ndarray, "N"]) -> None:
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")

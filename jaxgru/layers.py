@@ -1,16 +1,17 @@
-"""One layer over time, and a stack of layers: which implementation runs.
+"""One layer over time, and a stack of layers; the choice of the implementation.
 
-The contract, which `unroll_plain` fulfils in the fewest lines and `unroll` fulfils fast:
+`unroll_plain` and `unroll` have one contract. The first is the shortest code, the second is fast:
 
     unroll(params, x (T, B, E), carry, mask) -> (h' of every step (T, B, H), carry)
 
-Everything here is time-major. A mask is dropout inside the recurrence: h' is multiplied by
-keep · scale, and the masked h' is both the output and the next step's state.
+Arrays are time-major. A mask is dropout inside the recurrence: h' is multiplied by keep · scale,
+and the masked h' is both the output and the state of the next step.
 
-Why `unroll` is fast. x·W for all steps is ONE product before the scan. The backward scan carries
-only the state's gradient and writes down the gradients `da` of the gates' pre-activations, so that
-each weight's gradient is ONE product after it; autodiff would instead add a (H, H) product to an
-accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
+`unroll` is fast for two reasons. x·W of all steps is ONE product before the scan. The backward scan
+carries only the gradient of the state and stores `da`, the gradients of the gates' pre-activations,
+so the gradient of each weight is ONE product after the scan. Autodiff would instead add an (H, H)
+product to an accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2
+and 3.4.
 
 Weights may be bfloat16 beside biases and states of float32: see `cells.base.dot`.
 """
@@ -38,10 +39,9 @@ from jaxgru.cells.base import (
 from jaxgru.kernels import wavefront
 
 IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper")
-"""How layers may be computed: "scan" is `unroll`; "plain" the definition,
-which forward mode needs; "wavefront" and "hopper"
-are for GPUs, in `kernels/`, and where they do not support the layers or the device, `unroll` does
-it. Neither has been timed on a GPU; until they are, "auto" is "scan"."""
+"""How layers can be computed. "scan" is `unroll`; "plain" is `unroll_plain`, which forward mode
+needs; "wavefront" and "hopper" are for GPUs, in `kernels/`, and fall back to "scan" if they do not
+support the layers or the device. "auto" is "scan" until those two have been timed on a GPU."""
 
 
 def unroll_plain(
@@ -50,7 +50,7 @@ def unroll_plain(
     carry: Carry,
     mask: Mask | None = None,
 ) -> tuple[Float[Array, "T B H"], Carry]:
-    """Compute the definition of an unroll: the cell, step by step, differentiated by JAX. Slow."""
+    """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
 
     def step(carry: Carry, x_keep: tuple) -> tuple[Carry, Array]:
@@ -70,17 +70,17 @@ def unroll(
     mask: Mask | None = None,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], Carry]:
-    """Compute the same as `unroll_plain`, to rounding, with a hand-written gradient.
+    """Compute a layer over time, equal to `unroll_plain` up to rounding, with its own gradient.
 
-    It is for reverse mode: `grad`, and `grad` of that. Forward mode (`jvp`, `jacfwd`, `hessian`)
-    needs the implementation "plain".
+    The hand-written gradient supports reverse mode: `grad`, and `grad` of `grad`. Forward mode
+    (`jvp`, `jacfwd`, `hessian`) needs the implementation "plain".
 
     Args:
-      params: one layer's.
-      x: the layer's input, time-major, or the table and the rows that it consists of.
+      params: one layer's parameters.
+      x: the layer's input, as an array or as a `Lookup`.
       carry: the state before the first step.
       mask: dropout inside the recurrence, or None. It is not differentiated.
-      implementation: one of IMPLEMENTATIONS; a single layer has no wavefront.
+      implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
 
     Returns:
       The (masked) h' of every step, and the carry after the last one.
@@ -105,17 +105,17 @@ def unroll_layers(
     masks: Sequence[tuple[Mask | None, Mask | None]],
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """Compute layers one on top of another: each one's input is the output of the one below.
+    """Compute a stack of layers: the input of each is the output of the one below.
 
     Args:
-      masks: each layer's pair: dropout inside its recurrence, and on its output.
+      masks: a pair for each layer: dropout inside its recurrence, and on its output.
       implementation: one of IMPLEMENTATIONS.
 
     Returns:
-      The last layer's output, masked, and every layer's carry.
+      The last layer's (masked) output, and the carry of every layer.
 
     Raises:
-      ValueError: the implementation is none of these.
+      ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -123,16 +123,17 @@ def unroll_layers(
             f"{', '.join(IMPLEMENTATIONS)}."
         )
     if implementation == "wavefront":
-        T = len(x.index if isinstance(x, Lookup) else x)
+        T = len(x.ids if isinstance(x, Lookup) else x)
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
-        if len(fast) == len(layers) and wavefront.supports(fast, T):
-            return wavefront.unroll_layers(fast, x, carry, masks)
+        gated = [layer for layer in fast if isinstance(layer, Gated)]
+        if len(gated) == len(layers) and wavefront.supports(gated, T):
+            return wavefront.unroll_layers(gated, x, carry, masks)
     new_carry = []
     for layer, c, (state_mask, output_mask) in zip(layers, carry, masks, strict=True):
         h, c = unroll(layer, x, c, state_mask, implementation)
         x = apply_mask(h, output_mask)
         new_carry.append(c)
-    return x, tuple(new_carry)
+    return _looked_up(x), tuple(new_carry)
 
 
 def layer_stepper(
@@ -141,12 +142,11 @@ def layer_stepper(
     """Return a one-step function with its step-independent products precomputed.
 
     Args:
-      params: one layer's.
-      table: where the input is rows of a table, the table; the steps then take the rows' numbers.
+      params: one layer's parameters.
+      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E).
 
     Returns:
-      A function from the carry and the input, (B, E) or (B,), to the next carry: `cells.cell`, to
-      rounding.
+      A function (carry, input) → next carry, equal to `cells.cell` up to rounding.
     """
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast else None
@@ -156,7 +156,7 @@ def layer_stepper(
     if table is None:
         return lambda carry, x: step(IN_ROWS, U, carry, dot(x, W) + b)[0]
     a = dot(table, W) + b
-    return lambda carry, index: step(IN_ROWS, U, carry, rows(a, index))[0]
+    return lambda carry, ids: step(IN_ROWS, U, carry, rows(a, ids))[0]
 
 
 def _looked_up(x: Array | Lookup) -> Array:

@@ -1,10 +1,11 @@
-"""A language model: embedding → stacked cells → (LayerNorm) → head. The state is explicit.
+"""The language model: embedding → stacked cells → (LayerNorm) → head. The state is explicit.
 
-Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers.
+Letters: B batch, T time, V vocabulary size, E embedding size, H hidden size, L number of layers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
@@ -25,7 +27,7 @@ from jaxgru.layers import layer_stepper, unroll_layers
 
 @struct.dataclass
 class LayerNormParams:
-    """Scale and shift of a layer normalisation (Ba et al. 2016, arXiv 1607.06450)."""
+    """Parameters of a layer normalisation (Ba et al. 2016, arXiv 1607.06450)."""
 
     scale: Float[Array, "H"]
     shift: Float[Array, "H"]
@@ -33,7 +35,7 @@ class LayerNormParams:
 
 @struct.dataclass
 class HeadParams:
-    """From the last layer's output to the logits: h·Wo + bo."""
+    """Parameters of the head, which maps the last layer's output to logits: h·Wo + bo."""
 
     Wo: Float[Array, "H V"]
     bo: Float[Array, "V"]
@@ -41,7 +43,7 @@ class HeadParams:
 
 @struct.dataclass
 class Params:
-    """A whole model; its shapes and types say all that `apply` needs to know."""
+    """Parameters of a model. `apply` needs no config: types and shapes define the model."""
 
     embedding: Float[Array, "V E"]
     layers: tuple[CellParams, ...]
@@ -51,12 +53,14 @@ class Params:
 
 @struct.dataclass
 class Dropout:
-    """Dropout for one training step: a fresh mask a layer and time step, drawn from `key`.
+    """Dropout for one training step: a new mask per layer and time step, drawn from `key`.
 
-    rate is the probability of dropping a unit. site is where: "state", inside the recurrence of
-    every layer (the study's code); "between", each layer's output on its way to the next layer;
-    "output", the last layer's output. first_row and first_step are the numbers of the batch's first
-    row and time step, where it is a part of a larger one: the masks are that part of the whole's.
+    rate: the probability of dropping a unit.
+    site: where units are dropped: "state", inside the recurrence of every layer (as in the study's
+      code); "between", in each layer's output to the next layer; "output", in the last layer's
+      output.
+    first_row, first_step: if the batch is a part of a larger one, the row and the time step of the
+      larger batch at which it starts; the masks are then that part of the larger batch's masks.
     """
 
     key: PRNGKeyArray
@@ -66,13 +70,13 @@ class Dropout:
     first_step: int | Int[Array, ""] = 0
 
 
-SMALL_VOCABULARY = 256  # up to here a sampler multiplies the whole embedding once
+SMALL_VOCABULARY = 256  # up to this size, a sampler multiplies the whole embedding once
 
 ModelCarry: TypeAlias = tuple[Carry, ...]
 
 
 def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
-    """Fresh parameters, distributed as PyTorch's defaults, which the study uses.
+    """Draw initial parameters, distributed like PyTorch's defaults, which the study uses.
 
     Embedding: normal(0, 1). Linear weights and biases: uniform ±1/√fan_in. LayerNorm: ones, zeros.
     """
@@ -97,63 +101,64 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
 
 
 def num_params(params: Params) -> int:
-    """How many numbers are trained."""
+    """Return the number of trained numbers."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """A tree's leaves by their path: "embedding", "layers.0.Wz", …, "head.bo" for parameters."""
+    """Return a tree's leaves by path; for parameters "embedding", "layers.0.Wz", …, "head.bo"."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
-    """A tree in the form of `like` with these leaves, by path; the inverse of `flatten`."""
+    """Return a tree with the structure of `like` and these leaves; the inverse of `flatten`."""
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flatten(like)])
 
 
 def round_weights(params: Params, dtype: DTypeLike) -> Params:
-    """The parameters with the recurrence's and the head's matrices in a narrower dtype.
+    """Return the parameters with the matrices of the layers and the head in a narrower dtype.
 
-    Products with them then take operands of that dtype and give results of the biases' dtype, which
-    is also that of states, gates and logits. The embedding keeps its own: it is looked up.
+    Products with them then take operands of that dtype and return the biases' dtype, which is also
+    the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup.
     """
 
     def rounded(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, tree)
 
-    return params.replace(layers=rounded(params.layers), head=rounded(params.head))
+    layers, head = rounded(params.layers), rounded(params.head)
+    return dataclasses.replace(params, layers=layers, head=head)
 
 
 def initial_carry(params: Params, batch_size: int) -> ModelCarry:
-    """The state before the first token: zeros, one entry a layer.
+    """Return the state before the first token: zeros, one entry per layer.
 
-    h for a GRU or an RNN, (h, c) for an LSTM, (h, the inputs it remembers) for an MLP.
+    An entry is h for a GRU or an RNN, (h, c) for an LSTM, (h, its last inputs) for an MLP.
     """
     return tuple(zero_carry(layer, batch_size) for layer in params.layers)
 
 
 def apply(
     params: Params,
-    tokens: Int[Array, "B T"],
+    tokens: Int[Array | np.ndarray, "B T"],
     carry: ModelCarry | None = None,
     dropout: Dropout | None = None,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
-    """Logits of the token that follows each token, and the state after the last one.
+    """Compute the logits of the token after each token, and the state after the last token.
 
-    Its gradient is for reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
+    The gradient supports reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
     implementation "plain", and parameters of one dtype.
 
     Args:
-      tokens: at least one a row; a token outside the vocabulary, a negative one too, gives NaN.
-      carry: the state before the first token; None: zeros. Handing back the returned carry with the
-        tokens that follow gives the same logits as one call with all of them.
-      dropout: while training; None otherwise.
+      tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.
+      carry: the state before the first token; None: zeros. Passing the returned carry with the next
+        tokens gives the same logits as one call with all tokens.
+      dropout: in training; None otherwise.
       implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
 
     Raises:
-      ValueError: the tokens are not (B, T) with T ≥ 1, or the carry is not of this model and batch,
+      ValueError: the tokens are not (B, T) with T ≥ 1, the carry does not fit this model and batch,
         or its dtype is narrower than the model's.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 1:
@@ -165,7 +170,7 @@ def apply(
         check_carry(params, carry, B)
     masks = dropout_masks(params, dropout, B, T)
 
-    x = Lookup(params.embedding, tokens.T)  # out-of-range tokens give NaN, not a guess
+    x = Lookup(params.embedding, jnp.asarray(tokens).T)
     if B * T < len(params.embedding):
         x = x.rows()
     h, carry = unroll_layers(params.layers, x, carry, masks, implementation)
@@ -173,9 +178,16 @@ def apply(
 
 
 def step(
-    params: Params, token: Int[Array, "B"], carry: ModelCarry
+    params: Params, token: Int[Array | np.ndarray, "B"], carry: ModelCarry
 ) -> tuple[Float[Array, "B V"], ModelCarry]:
-    """Compute `apply` for one token per row, without the time axis."""
+    """Compute `apply` for one token per row, without the time axis.
+
+    Raises:
+      ValueError: the token is not (B,), or the carry is wrong as in `apply`.
+    """
+    if token.ndim != 1:
+        raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
+    check_carry(params, carry, len(token))
     layers = [partial(cell, layer) for layer in params.layers]
     return _one_step(params, layers, rows(params.embedding, token), carry)
 
@@ -183,10 +195,10 @@ def step(
 def stepper(
     params: Params,
 ) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
-    """Return a function that computes `step`, to rounding, for many tokens in turn: for a sampler.
+    """Return a function that computes `step`, up to rounding, faster if called for many tokens.
 
-    What does not depend on the token is computed once: concatenated weights, and for a small
-    vocabulary the first layer's product with the whole embedding.
+    It computes once what does not depend on the token: the concatenated weights and, for a small
+    vocabulary, the first layer's product with the whole embedding.
     """
     V = len(params.embedding)
     table = params.embedding if V <= SMALL_VOCABULARY else None
@@ -202,7 +214,7 @@ def stepper(
 def _one_step(
     params: Params, layers: Sequence[Callable[[Carry, Array], Carry]], x: Array, carry: ModelCarry
 ) -> tuple[Float[Array, "B V"], ModelCarry]:
-    """Each layer's step, (carry, x) → carry, on the output of the one below; then the head."""
+    """Compute the step of each layer, (carry, x) → carry, from the bottom up; then the head."""
     new_carry = []
     for layer, c in zip(layers, carry, strict=True):
         c = layer(c, x)
@@ -218,7 +230,7 @@ def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
-    """(x − mean) / √(variance + 1e-5) · scale + shift, over the last axis (Ba et al. 2016)."""
+    """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
     x = x - x.mean(axis=-1, keepdims=True)
     variance = (x * x).mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift
@@ -227,13 +239,13 @@ def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "..
 def dropout_masks(
     params: Params, dropout: Dropout | None, batch_size: int, num_steps: int
 ) -> list[tuple[Mask | None, Mask | None]]:
-    """Each layer's pair of masks, (T, B, H): inside the recurrence, and on the layer's output.
+    """Draw a pair of masks (T, B, H) per layer: inside the recurrence, and on the layer's output.
 
-    The draws are 16 bits a unit, so the rate is rounded to a multiple of 2⁻¹⁶; the scale
-    1/(1 − rate) is that of the rounded rate, so expectations are exact.
+    16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
+    uses the rounded rate, so expectations are exact.
 
     Raises:
-      ValueError: the rate is not in [0, 1), or the site is none of state, between, output.
+      ValueError: the rate is not in [0, 1), or the site is not state, between or output.
     """
     L = len(params.layers)
     if dropout is None or dropout.rate == 0:
@@ -267,30 +279,30 @@ def _random_16_bits(
     first_step: int | Int[Array, ""],
     first_row: int | Int[Array, ""],
 ) -> UInt32[Array, "T B H"]:
-    """Uniform on 0 … 2¹⁶ − 1. Four units share one block of Threefry (Salmon et al. 2011, SC '11).
+    """Draw uniformly from 0 … 2¹⁶ − 1, four numbers per Threefry block (Salmon et al., SC 2011).
 
-    `jax.random.bits` spends a block on every number, however few bits it has: five times the time.
+    `jax.random.bits` computes one block per number, however few its bits: five times slower.
     """
     T, B, H = shape
     key_words = jax.random.bits(key, (2,), jnp.uint32)
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
     t, b = t + jnp.uint32(first_step), b + jnp.uint32(first_row)
-    counters = jnp.stack([t, b * blocks + i])  # no two alike
+    counters = jnp.stack([t, b * blocks + i])  # all different
     words = threefry_2x32(key_words, counters)
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]
 
 
 def check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
-    """Raise ValueError where the carry is not of this model and batch, or of a narrower dtype."""
+    """Raise ValueError if the carry does not fit this model and batch, or its dtype is narrower."""
     expected = jax.eval_shape(lambda: initial_carry(params, batch_size))
     seen = jax.tree.map(jnp.shape, carry)
     wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
     if seen != wanted:
         raise ValueError(
             f"the carry's shapes are {seen}, but this model and batch need {wanted}: "
-            "one entry a layer, made by initial_carry or returned by apply."
+            "one entry per layer, made by initial_carry or returned by apply."
         )
     for leaf, like in zip(jax.tree.leaves(carry), jax.tree.leaves(expected), strict=True):
         dtype = jnp.result_type(leaf)

@@ -1,64 +1,68 @@
-"""Choosing the next token, and generating with an explicit state.
+"""Sampling of the next token, and generation with an explicit state.
 
-Stateless generation is the same program with the carry put back to its start before each token,
-and nothing else: the published bug as an option, for comparison only.
+Stateless generation is the same program, except that the carry is reset to zeros before each token.
+It reproduces the published bug, for comparison only.
 """
 
 from __future__ import annotations
 
 import operator
 from functools import partial
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray, Real
 
 from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, check_carry, initial_carry, stepper
+
+Scalar: TypeAlias = float | Real[Array, ""]
 
 
 def generate(
     params: Params,
     key: PRNGKeyArray,
-    prompt: Int[Array, "B P"],
+    prompt: Integer[Array | np.ndarray, "B P"],
     num_tokens: int,
     carry: ModelCarry | None = None,
     *,
-    temperature: float = 1.0,
+    temperature: Scalar = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: Scalar | None = None,
     stateful: bool = True,
 ) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
-    """Read the whole prompt from `carry`, then sample `num_tokens` tokens for each row.
+    """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
 
-    Compiled once for each shape of prompt, num_tokens, top_k, and which of the options are set.
+    It is compiled once per prompt shape, num_tokens, top_k and set of options in use.
 
     Args:
-      prompt: at least one token a row, of any integer dtype.
+      prompt: at least one token per row, of any integer dtype.
       carry: the state before the prompt; None: zeros.
-      temperature: logits are divided by it; 0 takes the most likely token, the first of equals. A
-        traced 0 draws from the equals, as the smallest temperatures do.
-      top_k: only the k most likely tokens; None: all.
-      top_p: only the likeliest tokens that together reach this probability (nucleus sampling,
-        Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
-      stateful: False puts the carry back to zeros before every token, the prompt's included.
+      temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
+        traced 0 samples among the tied tokens, as very small temperatures do.
+      top_k: sample from the k most likely tokens only; None: from all.
+      top_p: sample from the most likely tokens that together reach this probability only (nucleus
+        sampling, Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
+      stateful: False resets the carry to zeros before every token, also within the prompt.
 
     Returns:
-      The tokens, int32 (int64 where the prompt has 64 bits); the carry, which has seen everything
-      but the last of them; and the key. `tokens[:, -1:]`, the carry and the key, passed to another
-      call, continue the text exactly: 50 and 50 more are 100.
+      The tokens, int32 (int64 if the prompt has 64 bits); the carry after every token but the last;
+      and the key. Passing `tokens[:, -1:]`, the carry and the key to another call continues the
+      text exactly: 50 tokens and 50 more are the same as 100.
 
-      Where the logits are NaN, the token is -1, and so is every later one of that row. The cause is
-      NaN in the parameters or the carry, or a traced token or temperature that is out of range.
+      If the logits are NaN, the token is -1, and so are all later tokens of that row. The causes
+      are NaN in the parameters or the carry, and a traced token or temperature out of range.
 
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: the prompt is empty or misshapen, its dtype is no integer, or a token is outside
-        the vocabulary; num_tokens is below 1, the temperature is negative, top_k is outside [1, V],
-        or top_p outside (0, 1]. Of traced values only the shape and the dtype are checked.
-      ValueError: the carry is not of this model and batch.
+      UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
+        vocabulary; num_tokens is below 1, the temperature is negative, top_k is outside [1, V], or
+        top_p is outside (0, 1]. Of traced values only the shape and the dtype are checked.
+      ValueError: the carry does not fit this model and batch.
     """
     num_tokens, top_k = operator.index(num_tokens), top_k and operator.index(top_k)
     V = params.head.bo.shape[0]
@@ -66,7 +70,7 @@ def generate(
     if num_tokens < 1:
         raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
     check_sampling(V, temperature, top_k, top_p)
-    traced = isinstance(temperature, jax.core.Tracer)
+    traced = isinstance(temperature, Tracer)
     greedy = not traced and bool(temperature == 0)
     near_zero = traced or bool(temperature < _near_zero(params.head.bo))
     return _generate(
@@ -75,12 +79,12 @@ def generate(
     )  # fmt: skip
 
 
-def _check_prompt(prompt: Int[Array, "B P"], vocab_size: int) -> None:
+def _check_prompt(prompt: Integer[Array | np.ndarray, "B P"], vocab_size: int) -> None:
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
-    if isinstance(prompt, jax.core.Tracer) or not getattr(prompt, "is_fully_addressable", True):
+    if isinstance(prompt, Tracer) or not getattr(prompt, "is_fully_addressable", True):
         return
     tokens = np.asarray(prompt)
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
@@ -91,21 +95,21 @@ def _check_prompt(prompt: Int[Array, "B P"], vocab_size: int) -> None:
 
 
 def check_sampling(
-    vocab_size: int, temperature: float, top_k: int | None, top_p: float | None
+    vocab_size: int, temperature: Scalar, top_k: int | None, top_p: Scalar | None
 ) -> None:
-    """Raises UserError where an option of `generate` is out of range; traced values pass."""
-    if not isinstance(temperature, jax.core.Tracer) and not 0 <= temperature < float("inf"):
+    """Raise UserError if an option of `generate` is out of range; traced values pass."""
+    if not isinstance(temperature, Tracer) and not 0 <= temperature < float("inf"):
         raise UserError(f"temperature is {temperature}; it must be at least 0 and finite.")
     if top_k is not None and not 1 <= top_k <= vocab_size:
         raise UserError(
             f"top_k is {top_k}; it must be at least 1 and at most the vocabulary's {vocab_size}."
         )
-    if top_p is not None and not isinstance(top_p, jax.core.Tracer) and not 0 < top_p <= 1:
+    if top_p is not None and not isinstance(top_p, Tracer) and not 0 < top_p <= 1:
         raise UserError(f"top_p is {top_p}; it must be above 0 and at most 1.")
 
 
 def _near_zero(logits: Array) -> float:
-    """The temperature by which logits of this dtype can be divided without overflow: 1e-19."""
+    """Return the lowest temperature that cannot make logits of this dtype overflow: 1e-19."""
     return float(jnp.finfo(logits.dtype).tiny) ** 0.5
 
 
@@ -141,23 +145,24 @@ def _generate(
 
 def filter_logits(
     logits: Float[Array, "B V"],
-    temperature: float,
+    temperature: Scalar,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: Scalar | None = None,
     near_zero: bool = True,
 ) -> Float[Array, "B V"]:
-    """The logits of the distribution that is sampled: −∞ for tokens left out.
+    """Return the logits of the distribution to sample from: −∞ for excluded tokens.
 
-    In this order: temperature, top_k, top_p of what top_k left. Tokens as likely as the last one
-    kept are kept too; with any top_p at least the likeliest token is. A temperature of 0 is the
-    limit: only the likeliest tokens have any probability. A negative one gives NaN.
+    The order is temperature, top_k, and top_p among the tokens that top_k kept. Tokens that tie
+    with the last token kept are kept, too, and top_p always keeps the most likely token. A
+    temperature of 0 means the limit: only the most likely tokens have a probability. A negative
+    temperature gives NaN.
 
-    near_zero False says that the temperature is an ordinary one, and saves a little time.
+    near_zero False promises that the temperature is not close to zero, which saves a little time.
     """
     tiny = float(jnp.finfo(logits.dtype).tiny)
     if near_zero:
-        # Divided by next to nothing, several logits would be ∞; less the largest, all but it are
-        # −∞. Below `tiny`, a temperature may be 0 to the hardware.
+        # Divided by almost zero, several logits would become ∞. With the largest subtracted, it is
+        # 0 and the others −∞. Hardware may treat a temperature below `tiny` as 0.
         top = logits.max(axis=-1, keepdims=True)
         logits = logits - jnp.where(temperature < _near_zero(logits), top, 0)
         temperature = jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
@@ -169,7 +174,7 @@ def filter_logits(
         descending = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # the running sum can round to 1 before the last token, and top_p = 1 leaves none out
+        # The running sum can round to 1 before the last token, but top_p = 1 excludes no token.
         kept = (before < jnp.maximum(top_p, tiny)) | (top_p >= 1)
         least = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -177,32 +182,32 @@ def filter_logits(
 
 
 def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
-    """One token a row from softmax(logits): the first whose cumulative probability exceeds u.
+    """Draw a token per row from softmax(logits): the first whose cumulative probability exceeds u.
 
-    One uniform number a row, where Gumbel noise (`jax.random.categorical`) takes one, and two
-    logarithms, for every token of the vocabulary. u has 23 bits: what is likelier than 2⁻²³ can be
-    drawn, and what has no probability never is. -1 where a row has a NaN. Gradients end here.
+    This takes one uniform number per row. Gumbel noise (`jax.random.categorical`) takes one, and
+    two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can be
+    drawn, and a token of probability 0 never is. A row with a NaN gives -1. Gradients stop here.
     """
     logits = jax.lax.stop_gradient(logits)
     top = logits.max(axis=-1, keepdims=True)
-    # A logit that XLA has not rounded yet, less the largest that it has, need not be 0 or below:
-    # at a temperature of 1e-30 it is 1e22 either way
+    # XLA may have rounded the largest logit but not the others, so a difference can be above 0;
+    # at a temperature of 1e-30 it reaches 1e22 in either direction.
     p = jnp.where(logits == top, 1, jnp.exp(jnp.minimum(logits - top, 0)))
     cumulative = jnp.cumsum(p, axis=-1)
     total = cumulative[:, -1:]
     u = jax.random.uniform(key, total.shape, total.dtype) * total
-    # u can round up to the total; the last token that adds to it is where the total is reached
+    # u can round up to the total, but the last token with a probability is the first to reach it.
     token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
     return _unless_nan(top[:, 0], token)
 
 
 def _unless_nan(top: Float[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
-    """The token; -1 where the largest logit is NaN, as it is where any is, or −∞."""
+    """Return the token, or -1 if the largest logit is −∞, or NaN (it is if any logit is)."""
     return jnp.where(top > -jnp.inf, token, -1)
 
 
 def kth_largest(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:
-    """The k-th largest of each row, equal ones counted apart: `jax.lax.top_k(x, k)[0][:, -1:]`."""
+    """Return the k-th largest of each row, counting repeats: `jax.lax.top_k(x, k)[0][:, -1:]`."""
     return jax.lax.platform_dependent(
         x,
         cpu=lambda x: _kth_largest_by_bisection(x, k),
@@ -211,10 +216,11 @@ def kth_largest(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:
 
 
 def _kth_largest_by_bisection(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:
-    """Bit by bit, the largest number that k entries reach. On a CPU, XLA sorts: 5 times slower.
+    """Find, bit by bit, the largest number that at least k entries of the row reach.
 
-    The bits of floating-point numbers are ordered as the numbers are, once those of negative ones
-    are turned over and the sign bit means positive.
+    On a CPU this is 5 times faster than XLA's top_k, which sorts. Floating-point numbers have the
+    order of their bits as integers, once negative numbers have all bits inverted and the others
+    the sign bit.
     """
     width = jnp.finfo(x.dtype).bits
     unsigned = jnp.dtype(f"uint{width}")

@@ -153,9 +153,9 @@ def test_no_rows(params):
     [
         (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
         (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
-        (TOKENS, (jnp.zeros((2, 4)),), "one entry a layer"),
-        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry a layer"),
-        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry a layer"),
+        (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
+        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),
         (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
         (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
     ],

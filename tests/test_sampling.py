@@ -162,8 +162,8 @@ def test_refuses_a_carry_that_is_not_the_models(params, P):
     carry = jaxgru.initial_carry(params, 2)
     narrow = jax.tree.map(lambda h: h.astype(jnp.bfloat16), carry)
     for wrong, message in (
-        (carry[:1], "one entry a layer"),
-        (jaxgru.initial_carry(params, 3), "one entry a layer"),
+        (carry[:1], "one entry per layer"),
+        (jaxgru.initial_carry(params, 3), "one entry per layer"),
         (narrow, "dtype is bfloat16; this model's is float32"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -216,7 +216,7 @@ def test_a_failure_in_one_process_is_told_in_the_other(tmp_path, tiny_text):
     codes, _, errors = end(tmp_path, start(tmp_path, tiny_text))
     assert codes == [2, 2]
     assert "cannot be written" in errors[0]
-    assert "process 0 cannot go on" in errors[1]
+    assert "process 0 has failed" in errors[1]
 
 
 class TestJoining:

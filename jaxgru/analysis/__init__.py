@@ -1,1 +1,1 @@
-"""What a lost state costs, and the ladder of models below the GRU."""
+"""The cost of a lost state, and the simpler models to compare with."""

@@ -1,8 +1,8 @@
-"""The stateless model, exactly: with no state, a language model is a first-order Markov chain.
+"""The exact analysis of the stateless model, which is a first-order Markov chain.
 
-With the carry put back to zeros before each token, what comes next depends on the last token alone,
-so everything that stateless text can be is in one V×V matrix P, P[v, w] = p(next = w | last = v).
-It is the chain of `generate(stateful=False)` at temperature 1 with no top_k or top_p.
+If the carry is reset to zeros before each token, the next token depends only on the last one, so
+one V×V matrix P, P[v, w] = p(next = w | last = v), describes all stateless text. It is the chain of
+`generate(stateful=False)` at temperature 1 without top_k and top_p.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jaxgru.model import Params, initial_carry, step
 
 
 def transition_matrix(params: Params) -> Float[np.ndarray, "V V"]:
-    """Row v: the probabilities of the token after v, from a state of zeros.
+    """Return P; row v has the probabilities of the token after v, from a state of zeros.
 
-    The logits have the parameters' precision; the softmax is float64, so the rows sum to 1.
+    The logits have the parameters' precision. The softmax is float64, so the rows sum to 1.
     """
     logits = np.asarray(_stateless_logits(params), np.float64)
     P = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -29,28 +29,28 @@ def transition_matrix(params: Params) -> Float[np.ndarray, "V V"]:
 
 
 def stationary_distribution(P: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V"]:
-    """The one distribution π with πP = π: how often each token occurs in endless text.
+    """Return the distribution π with πP = π: how often each token occurs in infinite text.
 
-    A chain in which every token can lead to every other has exactly one; a softmax's chain, all of
-    whose entries are positive, also forgets its first token (Perron and Frobenius).
+    It is unique if every token can lead to every other. The entries of a softmax are all positive,
+    so its chain also forgets its first token (Perron and Frobenius).
 
-    By the elimination of Grassmann, Taksar & Heyman (1985, Operations Research 33(5), 1107–1116),
-    which adds, multiplies and divides what is positive and never subtracts: each π[v] is right to
-    nearly all its digits, however small it is and however seldom the chain leaves a set of tokens.
-    O(V³).
+    It is computed in O(V³) by the elimination of Grassmann, Taksar & Heyman (1985, Operations
+    Research 33(5), 1107–1116). That adds, multiplies and divides positive numbers but never
+    subtracts, so nearly all digits of each π[v] are right, even if π[v] is tiny or the chain rarely
+    leaves a set of tokens.
 
     Raises:
-      UserError: P is no matrix of transitions, or some tokens never lead to the others.
+      UserError: P is not a transition matrix, or some tokens never lead to the others.
     """
     _check_transitions(P)
     A = np.array(P, np.float64)
     V = len(A)
-    for v in range(V - 1, 0, -1):  # what is left is the chain watched only on tokens 0 … v − 1
+    for v in range(V - 1, 0, -1):  # leaves the chain observed on tokens 0 … v − 1
         leaving = A[v, :v].sum()
         if leaving == 0:
             raise UserError(
-                f"from token {v} the chain never comes to a token below {v}, so its text depends "
-                "on its first token and has no one stationary distribution to compute."
+                f"from token {v} the chain never reaches a token below {v}, so its text depends on "
+                "its first token and its stationary distribution is not unique."
             )
         A[:v, v] /= leaving
         A[:v, :v] += np.outer(A[:v, v], A[v, :v])
@@ -63,20 +63,20 @@ def stationary_distribution(P: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V
 def bigram_divergence(
     P: Float[np.ndarray, "V V"], bigram: Float[np.ndarray, "V V"], weights: Float[np.ndarray, "V"]
 ) -> float:
-    """Nats: Σ_v weights[v] · KL(bigram[v] ‖ P[v]), with 0 · log 0 = 0.
+    """Return Σ_v weights[v] · KL(bigram[v] ‖ P[v]) in nats, with 0 · log 0 = 0.
 
-    The excess nats a token of the chain over the counted bigram, on the text that was counted: the
-    chain's cross-entropy there less the bigram's own entropy. Infinite where P rules out what was
-    counted.
+    This is how many nats per token the chain loses to the counted bigram on the counted text: the
+    chain's cross-entropy there minus the bigram's entropy. It is infinite if P excludes a pair that
+    was counted.
 
     Args:
-      P: the chain, as from `transition_matrix`.
-      bigram: row v, the counted probabilities of the token after v; not looked at where weights[v]
-        is 0, so the row of a token that was never a context may hold anything.
+      P: the chain, as returned by `transition_matrix`.
+      bigram: row v has the counted probabilities of the token after v. Rows with weight 0, of
+        tokens that were never a context, are not read.
       weights: each token's share of the contexts; they sum to 1.
 
     Raises:
-      UserError: the shapes do not agree, or the weights are no distribution.
+      UserError: the shapes do not match, or the weights are not a distribution.
     """
     P, bigram, weights = (np.asarray(x, np.float64) for x in (P, bigram, weights))
     if not P.shape == bigram.shape == 2 * weights.shape:
@@ -86,24 +86,24 @@ def bigram_divergence(
         )
     if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-9):
         raise UserError(
-            f"the weights sum to {weights.sum()} and the least is {weights.min()}; "
-            "they must be shares, at least 0, that sum to 1."
+            f"the weights sum to {weights.sum()}, and the smallest is {weights.min()}; "
+            "they must be at least 0 and sum to 1."
         )
     seen = weights > 0
     P, bigram, weights = P[seen], bigram[seen], weights[seen]
     counted = bigram != 0
     terms = np.zeros_like(P)
-    with np.errstate(divide="ignore"):  # log 0 of the chain is −∞, as it should be
+    with np.errstate(divide="ignore"):  # the chain's log 0 is −∞, as intended
         terms[counted] = bigram[counted] * (np.log(bigram[counted]) - np.log(P[counted]))
     return float(weights @ terms.sum(axis=1))
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """A loop of greedy stateless text.
+    """A cycle of greedy stateless text.
 
-    tokens: once round, from its smallest token on; its length is the period.
-    basin: how many of the V tokens lead into it, its own included.
+    tokens: the tokens of one period, beginning with the smallest.
+    basin: how many of the V tokens lead into the cycle, including its own.
     """
 
     tokens: tuple[int, ...]
@@ -111,22 +111,22 @@ class Cycle:
 
 
 def greedy_cycles(P: Float[np.ndarray, "V V"]) -> list[Cycle]:
-    """The cycles of v → argmax P[v], largest basin first, then by smallest token.
+    """Return the cycles of v → argmax P[v], by decreasing basin, then by smallest token.
 
-    All greedy stateless text is one of them, after fewer than V tokens. Of tokens equally likely
-    the first is taken, as greedy `generate` does.
+    All greedy stateless text enters one of them after fewer than V tokens. In a tie the first token
+    is chosen, as in greedy `generate`.
 
     Raises:
-      UserError: P is no matrix of transitions.
+      UserError: P is not a transition matrix.
     """
     _check_transitions(P)
     successor = np.asarray(P).argmax(axis=1)
     end = np.arange(len(successor))
     for _ in range(len(successor)):
-        end = successor[end]  # after V steps every token has come into its cycle
+        end = successor[end]  # after V steps every token has reached its cycle
     cycles: list[Cycle] = []
     found: set[int] = set()
-    for v in np.unique(end).tolist():  # all tokens of all cycles: a cycle only turns its own round
+    for v in np.unique(end).tolist():  # exactly the tokens of the cycles
         if v in found:
             continue
         tokens = [v]
@@ -147,11 +147,11 @@ def _stateless_logits(params: Params) -> Float[Array, "V V"]:
 def _check_transitions(P: Float[np.ndarray, "V V"]) -> None:
     P = np.asarray(P)
     if P.ndim != 2 or P.shape[0] != P.shape[1] or len(P) < 1:
-        raise UserError(f"a matrix of transitions must be (V, V) with V at least 1, not {P.shape}.")
+        raise UserError(f"a transition matrix must be (V, V) with V at least 1, not {P.shape}.")
     sums = P.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())  # a NaN counts as the largest
+    worst = int(np.abs(sums - 1).argmax())  # argmax finds a NaN first
     if not (P.min() >= 0 and abs(sums[worst] - 1) < 1e-9):
         raise UserError(
-            f"row {worst} of the matrix of transitions sums to {sums[worst]} and the least entry "
-            f"is {P.min()}; rows must be at least 0 and sum to 1."
+            f"row {worst} of the transition matrix sums to {sums[worst]}, and the smallest entry "
+            f"is {P.min()}; entries must be at least 0, and rows must sum to 1."
         )

@@ -1,4 +1,4 @@
-"""What counting alone can do: n-gram models, interpolated with modified Kneser–Ney smoothing.
+"""N-gram models, interpolated with modified Kneser–Ney smoothing.
 
 Chen & Goodman 1999, "An empirical study of smoothing techniques for language modeling" (Computer
 Speech & Language 13; Harvard TR-10-98, whose eq. 26 gives the discounts), after Kneser & Ney 1995,
@@ -8,12 +8,12 @@ without its first token, and v any token,
     p(w | h) = (c(hw) − D(c(hw))) / Σ_v c(hv)  +  γ(h) p(w | h′)
     γ(h)     = Σ_v D(c(hv)) / Σ_v c(hv)
 
-c(hw) counts, in the highest order, how often hw occurs; in every lower order, after how many
-different tokens it occurs. The empty context's p(w | h′) is 1/V, and a context that was never seen
-has only its γ, which is 1. What is taken from each count, one set of discounts an order:
+In the highest order, c(hw) is how often hw occurs; in a lower order, it is the number of different
+tokens that hw occurs after. For the empty context, p(w | h′) is 1/V. A context that was never seen
+has γ = 1 and no other term. D is the discount of a count; each order has its own discounts:
 
     D(0) = 0,  D(j) = j − (j + 1) Y n_{j+1} / n_j  for j = 1, 2, 3,  D(j) = D(3) for j > 3
-    Y = n_1 / (n_1 + 2 n_2),  n_j: how many k-grams have the count j
+    Y = n_1 / (n_1 + 2 n_2),  n_j: the number of k-grams with the count j
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from jaxgru.errors import UserError
 from jaxgru.sampling import check_sampling
 
 MAX_ORDER = 8
-ABSENT = -1  # the id of a k-gram that the text lacks; as an index, the entry behind the last id
-FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)  # those of KenLM's lmplz --discount_fallback
+ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry
+FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)  # as KenLM's lmplz --discount_fallback
 
 
 @dataclass(frozen=True)
 class Grams:
-    """The G different k-grams of a text, for one k. All of the tables together are a trie.
+    """The G different k-grams of a text, for one k. The tables for all k form a trie.
 
-    A k-gram's id is its place in `keys`; the 0-gram, the empty context, has the id 0. So the
-    children of a context are neighbours, and no key exceeds the text's length times V.
+    A k-gram's id is its index in `keys`; the 0-gram, the empty context, has the id 0. The children
+    of a context are therefore adjacent, and no key exceeds the text's length times V.
     """
 
-    keys: Int[np.ndarray, "G"]  # ascending: the id of the first k − 1 tokens, times V, + the last
-    counts: Int[np.ndarray, "G"]  # how often each occurs
+    keys: Int[np.ndarray, "G"]  # ascending: (id of the first k − 1 tokens) · V + last token
+    counts: Int[np.ndarray, "G"]  # how often each k-gram occurs
     suffixes: Int[np.ndarray, "G"]  # the id of the last k − 1 tokens
 
     def find(self, keys: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-        """The id of each key, or ABSENT. A key made with an ABSENT context is negative: absent."""
+        """Return the id of each key, or ABSENT. An ABSENT context has negative keys: ABSENT."""
         ids = np.searchsorted(self.keys, keys)
         return np.where(self.keys.take(ids, mode="clip") == keys, ids, ABSENT)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Both terms of p(w | h) for one k, by id; behind the last id, what holds for ABSENT."""
+    """The two terms of p(w | h) for one k, by id; the last entry is the value for ABSENT."""
 
-    shares: Float[np.ndarray, "G+1"]  # (c(hw) − D(c(hw))) / Σ_v c(hv) of each k-gram; 0
-    gammas: Float[np.ndarray, "C+1"]  # γ(h) of each (k−1)-gram; 1
+    shares: Float[np.ndarray, "_"]  # (c(hw) − D(c(hw))) / Σ_v c(hv) of each k-gram, then 0
+    gammas: Float[np.ndarray, "_"]  # γ(h) of each (k − 1)-gram, then 1
 
 
 @dataclass(frozen=True)
 class NGram:
-    """A language model of `order` n: the next token given the n − 1 before it. V is vocab_size."""
+    """A model of the next token given the n − 1 tokens before it; n is `order`, V `vocab_size`."""
 
     order: int
     vocab_size: int
@@ -67,19 +67,19 @@ class NGram:
     weights: tuple[Weights, ...]
 
     def lower(self, order: int) -> NGram:
-        """The model that `count_ngrams` makes with this order, without counting again.
+        """Return the model that `count_ngrams` returns for this order, without counting again.
 
         Raises:
-          UserError: an order below 1 or above this model's.
+          UserError: the order is below 1 or above this model's.
         """
         if order not in range(1, self.order + 1):
             raise UserError(f"the order is {order}; it must be 1 to this model's {self.order}.")
         return _smoothed(self.grams[:order], self.vocab_size)
 
     def token_nll(self, tokens: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N-1"]:
-        """Nats: −log p of each token but the first, given the up to order − 1 tokens before it.
+        """Return −log p (nats) of each token but the first, given up to order − 1 tokens before it.
 
-        The predictions are those of `evaluation.stream_loss`, whose loss is this one's mean.
+        The predictions are those of `evaluation.stream_nll`; the mean is comparable with its mean.
 
         Raises:
           UserError: fewer than two tokens, or tokens outside the vocabulary.
@@ -96,10 +96,10 @@ class NGram:
         return -np.log(p[1:])
 
     def probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
-        """p(w | context) of every token w; only the last order − 1 tokens of the context matter.
+        """Return p(w | context) for every token w; only the last order − 1 tokens are read.
 
         Raises:
-          UserError: one of those is outside the vocabulary.
+          UserError: one of these is outside the vocabulary.
         """
         context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
         p = np.full(self.vocab_size, 1 / self.vocab_size)
@@ -122,15 +122,17 @@ class NGram:
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Int[np.ndarray, "N"]:
-        """Samples `num_tokens` tokens, int32, to follow the prompt, which may be empty.
+        """Sample `num_tokens` tokens, int32, after the prompt, which may be empty.
 
-        temperature, top_k and top_p mean what they mean to `sampling.generate`. Every token takes
-        one draw from rng (none at temperature 0), so going on with the prompt and these tokens as
-        the prompt, and the same rng, is exact: 50 and 50 more are 100.
+        temperature, top_k and top_p are those of `sampling.generate`. Each token takes one draw
+        from rng (none at temperature 0). To continue the text exactly, pass the prompt followed by
+        these tokens as the new prompt, with the same rng: 50 tokens and 50 more are the same as
+        100.
 
         Raises:
-          UserError: num_tokens below 1, a prompt that ends in tokens outside the vocabulary, a
-            negative temperature, top_k outside [1, V], top_p outside (0, 1].
+          UserError: num_tokens is below 1, the end of the prompt has a token outside the
+            vocabulary, the temperature is negative, top_k is outside [1, V], or top_p is outside
+            (0, 1].
         """
         if num_tokens < 1:
             raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
@@ -147,10 +149,11 @@ class NGram:
 
 
 def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> NGram:
-    """Counts every k-gram of a text up to k = order, 1 to 8, and smooths.
+    """Count the k-grams of a text for k up to order, and return the smoothed model.
 
     Raises:
-      UserError: an order outside 1 to 8, fewer tokens than that, or tokens outside the vocabulary.
+      UserError: the order is not in 1 to 8, the text has fewer tokens than that, or a token is
+        outside the vocabulary.
     """
     if order not in range(1, MAX_ORDER + 1):
         raise UserError(f"the order is {order}; it must be 1 to {MAX_ORDER}.")
@@ -158,7 +161,7 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
     if len(tokens) < order:
         raise UserError(f"an order of {order} needs {order} tokens; these are {len(tokens)}.")
     tables = []
-    ids = np.zeros(len(tokens) + 1, np.int64)  # of the k-gram at each place: 0-grams to begin with
+    ids = np.zeros(len(tokens) + 1, np.int64)  # of the k-gram at each position; first of 0-grams
     for k in range(order):
         contexts, endings = ids[:-1], ids[1:]
         keys, ids, counts = np.unique(
@@ -171,13 +174,13 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
 
 
 def bigram_probabilities(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V V"]:
-    """The counted bigrams, unsmoothed: [v, w] is the share of w among the tokens that follow v.
+    """Return the unsmoothed bigrams: [v, w] is the share of w among the tokens that follow v.
 
-    The maximum-likelihood estimate of a transition matrix; rows of tokens that nothing follows
-    are uniform.
+    This is the maximum-likelihood estimate of a transition matrix. The rows of tokens that are
+    never followed by a token are uniform.
 
     Raises:
-      UserError: fewer than two tokens, or tokens outside the vocabulary.
+      UserError: there are fewer than two tokens, or a token is outside the vocabulary.
     """
     tokens = _checked_pairs(tokens, vocab_size)
     pairs = tokens[:-1] * vocab_size + tokens[1:]
@@ -187,17 +190,17 @@ def bigram_probabilities(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float
 
 
 def context_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V"]:
-    """The share of each token among all that are followed by another: how the rows weigh.
+    """Return the share of each token among all tokens but the last: the weights of bigram rows.
 
     Raises:
-      UserError: fewer than two tokens, or tokens outside the vocabulary.
+      UserError: there are fewer than two tokens, or a token is outside the vocabulary.
     """
     tokens = _checked_pairs(tokens, vocab_size)
     return np.bincount(tokens[:-1], minlength=vocab_size) / (len(tokens) - 1)
 
 
 def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
-    """The equations at the top of this file, for every k-gram and every context."""
+    """Compute the equations at the top of this file, for every k-gram and every context."""
     weights = []
     num_contexts = 1
     for grams, longer in zip(tables, (*tables[1:], None), strict=True):
@@ -208,8 +211,8 @@ def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
         h = grams.keys // vocab_size
         totals = np.bincount(h, c, num_contexts)
         discounted = np.bincount(h, d, num_contexts)
-        # A total is 0 where nothing follows the context, or, in lower orders, only at the beginning
-        # of the text, before which there is no token.
+        # A total is 0 if nothing follows the context. In lower orders, it is also 0 if something
+        # follows the context only at the start of the text, where no token comes before it.
         divisors = np.maximum(totals, 1)
         shares = (c - d) / divisors[h]
         gammas = np.where(totals > 0, discounted / divisors, 1)
@@ -219,9 +222,10 @@ def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
 
 
 def _discounts(c: Int[np.ndarray, "G"]) -> Float[np.ndarray, "4"]:
-    """D(0), D(1), D(2) and D(3), or fixed ones where the counts of counts give none above 0.
+    """Return D(0) to D(3), or fixed discounts if the counts of counts give one of 0 or less.
 
-    A D of 0 could leave a context's unseen tokens nothing, and small texts have no n_1, n_2 or n_3.
+    A D of 0 could leave the unseen tokens of a context no probability. In a small text, n_1, n_2 or
+    n_3 can be 0.
     """
     n = np.bincount(np.minimum(c, 5), minlength=5)
     if n[1:4].all():
@@ -236,7 +240,7 @@ def _discounts(c: Int[np.ndarray, "G"]) -> Float[np.ndarray, "4"]:
 def _filtered(
     p: Float[np.ndarray, "V"], temperature: float, top_k: int | None, top_p: float | None
 ) -> Float[np.ndarray, "V"]:
-    """The distribution that is sampled: softmax of `sampling.filter_logits` of ln p."""
+    """Return the distribution to sample from: softmax of `sampling.filter_logits` of ln p."""
     p = (p / p.max()) ** (1 / temperature)
     if top_k is not None:
         p[p < np.sort(p)[-top_k]] = 0
@@ -249,7 +253,7 @@ def _filtered(
 
 
 def _checked(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
-    """The tokens as int64, whose keys do not overflow; UserError where one is not in [0, V)."""
+    """Return the tokens as int64, so that keys do not overflow; raise UserError outside [0, V)."""
     tokens = np.asarray(tokens, np.int64)
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):

@@ -1,4 +1,4 @@
-"""What a lost state costs one model: every measure of the study, as one JSON record."""
+"""The cost of a lost state for one model: every measure of the study, as one JSON record."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from jaxgru.sampling import generate
 
 Record = dict[str, Any]
 
-FILE_NAME = "study.json"  # of a run's record, in its folder
+FILE_NAME = "study.json"  # the record in a run folder
 
 TREATMENTS = {
     "stateless": {"stateful": False, "last_token_only": False},
     "last token only": {"stateful": True, "last_token_only": True},
     "stateful": {"stateful": True, "last_token_only": False},
 }
-"""The published bug; the study's stateful sampler, which reads no more of the prompt than its last
-token; and ours, which reads all of it."""
+"""The published bug; the study's stateful sampler, which reads only the last token of the prompt;
+and our sampler, which reads the whole prompt."""
 
 NUM_PROMPTS, PROMPT_LENGTH = 32, 32  # taken from the validation split, evenly spaced
-GREEDY_TOKENS, SAMPLED_TOKENS = 1000, 500  # written from each prompt
+GREEDY_TOKENS, SAMPLED_TOKENS = 1000, 500  # generated per prompt
 TEMPERATURE, TOP_K = 0.8, 30
-NUM_WORDS = 1500  # of the sampled text, over which distinct n-grams are counted
+NUM_WORDS = 1500  # of the sampled text, for distinct n-grams
 TEXT_MEASURES = {
     "share_that_loops": "greedy texts that end in a loop, share",
     "median_period": "its period, tokens (median)",
@@ -61,9 +61,9 @@ TEXT_MEASURES = {
     "distinct_2": "distinct pairs of words",
     "distinct_3": "distinct triples of words",
 }
-"""A record's measures of text, and what they are called."""
+"""The labels of a record's measures of text."""
 
-PROMPT = "ROMEO: "  # of the texts that are kept to be read
+PROMPT = "ROMEO: "  # of the texts in the record
 
 
 def measure(
@@ -73,11 +73,11 @@ def measure(
     window: int = 128,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Record:
-    """Every measure of one model; losses are nats a token on the whole validation split.
+    """Measure a model; losses are nats per token on the whole validation split.
 
     Args:
-      window: of the `windows` loss: the length that the model was trained with.
-      progress: told what is being measured.
+      window: the window of the `windows` loss: the sequence length in training.
+      progress: called with the name of each measure before it is computed.
 
     Raises:
       UserError: the validation split has fewer than two tokens.
@@ -114,7 +114,7 @@ def measure(
 
 
 def save_record(run: Path, record: Record) -> None:
-    """Writes a run's record into its folder, with the day and the hardware.
+    """Write a run's record into its folder, with the date and the hardware.
 
     Raises:
       RunError: the folder cannot be written.
@@ -137,7 +137,7 @@ def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
         "kl_to_bigram": bigram_divergence(P, bigram, weights),
         "kl_to_frequencies": float(
             frequencies @ np.log(frequencies / stationary[weights > 0])
-        ),  # of the corpus's tokens from the chain's stationary distribution
+        ),  # KL divergence of the corpus's token frequencies from the chain's
         "cycles": [
             {"text": tokenizer.decode(np.array(cycle.tokens)), "period": len(cycle.tokens),
              "basin": cycle.basin / V}
@@ -161,7 +161,7 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
         record[name] = _loops(greedy) | _words(text, vocabulary)
         try:
             opening = jnp.asarray(tokenizer.encode(PROMPT))[None]
-        except TokenizerError:  # a vocabulary of the user's own
+        except TokenizerError:  # the user's vocabulary lacks it
             continue
         record[name] |= {
             "greedy": PROMPT + tokenizer.decode(_generate(params, opening, 200, 0, **treatment)[0]),
@@ -193,7 +193,7 @@ def _generate(
 
 
 def _loops(greedy: np.ndarray) -> Record:
-    """How many of the greedy texts end in a loop, and the median loop."""
+    """Return the share of greedy texts that end in a loop, and the median loop."""
     loops = [loop for row in greedy if (loop := find_loop(row))]
     return {
         "share_that_loops": len(loops) / len(greedy),
@@ -203,12 +203,12 @@ def _loops(greedy: np.ndarray) -> Record:
 
 
 def _whole_words(text: str) -> str:
-    """Without what may be the end of a prompt's last word, or the beginning of a word cut off."""
+    """Remove the first and the last word, which may be incomplete."""
     return re.sub(r"\A\S*|\S*\Z", "", text)
 
 
 def _words(text: str, vocabulary: frozenset[str]) -> Record:
-    """How many words the training text has, and how many word n-grams come only once or more."""
+    """Return the share of known words, and the shares of distinct word n-grams."""
     found = words(text)[:NUM_WORDS]
     record: Record = {"num_words": len(found)}
     if found:
@@ -220,7 +220,7 @@ def _words(text: str, vocabulary: frozenset[str]) -> Record:
 
 
 def measure_ngrams(dataset: Dataset) -> list[float]:
-    """Nats a token of the counted n-gram models, orders 1 to 8, on the validation split."""
+    """Return the nats per token of the n-gram models of orders 1 to 8, on the validation split."""
     largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
     return [
         float(largest.lower(order).token_nll(dataset.validation).mean())

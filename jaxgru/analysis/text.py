@@ -1,4 +1,4 @@
-"""What generated text alone can tell: its loop, its variety, its words. Knows no model."""
+"""Measures of generated text alone: its loop, its variety, its words."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxtyping import Int
 
 from jaxgru.errors import UserError
 
-MIN_TURNS = 3  # how often a loop must have gone round before it is called one
+MIN_TURNS = 3  # the fewest repetitions that count as a loop
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A text that repeats to its end: tokens[i] == tokens[i + period] from `onset` on.
+    """A text that repeats until its end: tokens[i] == tokens[i + period] for all i ≥ onset.
 
-    onset: how many tokens come before the loop. period: the tokens of one turn.
+    onset: the number of tokens before the loop. period: the number of tokens per repetition.
     """
 
     onset: int
@@ -27,22 +27,22 @@ class Loop:
 
 
 def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
-    """The loop that a text (greedily decoded, say) ends in; None where it ends in none.
+    """Return the loop at the end of a text (for example, greedily decoded), or None.
 
-    A loop is an end of the text that is periodic and at least three periods long: a second turn can
-    be chance, and a third is seldom. The last turn may be broken off. Of all such loops the one
-    that begins first is taken, with its smallest period: "abcccabcccabccc" goes round abccc from
-    its start, though it also ends in c three times.
+    A loop is a periodic end of the text of at least three periods: two can be chance, three rarely
+    are. The last repetition may be incomplete. Of all such loops, the one with the earliest onset
+    is returned, with its smallest period: "abcccabcccabccc" repeats abccc from its start, although
+    it also ends with c three times.
 
-    A loop longer than a third of the text cannot be seen, and a text cut at a chance "ccc" shows
-    one: (N − onset) / period says how many turns the claim rests on. O(N²), in NumPy.
+    A loop longer than a third of the text is not found, and a text that happens to end with "ccc"
+    has one: (N − onset) / period is the number of repetitions. O(N²), in NumPy.
 
     Raises:
       UserError: the tokens are not one sequence, (N,).
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1:
-        raise UserError(f"a loop is looked for in one sequence, (N,); this is {tokens.shape}.")
+        raise UserError(f"the tokens must be one sequence, (N,); these are {tokens.shape}.")
     found: Loop | None = None
     for period in range(1, len(tokens) // MIN_TURNS + 1):
         breaks = np.flatnonzero(tokens[:-period] != tokens[period:])
@@ -54,14 +54,14 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
 
 
 def distinct_ngrams(items: Sequence[Hashable], n: int) -> float:
-    """Distinct n-grams over all n-grams, in (0, 1]: 1 where none comes twice.
+    """Return the number of distinct n-grams over the number of n-grams; 1 if none is repeated.
 
-    The "distinct-n" of Li et al. 2016 (arXiv 1510.03055), but over the number of n-grams, n − 1
-    fewer than the items that they divide by, so that 1 can be reached. It falls as a text grows
-    (there are only so many n-grams): compare texts of one length only.
+    This is "distinct-n" of Li et al. 2016 (arXiv 1510.03055), except that they divide by the number
+    of items, n − 1 more, with which 1 cannot be reached. Longer texts have lower values, so compare
+    texts of the same length only.
 
     Args:
-      items: of whatever is counted: tokens, words, or a string's characters.
+      items: the tokens, words, or characters of a string.
       n: at least 1.
 
     Raises:
@@ -79,20 +79,20 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")  # [^\W\d_] is a letter of any s
 
 
 def words(text: str) -> list[str]:
-    """The text's words in order, lower-cased: runs of letters, with single apostrophes inside.
+    """Return the words of a text in order, in lower case: letters, with single apostrophes inside.
 
-    "o'er" and "know'st" are words. An apostrophe at a word's edge is left out, because there it may
-    as well be a quotation mark: "'tis" is tis, "i' the" is i and the, "lovers'" is lovers. All else
-    separates: "well-known" is two words.
+    "o'er" and "know'st" are words. An apostrophe at the edge of a word is dropped, because it may
+    be a quotation mark: "'tis" is tis, "i' the" is i and the, "lovers'" is lovers. Every other
+    character separates words: "well-known" is two words.
     """
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def known_word_share(text: str, vocabulary: AbstractSet[str]) -> float:
-    """The share of the text's words (each time that they occur) that are in the vocabulary.
+    """Return the share of a text's words, counted with repeats, that are in the vocabulary.
 
-    A text that ends in a letter, or in a letter and an apostrophe, may have been cut inside its
-    last word, which is therefore left out. Its first word counts: begin the text where a word does.
+    A text that ends with a letter, or a letter and an apostrophe, may be cut inside its last word,
+    so that word is left out. The first word counts, so the text should begin with a whole word.
 
     Args:
       text: a sample.

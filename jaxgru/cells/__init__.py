@@ -1,6 +1,6 @@
 """The recurrences, one file each, and the registry: a config's cell name → `Cell`.
 
-A new recurrence is a file with a `Cell` in it, and its entry in `CELLS` (or a call of `register`).
+To add a recurrence, write a file that defines its `Cell`, and add it to `CELLS` or call `register`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = [
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {cell.name: cell for cell in (GRU, LSTM, RNN, MLP)}
-"""By the name in a config's `model.cell`."""
+"""Every cell, by its name in a config's `model.cell`."""
 
 
 def register(cell: Cell) -> None:
-    """Add a recurrence: from then on, a config's `model.cell` may name it.
+    """Add a recurrence, so that a config's `model.cell` can name it.
 
     Raises:
-      ValueError: another cell has its name or its class of parameters.
+      ValueError: another cell has the same name or class of parameters.
     """
     for other in CELLS.values():
         if other is not cell and (other.name == cell.name or other.params is cell.params):
@@ -48,10 +48,10 @@ def cell_of(params: CellParams) -> Cell:
 
 
 def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
-    """Compute one step of whichever cell the parameters belong to."""
+    """Compute one step of the cell that the parameters belong to."""
     return cell_of(params).step(params, carry, x)
 
 
 def zero_carry(params: CellParams, batch_size: int) -> Carry:
-    """Return a layer's carry before the first step: zeros, in the biases' dtype."""
+    """Return a layer's carry before the first step: zeros in the biases' dtype."""
     return cell_of(params).zero_carry(params, batch_size)

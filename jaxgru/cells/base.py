@@ -1,8 +1,8 @@
-"""What every cell offers (`Cell`), and what the recurrences share: carries, products, masks, scans.
+"""The interface of a cell (`Cell`), and what cells share: carries, products, masks, scans.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
-B batch, E length of the input, H length of the hidden state, G gates; σ is logistic, ⊙ elementwise.
-Everything here is time-major.
+B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
+elementwise product. Arrays are time-major.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 Hidden: TypeAlias = Float[Array, "B H"]
-Context: TypeAlias = Float[Array, "B K-1 E"]
+Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
 CellParams: TypeAlias = Any  # a `flax.struct` of one layer's weights; `Cell.params` is its class
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One recurrence: all that the rest of the library knows of it.
+    """One recurrence: everything that the rest of the library knows about it.
 
-    name: what a config's `model.cell` says.
+    name: the value of `model.cell` in a config.
     params: the class of one layer's parameters, a `flax.struct.dataclass`.
-    init: (key, E, H, options, dtype) → fresh parameters; `options` is the model's config.
+    init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
     step: (params, carry, x (B, E)) → the next carry: the equations.
     zero_carry: (params, batch size) → the carry before the first step.
-    options: the config's fields, beyond the sizes, that this cell heeds.
-    fast: how to compute many steps fast, with a hand-written gradient; None: `step`, by a scan.
+    options: the config's fields that this cell uses, besides the sizes.
+    fast: params → a faster computation of many steps, with a hand-written gradient; with None,
+      `step` is scanned over time.
     """
 
     name: str
@@ -46,14 +48,12 @@ class Cell:
 
 
 class Gated(NamedTuple):
-    """One layer with what does not depend on the step computed once.
+    """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
-    The input's part, a = x·W + b, is ONE product for all steps; `over_time` does the rest.
-
-    W: (E, G·H), the input weights side by side.
-    b: (G·H), the biases, those that belong together added up.
-    U: what acts on the state.
-    step: (layout, U, carry, a) → the next carry, and what the backward pass needs.
+    W: (E, G·H), the concatenated input weights.
+    b: (G·H), the summed biases.
+    U: the recurrent weights.
+    step: (layout, U, carry, a) → the next carry, and the values that the backward pass needs.
     over_time: (U, carry, a (T, B, G·H), mask) → h' of every step, and the last carry.
     """
 
@@ -74,42 +74,45 @@ class AtOnce(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which units survive dropout, and the factor 1/(1 − p) that makes up for the others."""
+    """A dropout mask: which units are kept, and the factor 1/(1 − p) that scales them."""
 
-    keep: Bool[Array, "T B H"]
+    keep: Bool[Array, "... B H"]
     scale: Float[Array, ""]
 
 
 class Lookup(NamedTuple):
-    """A layer's input that is rows of a table, not looked up yet; outside the table it is NaN.
+    """A layer's input as row numbers of a table, before the lookup. See `rows`.
 
-    With fewer rows than there are steps, (table·W)[index] is a smaller product than table[index]·W,
-    and so are its gradients.
+    If the table has fewer rows than there are steps, (table·W)[ids] is a smaller product than
+    table[ids]·W, and so are its gradients.
     """
 
     table: Float[Array, "V E"]
-    index: Int[Array, "T B"]
+    ids: Integer[Array, "T B"]
 
     def rows(self) -> Float[Array, "T B E"]:
         """Look up the input."""
-        return rows(self.table, self.index)
+        return rows(self.table, self.ids)
 
 
-def rows(table: Float[Array, "V E"], index: Int[Array, "..."]) -> Float[Array, "... E"]:
-    """Return the rows with these numbers; NaN where there is no such row, so for negative ones."""
-    if index.dtype == bool:
-        index = index.astype(jnp.int32)  # booleans would be a mask
-    at = jnp.asarray(table).at[index]
+def rows(
+    table: Float[Array | np.ndarray, "V E"],
+    ids: Integer[Array | np.ndarray, "*n"] | Bool[Array | np.ndarray, "*n"],
+) -> Float[Array, "*n E"]:
+    """Return the rows with these numbers; NaN where the number is negative or too large."""
+    if ids.dtype == bool:
+        ids = ids.astype(jnp.int32)  # JAX would take booleans for a mask
+    at = jnp.asarray(table).at[ids]
     return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def hidden(carry: Carry) -> Hidden:
-    """Return the part of a carry that the layer above sees: h of a pair, else the carry itself."""
+    """Return the part of a carry that the layer above reads: h of a pair, else the carry itself."""
     return carry[0] if isinstance(carry, tuple) else carry
 
 
 def with_hidden(carry: Carry, h: Array) -> Carry:
-    """Return the carry with another h."""
+    """Return the carry with its h replaced."""
     return (h, carry[1]) if isinstance(carry, tuple) else h
 
 
@@ -119,7 +122,7 @@ def plus(b: Float[Array, "... H"], c: Float[Array, "H"] | None) -> Float[Array, 
 
 
 def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array], ...]:
-    """Return how W, U and b are drawn from a key: uniform within ±1/√fan_in (PyTorch's Linear)."""
+    """Return functions that draw W, U and b from a key: uniform ±1/√fan_in (PyTorch's Linear)."""
 
     def uniform(shape: tuple[int, ...], fan_in: int) -> Callable[[PRNGKeyArray], Array]:
         bound = fan_in**-0.5
@@ -132,11 +135,11 @@ def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array]
 
 
 def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
-    """Return x·y of factors of one dtype, summed in another, which is the result's.
+    """Return x·y, accumulated and returned in `dtype`; x and y have the same dtype.
 
-    XLA's CPU back end settles how to multiply in bfloat16, and only then takes transpositions into
-    the product; one with a transposed left factor it cannot execute ("UNIMPLEMENTED ... DotThunk").
-    On a CPU, barriers therefore keep transpositions out of the product.
+    XLA's CPU back end first chooses how to multiply in bfloat16 and then fuses transpositions into
+    the product, but it cannot execute one whose left factor is transposed ("UNIMPLEMENTED ...
+    DotThunk"). On a CPU, barriers therefore keep transpositions out of the product.
     """
     multiply = partial(jnp.matmul, preferred_element_type=dtype)
     if x.dtype == dtype:
@@ -148,14 +151,14 @@ def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
 
 
 def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
-    """Return x·W in x's dtype. Where W is narrower, x is rounded to it; sums are in x's precision.
+    """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
 
-    So are the gradients: each is one product of operands rounded to W's dtype. That is what
-    matrix units compute (bfloat16 in, float32 out), and what `x @ W` would not ask them for.
+    The gradients are computed in the same way: each is one product of operands rounded to W's
+    dtype. Matrix units compute this (bfloat16 in, float32 out); `x @ W` would not request it.
     """
     if W.dtype != x.dtype:
         return _narrow_dot(x, W)
-    flat = x.reshape(-1, x.shape[-1])  # so that the gradients are products of two matrices, too
+    flat = x.reshape(-1, x.shape[-1])  # the gradients, too, are then products of two matrices
     return (flat @ W).reshape(*x.shape[:-1], W.shape[1])
 
 
@@ -177,25 +180,25 @@ _narrow_dot.defvjp(_dot_forward, _dot_backward)
 
 
 def product(x: Array | Lookup, W: Array) -> Array:
-    """Return x·W over all steps as one matrix product; its gradients are one product each, too."""
+    """Return x·W of all steps as one matrix product; each gradient is also one product."""
     if isinstance(x, Lookup):
-        return rows(dot(x.table, W), x.index)
+        return rows(dot(x.table, W), x.ids)
     T, B, E = x.shape
     return dot(x.reshape(T * B, E), W).reshape(T, B, W.shape[1])
 
 
 def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
-    """Return Σ over steps and batch of xᵀ·da: the gradient of a weight of this dtype."""
+    """Return the gradient of a weight of this dtype: the sum of xᵀ·da over steps and batch."""
     flat_da = da.reshape(-1, da.shape[-1]).astype(dtype)
     if dtype == da.dtype:
-        xT = x.reshape(-1, x.shape[-1]).T  # XLA needs no copy of it …
+        xT = x.reshape(-1, x.shape[-1]).T  # XLA needs no copy here …
     else:
-        xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but of bfloat16
+        xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but in bfloat16
     return _matmul(xT, flat_da, da.dtype).astype(dtype)
 
 
 def columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
-    """Return U·h for a state in columns, rounded as in `dot`."""
+    """Return U·h for a state stored in columns, rounded as in `dot`."""
     return _matmul(U, h.astype(U.dtype), h.dtype)
 
 
@@ -203,30 +206,30 @@ def columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, 
 
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
-    """Return h with the dropped units zero and the others scaled; h itself without a mask."""
+    """Return h with dropped units set to zero and the others scaled; without a mask, h itself."""
     return h if mask is None else jnp.where(mask.keep, h * mask.scale, 0)
 
 
 def before(h0: Array, h: Array) -> Array:
-    """Return the state before each step, from the first state and the state after each step."""
+    """Return the state before each step, given the first state and the state after each step."""
     return jnp.concatenate([h0[None], h[:-1]])
 
 
 class Layout(NamedTuple):
-    """How a batch of states is stored as a matrix: along which axis the units, and what U·h is.
+    """How a batch of states is stored as a matrix: the axis of the units, and the product with U.
 
-    While training, the state is in columns, h (H, B), as in U·h. XLA's CPU matmul repacks its right
-    operand at each step, so the small state goes on the right and the weights on the left
-    (H = 512, B = 32: 161 GFLOP/s per core against 107). That is for training, where each core has
-    its own rows (`hardware.share_cpu`). Without a gradient the state is in rows: there a product
-    runs on all cores, and h·U is faster.
+    In training the state is stored in columns, h (H, B), and multiplied as U·h. XLA's CPU matmul
+    repacks its right operand at each step, so the small state goes on the right and the weights on
+    the left (H = 512, B = 32: 161 GFLOP/s per core instead of 107). This holds in training, where
+    each core has its own rows (`hardware.share_cpu`). Without a gradient the state is stored in
+    rows: there one product uses all cores, and h·U is faster.
     """
 
     axis: int
     times: Callable[[Array, Array], Array]
 
     def split(self, x: Array, *units: int) -> list[Array]:
-        """Cut x before these units."""
+        """Split x before these units."""
         return jnp.split(x, units, self.axis)
 
     def turn(self, x: Array) -> Array:
@@ -234,8 +237,10 @@ class Layout(NamedTuple):
         return x if self.axis else x.T
 
     def masked(self, h: Array, mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Array:
-        """Apply one step of the mask, which is `keep`, to h."""
-        return h if mask is None else apply_mask(h, Mask(self.turn(keep), mask.scale))
+        """Apply one step of the mask to h, in this layout; `keep` is that step's."""
+        if mask is None or keep is None:
+            return h
+        return apply_mask(h, Mask(self.turn(keep), mask.scale))
 
 
 IN_ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
@@ -247,8 +252,8 @@ def forward_scan(
 ) -> tuple[Array, Carry, tuple[Array, ...]]:
     """Run all steps of a `Gated` cell.
 
-    Returns h of each step (T, B, H), the last carry, and, in columns, what the backward pass needs
-    of each step.
+    Returns h of each step (T, B, H), the last carry, and, in columns, the values of each step that
+    the backward pass needs.
     """
 
     def one(carry: Carry, a_keep: tuple) -> tuple[Carry, tuple]:
@@ -264,5 +269,5 @@ def forward_scan(
 
 
 def with_last(h: Array) -> tuple[Array, Array]:
-    """Return h of every step, and the last one, which is the carry."""
+    """Return h of every step, and the last h, which is the carry."""
     return h, h[-1]

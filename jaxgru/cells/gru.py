@@ -1,4 +1,4 @@
-"""The GRU, by default with the reset BEFORE the product (Cho et al. 2014, arXiv 1406.1078).
+"""The GRU, by default with the reset BEFORE the matrix product (Cho et al. 2014, arXiv 1406.1078).
 
     z  = σ(x·Wz + h·Uz + bz)
     r  = σ(x·Wr + h·Ur + br)
@@ -6,8 +6,8 @@
     n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset "after": torch.nn.GRU, cuDNN
     h' = (1 − z) ⊙ h + z ⊙ n
 
-z opens to the new value, as in Chung et al. 2014 (arXiv 1412.3555); PyTorch's and ONNX's z is 1
-minus ours.
+z weights the new value n, as in Chung et al. 2014 (arXiv 1412.3555). In PyTorch and ONNX, z
+weights the old state: it is 1 minus ours.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from jaxgru.cells.base import (
 
 @struct.dataclass
 class GRUParams:
-    """W acts on the input, U on the state, b is a bias; z update, r reset, n candidate.
+    """Parameters of a GRU layer: W for the input, U for the state, b the biases.
 
-    `cz` and `cr` are the study's second biases: redundant in the equations, but trained beside bz
-    and br, so each takes its own AdamW update. None in a single-bias cell.
+    Gates: z update, r reset, n candidate.
 
-    `reset` says what r multiplies: the state, "before" its product with Un, or "after" it that
-    product, as in PyTorch and cuDNN. Only the latter can have `cn`, a bias inside the reset.
+    `cz` and `cr` are the study's second biases. They are redundant in the equations, but they are
+    trained separately from bz and br, with AdamW updates of their own. None in a single-bias cell.
+
+    `reset` says what r multiplies: "before", the state before its product with Un; "after", that
+    product, as in PyTorch and cuDNN. Only "after" can have `cn`, a bias inside the reset.
     """
 
     Wz: Float[Array, "E H"]
@@ -76,7 +78,7 @@ def init_gru(
     dtype: DTypeLike = jnp.float32,
     reset: str = "before",
 ) -> GRUParams:
-    """Draw fresh parameters.
+    """Draw initial parameters.
 
     W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros.
     """
@@ -109,11 +111,11 @@ def zero_carry(p: GRUParams, batch_size: int) -> Hidden:
     return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
 
 
-# --- Fast. a (T, B, 3H): x·W + b of z, r, n.
+# --- Fast. a (T, B, 3H) is x·W + b of z, r, n.
 
 
 def fast(p: GRUParams) -> Gated:
-    """Prepare one layer for many steps."""
+    """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
     if p.reset == "before":
@@ -128,7 +130,7 @@ def fast(p: GRUParams) -> Gated:
 
 
 def over_time(U: tuple[Array, Array], h: Hidden, a: Array, mask: Mask | None) -> tuple:
-    """Run every step with the reset before: h' of each, and the last one."""
+    """Run every step with the reset before; return h' of every step, and the last h'."""
     return with_last(_unroll(*U, h, a, mask))
 
 

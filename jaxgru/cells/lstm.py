@@ -34,7 +34,10 @@ from jaxgru.cells.base import (
 
 @struct.dataclass
 class LSTMParams:
-    """W acts on the input, U on the state, b is a bias; f forget, i input, o output, g new."""
+    """Parameters of an LSTM layer: W for the input, U for the state, b the biases.
+
+    Gates: f forget, i input, o output, g candidate.
+    """
 
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "H H"]
@@ -51,9 +54,9 @@ class LSTMParams:
 
 
 def init_lstm(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> LSTMParams:
-    """Draw fresh parameters.
+    """Draw initial parameters.
 
-    W: uniform ±1/√E; U: uniform ±1/√H; biases zero, but 1 for the forget gate (Gers et al. 2000).
+    W: uniform ±1/√E; U: uniform ±1/√H; b: zeros, but ones in the forget gate (Gers et al. 2000).
     """
     W, U, _ = initializers(E, H, dtype)
     k = jax.random.split(key, 8)
@@ -84,11 +87,11 @@ def zero_carry(p: LSTMParams, batch_size: int) -> tuple[Hidden, Hidden]:
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: each can be donated
 
 
-# --- Fast. a (T, B, 4H): x·W + b of f, i, o, g. U (H, 4H).
+# --- Fast. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
 
 
 def fast(p: LSTMParams) -> Gated:
-    """Prepare one layer for many steps."""
+    """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
     U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)

@@ -2,9 +2,9 @@
 
     h' = tanh(x₋ₖ₊₁·W[0] + … + x₋₁·W[K−2] + x·W[K−1] + b)
 
-The state is the K − 1 inputs before this one, oldest first, zeros where there were none; h is
-carried beside them for the layer above only, and h' does not depend on it. The paper's direct
-connections from the inputs to the logits, which it calls optional, are left out.
+The state is the K − 1 inputs before the current one, oldest first, padded with zeros at the start.
+The carry also holds h, but only for the layer above to read: h' does not depend on it. The paper's
+optional direct connections from the inputs to the logits are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxgru.cells.base import (
 
 @struct.dataclass
 class MLPParams:
-    """W[j] acts on the input of K − 1 − j steps ago, b is the bias: a memory of K inputs."""
+    """Parameters of an MLP layer: W[j] for the input of K − 1 − j steps ago, b the bias."""
 
     W: Float[Array, "K E H"]
     b: Float[Array, "H"]
@@ -38,7 +38,7 @@ class MLPParams:
 def init_mlp(
     key: PRNGKeyArray, E: int, H: int, K: int, dtype: DTypeLike = jnp.float32
 ) -> MLPParams:
-    """Draw fresh parameters. W, b: uniform ±1/√(K·E) (`nn.Linear` of K concatenated inputs)."""
+    """Draw initial parameters. W, b: uniform ±1/√(K·E) (`nn.Linear` of K concatenated inputs)."""
     W, _, b = initializers(K * E, H, dtype)
     k_weight, k_bias = jax.random.split(key)
     return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))
@@ -62,7 +62,7 @@ def zero_carry(p: MLPParams, batch_size: int) -> tuple[Hidden, Context]:
 
 
 def fast(p: MLPParams) -> AtOnce:
-    """Compute every step at once, for there is no recurrence."""
+    """Prepare a layer for many steps, all computed at once, because there is no recurrence."""
 
     def all_steps(
         x: Float[Array, "T B E"], carry: tuple[Hidden, Context], mask: Mask | None

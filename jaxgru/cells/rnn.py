@@ -31,7 +31,7 @@ from jaxgru.cells.base import (
 
 @struct.dataclass
 class RNNParams:
-    """W acts on the input, U on the state, b is the bias."""
+    """Parameters of a vanilla RNN layer: W for the input, U for the state, b the bias."""
 
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
@@ -39,7 +39,7 @@ class RNNParams:
 
 
 def init_rnn(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> RNNParams:
-    """Draw fresh parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`)."""
+    """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`)."""
     W, U, b = initializers(E, H, dtype)
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
@@ -55,11 +55,11 @@ def zero_carry(p: RNNParams, batch_size: int) -> Hidden:
     return jnp.zeros((batch_size, *p.b.shape), p.b.dtype)
 
 
-# --- Fast. a (T, B, H): x·W + b. U (H, H).
+# --- Fast. a (T, B, H) is x·W + b. U (H, H).
 
 
 def fast(p: RNNParams) -> Gated:
-    """Prepare one layer for many steps."""
+    """Prepare a layer for many steps."""
     return Gated(p.W, p.b, (p.U,), _step, _over_time)
 
 

@@ -1,23 +1,23 @@
 """The GRU of `cells/gru.py`, reset before the product, on Hopper GPUs: one kernel for all steps.
 
-A scan starts several kernels a step and reads U from memory again each time. Here ONE kernel lives
-through all T steps and U stays in shared memory: a warpgroup owns 64 hidden units, of 64 rows of
-the batch, and holds U's columns that lead to them; their state and gates are in its registers.
+A scan launches several kernels per step and reads U from memory each time. Here ONE kernel runs all
+T steps, and U stays in shared memory. A warpgroup computes 64 hidden units of 64 rows of the batch:
+it holds the columns of U for these units, and their state and gates in registers.
 
     step:  r = σ(a_r + h·Ur)              publish r ⊙ h
            z = σ(a_z + h·Uz)              (while r ⊙ h travels)
            n = tanh(a_n + (r ⊙ h)·Un)
            h' = (1 − z) ⊙ h + z ⊙ n       publish h'
 
-A product needs all H units, so twice a step the warpgroups publish what they computed. In one
-thread block (H ≤ 128) they write it to the block's shared memory. Beyond that a cluster of H/64
-blocks writes it to global memory, that is to the L2 cache, and reads it back 64 units at a time:
-at H = 512 U fills 192 of a block's 227 KB, which leaves no room for a whole h (64 KB) to be sent
-there. The order is that of Mosaic's collective matmul: a block awaits its own copy to global memory
-and arrives at the barrier; who has passed the barrier copies it in, by the same engine.
+A product needs all H units, so the warpgroups publish their results twice per step. In a single
+thread block (H ≤ 128) they write them to the block's shared memory. For a larger H, a cluster of
+H/64 blocks writes them to global memory, which is cached in L2, and reads them back 64 units at a
+time: at H = 512, U fills 192 of a block's 227 KB, which leaves no room for a whole h (64 KB). The
+order is that of Mosaic's collective matmul: a block waits for its own copy to global memory and
+arrives at the barrier; after the barrier, the blocks copy the data in, by the same engine.
 
-State, gates and sums are float32. The operands of the products are rounded to bfloat16, as
-`cells.base.dot` does where U is bfloat16; where U is float32 that is the one difference.
+State, gates and sums are float32. The operands of products are rounded to bfloat16. So does
+`cells.base.dot` if U is bfloat16; if U is float32, this is the only difference.
 After Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 """
 
@@ -40,20 +40,20 @@ from jaxgru.cells import gru as scan_gru
 from jaxgru.cells.base import Gated, Mask, before, outer, with_last
 
 BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
-SLOTS = 4  # tiles in flight from global memory; what is left beside U at H = 512
-MAX_CLUSTER = 8  # blocks; what every Hopper GPU can place
-SHARED_BYTES = 227 * 1024 - 1024  # of a block, less the barriers
-Z, R, N = range(3)  # of a, and of U
+SLOTS = 4  # tiles in flight from global memory; what fits beside U at H = 512
+MAX_CLUSTER = 8  # blocks that every Hopper GPU can place in a cluster
+SHARED_BYTES = 227 * 1024 - 1024  # per block, minus the barriers
+Z, R, N = range(3)  # the order of the gates in a and in U
 
 
 def clusters(H: int) -> list[int]:
-    """Of how many thread blocks a cluster may be: one for all H units, or one for every 64."""
+    """Return the possible numbers of thread blocks in a cluster: one, or one per 64 units."""
     sizes = {1, H // BLOCK} if H > 0 and H % BLOCK == 0 else {}
     return sorted(C for C in sizes if C <= MAX_CLUSTER and _shared_bytes(H, C) <= SHARED_BYTES)
 
 
 def _shared_bytes(H: int, cluster: int) -> int:
-    """Shared memory of a thread block: its columns of Uz, Ur and Un, and what they multiply.
+    """Return the shared memory of a thread block: its columns of Uz, Ur and Un, and its tiles.
 
     H = 128 in 1 block: 3 · 128 · 128 · 2 bytes and 8 tiles, 160 KB; H = 192 would need 312.
     H = 512 in 8 blocks: 3 · 512 · 64 · 2 bytes and 4 tiles, 224 KB.
@@ -63,48 +63,52 @@ def _shared_bytes(H: int, cluster: int) -> int:
 
 
 def _tiles(H: int, cluster: int, kinds: int) -> int:
-    """How many (64, 64) blocks have room beside U: all that is published, or what is on its way."""
+    """Return the number of (64, 64) tiles beside U: all published values, or those in flight."""
     return kinds * H // BLOCK if cluster == 1 else SLOTS
 
 
 def supports(
-    B: int, H: int, dtype: DTypeLike = jnp.float32, device: jax.Device | None = None
+    B: int,
+    H: int,
+    dtype: DTypeLike = jnp.float32,
+    device: jax.Device | None = None,  # pyright: ignore[reportInvalidTypeForm]: JAX's stub
 ) -> bool:
-    """Whether the kernel can run.
+    """Return whether the kernel can run.
 
     Args:
-      B: rows, any number: they are padded to a multiple of 64.
-      H: units: 64, 128 and on to 512.
-      dtype: of the state and of a; U may be float32 or bfloat16.
-      device: where it would run, the default device if None. wgmma is Hopper's alone.
+      B: rows: any number, padded to a multiple of 64.
+      H: units: 64, 128 or a larger multiple of 64 up to 512.
+      dtype: of the state and of a; U can be float32 or bfloat16.
+      device: the device to run on; None: the default. Only Hopper has wgmma.
     """
-    device = device or jax.devices()[0]
-    hopper = device.platform == "gpu" and getattr(device, "compute_capability", "") == "9.0"
+    where = jax.devices()[0] if device is None else device
+    hopper = where.platform == "gpu" and getattr(where, "compute_capability", "") == "9.0"
     return hopper and B > 0 and jnp.dtype(dtype) == jnp.float32 and bool(clusters(H))
 
 
 class _Warpgroup(NamedTuple):
-    """What a warpgroup can do. Values are (64, 64): the rows and the units that are its own.
+    """The operations of a warpgroup. Values are (64, 64): its own rows and units.
 
-    Events 0 and 1 take turns: who has waited for one knows that all others are past the other.
+    Events 0 and 1 alternate: a warpgroup that has waited for one knows that all others have passed
+    the other.
     """
 
     read: Callable[..., Array]
-    """read(x, t, part): its block of x at step t; of z, r or n (part) where x has several."""
+    """read(x, t, part): its block of x at step t; `part` chooses z, r or n if x has several."""
     write: Callable[..., None]
-    """write(x, t, value, part): the same into an output."""
+    """write(x, t, value, part): write to the same place of an output."""
     publish: Callable[..., None]
-    """publish(event, (kind, value), …): all warpgroups of its rows can read values as bfloat16."""
+    """publish(event, (kind, value), …): send values, as bfloat16, to all warpgroups of its rows."""
     wait: Callable[[int], None]
-    """wait(event): until all of them have published for it."""
+    """wait(event): wait until all of them have published for this event."""
     product: Callable[..., Array]
-    """product(kind, gate, after): what all have published as this kind times the gate's U, its own
-    columns; waits first for the event `after`, if any. Sums are float32."""
+    """product(kind, gate, after): multiply the published values of this kind by its own columns of
+    the gate's U, after waiting for the event `after`, if given. Sums are float32."""
 
 
 def _run(
     body: Callable[[_Warpgroup, Array, Sequence[Any], Sequence[Any]], Array],
-    U: Float[Array, "H_by_64 3*H 64"],
+    U: Float[Array, "_ _ 64"],
     state: Float[Array, "B H"],
     inputs: Sequence[Float[Array, "T B _"]],
     outputs: Sequence[int],
@@ -112,17 +116,17 @@ def _run(
     cluster: int | None,
     interpret: Any,
 ) -> tuple[Array, ...]:
-    """Runs `body` in every warpgroup: the part that both directions in time share.
+    """Run `body` in every warpgroup: the code that the forward and the backward pass share.
 
     Args:
-      body: from a warpgroup's means, its block of the state, and references to the inputs and to
-        the outputs, to its block of the state after the last step.
-      U: for each 64 units the columns that lead to them, of the gates' U one below the other.
-      state: before the first step.
-      inputs: series in time, H units wide or a multiple.
-      outputs: how many times H units wide each output is.
-      kinds: how many kinds of values are published, each with room of its own.
-      cluster: thread blocks that share H, one of `clusters(H)`; None: the fewest.
+      body: (operations, block of the state, references to the inputs, references to the outputs) →
+        block of the state after the last step, for one warpgroup.
+      U: (H / 64, 3·H, 64): for each 64 units, their columns of the gates' U, stacked.
+      state: the state before the first step.
+      inputs: arrays over time, with H units or a multiple.
+      outputs: the width of each output, in multiples of H.
+      kinds: how many kinds of values are published; each has its own space.
+      cluster: the number of thread blocks that share H, one of `clusters(H)`; None: the fewest.
       interpret: False, or parameters of Mosaic GPU's interpreter.
 
     Returns:
@@ -140,7 +144,7 @@ def _run(
     def kernel(*refs, weights, tiles, weights_loaded, loaded, published):
         U_ref, state_in, *refs = refs
         ins, outs = refs[: len(inputs)], refs[len(inputs) :]
-        state_out, exchange = outs[len(outputs)], outs[-1]  # no exchange where a block is alone
+        state_out, exchange = outs[len(outputs)], outs[-1]  # a single block has no exchange
         row, mine = lax.axis_index("row"), lax.axis_index("warpgroup")
         block = lax.axis_index("cluster") * warpgroups + mine
 
@@ -185,7 +189,7 @@ def _run(
                     U_rows = pl.ds((gate * blocks + i) * BLOCK, BLOCK)
                     plgpu.wgmma(acc, tiles.at[slot], weights.at[mine, U_rows])
                     if i > 0 and not alone:
-                        plgpu.wgmma_wait(1)  # the product before this one is done with its slot
+                        plgpu.wgmma_wait(1)  # the previous product no longer needs its slot
                         fetch(kind, i - 1 + SLOTS)
                 return acc[...]
 
@@ -193,9 +197,9 @@ def _run(
                 wait(after)
             for i in range(0 if alone else SLOTS):
                 fetch(kind, i)
-            return pl.run_scoped(multiply, plgpu.ACC(tile))
+            return pl.run_scoped(multiply, plgpu.ACC(tile))  # pyright: ignore[reportPrivateImportUsage]
 
-        for i in range(3 * blocks):  # a tile at a time, as everything else is copied
+        for i in range(3 * blocks):  # one tile at a time, like all other copies
             U_rows = pl.ds(i * BLOCK, BLOCK)
             plgpu.copy_gmem_to_smem(
                 U_ref.at[block, U_rows], weights.at[mine, U_rows], weights_loaded
@@ -205,7 +209,7 @@ def _run(
         write(state_out, 0, body(means, read(state_in, 0), ins, outs[: len(outputs)]))
 
     def split(x):
-        """(T, B, k·H) to (T, rows, 64, k, blocks, 64): each warpgroup's block has an index."""
+        """Reshape (T, B, k·H) to (T, rows, 64, k, blocks, 64), to index a warpgroup's block."""
         x = jnp.pad(x, [(0, 0), (0, rows * BLOCK - B), (0, 0)])
         return x.reshape(len(x), rows, BLOCK, -1, blocks, BLOCK)
 
@@ -247,20 +251,20 @@ def _run(
     return *series, last[0]
 
 
-# Registers of a warpgroup from and to global memory; before JAX 0.11 the index was an argument.
-_load = partial(plgpu.load, optimized=False)
+# Loads from global memory to a warpgroup's registers; before JAX 0.11 the index was an argument.
+_load: Callable[..., Array] = partial(plgpu.load, optimized=False)
 if jax.__version_info__ < (0, 11):
     _load = partial(_load, idx=None)
 
 
-def _columns(*U: Float[Array, "H H"]) -> Float[Array, "H_by_64 3*H 64"]:
-    """For each 64 units the columns that lead to them, of all the matrices one below the other."""
-    U = jnp.concatenate(U)
-    return U.reshape(len(U), -1, BLOCK).swapaxes(0, 1)
+def _columns(*U: Float[Array, "H H"]) -> Float[Array, "_ _ 64"]:
+    """Return, for each 64 units, their columns of all matrices, stacked: (H / 64, k·H, 64)."""
+    stacked = jnp.concatenate(U)
+    return stacked.reshape(len(stacked), -1, BLOCK).swapaxes(0, 1)
 
 
 def _scaled(mask: Mask | None) -> list[Array]:
-    """What h' is multiplied by, float32; nothing where there is no mask."""
+    """Return the float32 factor of h' in a list, which is empty without a mask."""
     return [] if mask is None else [mask.keep * mask.scale]
 
 
@@ -274,10 +278,10 @@ def gru_forward(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "T B H"], Float[Array, "T B 2*H"], Float[Array, "T B H"]]:
-    """The (masked) state after each step, and z, r and n of each step; arguments as in `_gru`."""
+    """Return the (masked) state after each step, and z, r and n of each step."""
     T = len(a)
-    # Of h there are two, of even and of odd steps: while a slow warpgroup still multiplies h by Uz,
-    # a fast one may publish h'
+    # Kinds 0 and 1 are h of even and odd steps: a fast warpgroup may publish h' while a slow one
+    # still multiplies h by Uz.
     RH = 2
 
     def gru_forward_steps(do, h, inputs, outputs):
@@ -300,7 +304,7 @@ def gru_forward(
 
         do.publish(0, (0, h))
         h = lax.fori_loop(0, T, step, h)
-        do.wait(0)  # no block may end before the others have arrived at its barrier
+        do.wait(0)  # a block may not end before the others have arrived at its barrier
         return h
 
     U = _columns(*jnp.split(Uzr, 2, axis=1), Un)
@@ -322,9 +326,9 @@ def gru_backward(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B H"], Float[Array, "T B 3*H"]]:
-    """The gradients of h0 and of a: the reverse scan of `cells.gru._backward`."""
+    """Return the gradients of h0 and a, as the reverse scan of `cells.gru._backward`."""
     T = len(n)
-    DA_N, DA_R, DA_Z = range(3)  # and 3: of da_z there are two, for the reason that h has
+    DA_N, DA_R, DA_Z = range(3)  # and 3: da_z of odd steps, for the same reason as h above
 
     def gru_backward_steps(do, dh, inputs, outputs):
         (dh_out, h_before, zr, n, *scale), (da,) = inputs, outputs
@@ -367,7 +371,7 @@ def gru(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T B H"]:
-    """`cells.gru._unroll`, its gradient included, wherever `supports` says yes."""
+    """Compute `cells.gru._unroll` and its gradient, for the sizes and devices of `supports`."""
     return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
 
 
@@ -392,12 +396,12 @@ gru.defvjp(_forward, _backward)
 
 
 def accelerated(layer: Gated, h0: Float[Array, "B H"]) -> Gated:
-    """Return the layer with the kernel in place of the scan, where the kernel can compute it.
+    """Return the layer with the kernel in place of the scan, if the kernel can compute it.
 
-    The kernel multiplies in bfloat16, so it is for such weights alone.
+    The kernel multiplies in bfloat16, so it is used only for bfloat16 weights.
     """
-    narrow = layer.U[0].dtype == jnp.bfloat16
-    if layer.over_time is scan_gru.over_time and narrow and supports(*h0.shape, h0.dtype):
+    (B, H), narrow = h0.shape, layer.U[0].dtype == jnp.bfloat16
+    if layer.over_time is scan_gru.over_time and narrow and supports(B, H, h0.dtype):
         return layer._replace(over_time=_over_time)
     return layer
 

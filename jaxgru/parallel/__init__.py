@@ -1,1 +1,1 @@
-"""Many devices and many processes: where arrays are, and what processes must agree on."""
+"""Several devices and processes: where arrays are placed, and what the processes agree on."""

@@ -1,4 +1,4 @@
-"""The machine: in words, for every number in docs/; and how its cores are shared out."""
+"""The machine: its description for the numbers in docs/, and the use of its cores and memory."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 
 import jax
 
-MIN_ROWS = 32  # of a batch for each device of a CPU: fewer, and matrix products suffer
+MIN_ROWS = 32  # the fewest rows per device of a CPU; with fewer, matrix products are slow
 
 
 def describe_hardware() -> str:
-    """The device that JAX computes on, and JAX's version; of a CPU its cores and model."""
+    """Return the name of JAX's device (for a CPU, its cores and model) and JAX's version."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         return f"{device.device_kind}, JAX {jax.__version__}"
     model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
-        model = found[1]  # Linux knows it by a better name
+        model = found[1]  # more precise on Linux
     return f"{os.cpu_count()} cores of {model}, JAX {jax.__version__}"
 
 
 def no_device() -> str | None:
-    """Why JAX has no device to compute on, in one sentence; None where it has one."""
+    """Return a sentence that says why JAX has no device to compute on; None if it has one."""
     try:
         jax.devices()
-    except Exception as error:  # where there is no CUDA, an AssertionError without a word
-        asked, reason = jax.config.jax_platforms, ""
+    except Exception as error:  # without CUDA, an AssertionError with no message
+        asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]: JAX adds it
+        reason = ""
         if isinstance(error, RuntimeError):
             reason = f" ({str(error).partition(' (set JAX_PLATFORMS')[0].rstrip('.')})"
         if not asked:
@@ -44,13 +45,13 @@ def no_device() -> str | None:
 
 
 def share_cpu(batch_size: int) -> None:
-    """Makes a CPU's cores count as several devices, each to take its share of a batch's rows.
+    """Make a CPU's cores several devices, so that each takes its share of a batch's rows.
 
-    XLA's CPU back end runs the elementwise half of a small step on one core. As many devices as
-    there are cores, while each has 32 rows or more and the batch divides. To be called before JAX
-    has started; later, or where the user has set a number of devices, it changes nothing.
+    XLA's CPU back end runs the elementwise half of a small step on one core. There are at most as
+    many devices as cores; each has at least 32 rows, and the rows divide evenly. Call this before
+    JAX starts. After that, or if the user has set the number of devices, it changes nothing.
     """
-    chosen = jax.config.jax_num_cpu_devices
+    chosen = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]: as above
     if chosen > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -62,24 +63,24 @@ def share_cpu(batch_size: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc's malloc keep what is freed, for the next step to use; elsewhere does nothing.
+    """Make glibc's malloc keep freed memory for the next step; without glibc, do nothing.
 
-    By default large blocks go back to the system when they are freed, and a step's buffers come
-    anew, as pages to be zeroed: 53,000 page faults a step of astra_beta, a sixth of its time.
+    By default, glibc returns large freed blocks to the system, which must supply each step's
+    buffers again as zeroed pages: 53,000 page faults per step of astra_beta, a sixth of its time.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
         M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of malloc.h
-        libc.mallopt(M_ARENA_MAX, 1)  # one heap for all threads, that of brk …
+        libc.mallopt(M_ARENA_MAX, 1)  # one heap (brk) for all threads …
         libc.mallopt(M_MMAP_MAX, 0)  # … for blocks of any size …
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … and never made smaller
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … that never shrinks
 
 
 def peak_resident_bytes() -> int:
-    """Return the most memory that this process has held so far; 0 where that is unknown."""
+    """Return the peak of this process's resident memory; 0 if it is unknown."""
     status = Path("/proc/self/status")
     if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return 1024 * int(found[1])  # ru_maxrss would be our parent's, were that larger
+        return 1024 * int(found[1])  # ru_maxrss is the parent's, if that is larger
     try:
         import resource
     except ImportError:  # Windows has none

@@ -1,8 +1,8 @@
-"""One run on many processes: how they find one another, and the little that they must agree on.
+"""One run on several processes: how they connect, and what they must agree on.
 
-Every process runs the same program on the same numbers, so the collectives inside a step do nearly
-all the talking. What is left: a signal that one of them got, a clock that differs, a folder that
-one of them made. Nothing here schedules or starts processes: that is the launcher's business.
+Every process runs the same program on the same numbers, so nearly all communication is collectives
+inside a step. What remains is a signal that one process received, a clock that differs, a folder
+that one process made. Nothing here schedules or starts processes; a launcher does that.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 
 from jaxgru.errors import UserError
 
-JOIN_SECONDS = 120  # that the processes of a run may take to come, one after another
+JOIN_SECONDS = 120  # how long a process waits for the others to connect
 DAY = 24 * 60 * 60
-HEARTBEAT_SECONDS = 45  # a process that is silent for so long is taken for dead
-MESSAGE_BYTES = 2**14  # the longest path, 4096 bytes, takes 12288 in JSON at most
+HEARTBEAT_SECONDS = 45  # a process that is silent for this long counts as dead
+BLOCK_BYTES = 2**12  # a message is padded to whole blocks: a program is compiled per size
 BROKEN_COLLECTIVE = r"(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): "
 
 T = TypeVar("T")
@@ -39,29 +39,29 @@ def join(
     process: str | int | None = None,
     seconds: int = JOIN_SECONDS,
 ) -> None:
-    """Joins this process to the others of its run; to be called before JAX computes anything.
+    """Connect this process to the others of its run. Call this before JAX computes anything.
 
-    Says on stderr for whom it waits, and until when. For scripts: where they do not come, it ends
-    the process with a sentence and 2.
+    It prints on stderr for which processes it waits, and until when. It is meant for scripts: if
+    they do not connect, it prints a message and ends the process with exit code 2.
 
-    What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
-    where those are not set, JAX finds it itself under SLURM, Kubernetes, Open MPI and Cloud TPU.
+    Arguments that are None are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. If these are not set, JAX detects SLURM, Kubernetes, Open MPI and Cloud TPU.
 
     Args:
       coordinator: HOST:PORT of process 0, which listens there.
-      processes: how many there are.
-      process: which one this is, counted from 0.
+      processes: the number of processes.
+      process: the number of this process, counted from 0.
       seconds: how long to wait for the others.
 
     Raises:
-      UserError: something is missing or wrong.
+      UserError: an argument is missing or wrong.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     processes = _number("the number of processes", processes, "JAX_NUM_PROCESSES")
     process = _number("the process's number", process, "JAX_PROCESS_ID")
     if coordinator and not re.fullmatch(r".+:\d+", coordinator):
         raise UserError(f"the coordinator is {coordinator!r}; it must be HOST:PORT.")
-    if None not in (processes, process) and not process < processes:
+    if processes is not None and process is not None and not process < processes:
         raise UserError(
             f"this is process {process} of {processes}, but they are counted from 0 to "
             f"{processes - 1}."
@@ -74,7 +74,7 @@ def join(
                 coordinator,
                 processes,
                 process,
-                initialization_timeout=seconds + 60,  # then JAX aborts: we come before it
+                initialization_timeout=seconds + 60,  # JAX aborts then; we end before
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=HEARTBEAT_SECONDS,
             )
@@ -90,8 +90,8 @@ def join(
 def _expected(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> tuple[str, str]:
-    """Which process this is and for whom it waits, in words, as far as one was told."""
-    if None in (coordinator, processes, process):
+    """Describe this process and the processes it waits for, as far as the arguments say."""
+    if coordinator is None or processes is None or process is None:
         return "this process", "the others of its run"
     if process:
         others = f"process 0 at {coordinator}" + ", and for the others" * (processes > 2)
@@ -103,9 +103,9 @@ def _expected(
 
 @contextmanager
 def _waiting(this: str, others: str, seconds: int) -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once, and so does the time running out, with a sentence.
+    """While JAX connects, let Ctrl-C and the timeout end the process at once, with a message.
 
-    At once, for JAX waits in C++, where Python's handlers are not called, and ends by an abort.
+    JAX waits in C++, where Python's signal handlers are not called, and then aborts.
     """
 
     def give_up() -> None:
@@ -141,65 +141,65 @@ def _number(name: str, given: int | str | None, variable: str) -> int | None:
 
 
 def many() -> bool:
-    """Whether this run has several processes; asks nothing of JAX's devices where it has one."""
+    """Return whether this run has several processes; if it has one, JAX is not started."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which alone writes what is not a checkpoint."""
+    """Return whether this is process 0, the only one to write files other than checkpoints."""
     return not many() or jax.process_index() == 0
 
 
 def from_first(value: Any) -> Any:
-    """Process 0's value, on all of them; it must be JSON, so that no bit of a float is lost."""
+    """Return process 0's value in every process. It is sent as JSON, which keeps floats exact."""
     if not many():
         return value
-    text = json.dumps(value if is_first() else None).encode().ljust(MESSAGE_BYTES)
-    return json.loads(bytes(broadcast_one_to_all(np.frombuffer(text, np.uint8))))
+    text = json.dumps(value).encode() if is_first() else b""
+    blocks = int(broadcast_one_to_all(np.int32(-(-len(text) // BLOCK_BYTES))))
+    message = np.frombuffer(text.ljust(blocks * BLOCK_BYTES), np.uint8)
+    return json.loads(bytes(broadcast_one_to_all(message)))
 
 
 def anywhere(flag: bool) -> bool:
-    """Whether it is so in any of the processes."""
+    """Return whether the flag is True in any process."""
     return bool(process_allgather(np.int32(flag)).any()) if many() else flag
 
 
 def together(do: Callable[[], T]) -> T:
-    """What `do` returns, once all processes have done it; where it fails in one, all stop.
+    """Call `do` in all processes and return its result; if it fails in one process, all raise.
 
     Raises:
-      UserError: here or elsewhere; the one of elsewhere says in which process to look.
+      UserError: `do` raised it here, or it failed in another process, which the message names.
     """
     if not many():
         return do()
-    result, error = None, None
     try:
         result = do()
-    except UserError as caught:
-        error = caught
-    failed = process_allgather(np.int32(error is not None)).nonzero()[0]
-    if error is not None:
-        raise error
+    except UserError:
+        process_allgather(np.int32(True))
+        raise
+    failed = process_allgather(np.int32(False)).nonzero()[0]
     if len(failed):
-        raise UserError(f"process {failed[0]} cannot go on; its own message says why.")
+        raise UserError(f"process {failed[0]} has failed; its own message says why.")
     return result
 
 
 @contextmanager
 def ending_together() -> Iterator[None]:
-    """Inside, where another process has died, this one ends at once, with a sentence.
+    """If another process dies inside this context, end this process at once, with a message.
 
-    At once, for Python's ordinary exit would have JAX wait for the dead one and then abort. For
-    scripts: it ends the process.
+    An ordinary exit of Python would make JAX wait for the dead process and then abort. It is meant
+    for scripts, because it ends the process.
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # JAX raises either where a collective fails
+    except (RuntimeError, ValueError) as error:  # JAX raises either if a collective fails
         if not many() or not re.match(BROKEN_COLLECTIVE, str(error)):
             raise
         reason = str(error).strip().splitlines()[0]
         print(
             f"process {jax.process_index()}: another process of this run seems to have died "
-            f"({reason}). All end here; go on from the last checkpoint with --resume RUN.",
+            f"({reason}). All processes end; resume from the last checkpoint with --resume RUN.",
             file=sys.stderr,
         )
         sys.stdout.flush()

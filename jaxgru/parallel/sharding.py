@@ -1,4 +1,4 @@
-"""Where arrays lie: a batch's rows over devices, parameters on each of them or cut into pieces."""
+"""Placement of arrays: a batch's rows over the devices; parameters on each device, or cut."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgru.errors import UserError
 
-ROWS = "data"  # the mesh axis over which a batch's rows are spread, and parameters if they are cut
+ROWS = "data"  # the mesh axis of a batch's rows, and of the pieces of parameters that are cut
 
 
 def data_mesh(batch_size: int) -> Mesh:
-    """All devices of all processes, in one row, over which a batch's rows are spread.
+    """Return a mesh of all devices of all processes, for the rows of a batch.
 
     Raises:
-      UserError: the batch does not divide; the message names the nearest sizes that do.
+      UserError: the rows do not divide by the devices; the message names the nearest sizes that do.
     """
     devices = np.array(jax.devices())
     n = len(devices)
@@ -33,7 +33,7 @@ def data_mesh(batch_size: int) -> Mesh:
 
 
 def cut(shape: tuple[int, ...], n: int) -> P:
-    """How an array is cut into n: along its longest axis that divides; else not at all."""
+    """Return how to cut an array in n: along its longest axis that divides, or not at all."""
     axes = [axis for axis, size in enumerate(shape) if n > 1 and size % n == 0]
     if not axes:
         return P()
@@ -42,10 +42,10 @@ def cut(shape: tuple[int, ...], n: int) -> P:
 
 
 def specs(tree: Any, mesh: Mesh, sharded: bool) -> Any:
-    """Each leaf's PartitionSpec: cut over the mesh, or whole on every device.
+    """Return each leaf's PartitionSpec: cut over the mesh, or whole on every device.
 
-    Shapes alone decide, so that a parameter, its gradient and its two moments are cut alike; what
-    is not trained (a key, a count) is whole.
+    The shape alone decides, so a parameter, its gradient and its two moments are cut in the same
+    way. Leaves that are not trained (a key, a count) are whole.
     """
 
     def spec(leaf: jax.Array) -> P:
@@ -56,17 +56,17 @@ def specs(tree: Any, mesh: Mesh, sharded: bool) -> Any:
 
 
 def shardings(tree: Any, mesh: Mesh, sharded: bool) -> Any:
-    """The same as `NamedSharding`s: what `jax.device_put`, `jax.jit` and Orbax take."""
+    """Return `specs` as `NamedSharding`s, for `jax.device_put`, `jax.jit` and Orbax."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, sharded))
 
 
 def row_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Of arrays whose first axis is a batch's rows: each device has its own rows."""
+    """Return the shardings of arrays whose first axis is rows: each device has its own rows."""
     return jax.tree.map(lambda leaf: NamedSharding(mesh, P(ROWS)), tree)
 
 
 def spread(tree: Any, shardings: Any) -> Any:
-    """Lays arrays out over a mesh; of arrays that each process has alike, each device its part."""
+    """Place arrays on a mesh. An array that every process has gives each device its part."""
 
     def put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable or not leaf.is_fully_addressable:
@@ -81,7 +81,7 @@ def spread(tree: Any, shardings: Any) -> Any:
 
 
 def gather(tree: Any, specs: Any) -> Any:
-    """Inside shard_map: whole arrays from each device's piece of them."""
+    """Gather whole arrays from the devices' pieces, inside shard_map."""
 
     def whole(leaf: jax.Array, spec: P) -> jax.Array:
         if ROWS not in spec:
@@ -92,7 +92,7 @@ def gather(tree: Any, specs: Any) -> Any:
 
 
 def scatter_mean(tree: Any, specs: Any) -> Any:
-    """Inside shard_map: the devices' mean of whole arrays, each device with its piece of it."""
+    """Return the mean over devices, inside shard_map; of a cut array, each device's piece of it."""
 
     def mean(leaf: jax.Array, spec: P) -> jax.Array:
         if ROWS not in spec:
@@ -104,7 +104,7 @@ def scatter_mean(tree: Any, specs: Any) -> Any:
 
 
 def one_copy(tree: Any, mesh: Mesh | None) -> Any:
-    """The whole of arrays that lie on a mesh, on this process's first device alone."""
+    """Return arrays of a mesh as whole arrays on this process's first device."""
     if mesh is None:
         return tree
     whole = jax.device_put(tree, NamedSharding(mesh, P()))

@@ -1,4 +1,4 @@
-"""Training: `step.py` has one step and many, `loop.py` a whole run in memory."""
+"""Training: `step.py` has one step and many steps, `loop.py` a whole run in memory."""
 
 from jaxgru.training.loop import NonFiniteLoss, Observer, Progress, fit
 from jaxgru.training.step import (

@@ -1,4 +1,4 @@
-"""`fit`: a whole run in memory, epoch by epoch, from wherever it stands to its end."""
+"""`fit`: a whole run in memory, epoch by epoch, from its current state to its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from jaxgru.config import Config, TrainingConfig
 from jaxgru.errors import UserError
@@ -28,49 +28,49 @@ from jaxgru.training.step import (
     train_steps,
 )
 
-CHUNK_SECONDS = 0.5  # about how long a chunk of steps takes: how often the bar moves
+CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
 
 
 class NonFiniteLoss(UserError):
-    """A loss became infinite or NaN; the message says at which step."""
+    """A loss is infinite or NaN; the message says at which step."""
 
 
 @dataclass
 class Progress:
-    """What a run has seen so far, beside its state: everything that a checkpoint keeps as JSON."""
+    """The history of a run, which a checkpoint stores as JSON beside the state."""
 
     records: list[dict[str, float]] = field(default_factory=list)  # one per epoch: metrics.jsonl
-    epoch_losses: list[float] = field(default_factory=list)  # of the epoch under way, a step each
-    epoch_seconds: float = 0.0  # spent on the steps of the epoch under way
+    epoch_losses: list[float] = field(default_factory=list)  # of each step of the current epoch
+    epoch_seconds: float = 0.0  # spent on the steps of the current epoch
     best_val_loss: float = math.inf
-    best_epoch: int = 0  # counted from 1; 0: none finished yet
+    best_epoch: int = 0  # counted from 1; 0: no epoch is finished
     finished: bool = False
 
     @property
     def epoch(self) -> int:
-        """Epochs finished."""
+        """Return the number of finished epochs."""
         return len(self.records)
 
     def is_over(self, training: TrainingConfig) -> bool:
-        """Whether no epoch is left to train, by the number of epochs or by early stopping."""
+        """Return whether training is over, by the number of epochs or by early stopping."""
         waited = self.epoch - self.best_epoch
         return self.epoch >= training.epochs or 0 < training.patience <= waited
 
 
 @dataclass
 class Observer:
-    """What `fit` tells the outside, and asks it; each does nothing unless it is replaced."""
+    """Callbacks of `fit`. The defaults do nothing."""
 
     on_steps: Callable[[int, int, float, float], None] = lambda *_: None
-    """after a chunk: epoch from 0, steps done in it, last loss, tokens a second"""
+    """Called after a chunk of steps: (epoch from 0, steps done in it, loss, tokens per second)."""
     on_validation: Callable[[int], None] = lambda *_: None
-    """before a validation: epoch from 0"""
+    """Called before a validation: (epoch from 0)."""
     on_epoch: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
-    """after an epoch, its record in place: save here. Gets the best parameters, too"""
+    """Called after an epoch, to save: (state, best parameters, progress up to this epoch)."""
     interrupted: Callable[[], bool] = lambda: False
-    """asked after each chunk of steps: whether to stop"""
+    """Called before each chunk of steps; returns whether to stop."""
     on_interrupt: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
-    """it was to stop, and the step is finished: save here"""
+    """Called before `fit` stops because of `interrupted`, to save."""
 
 
 def fit(
@@ -78,42 +78,47 @@ def fit(
     state: TrainState,
     best: Params | None,
     progress: Progress,
-    train_tokens: Int[np.ndarray, "N"],
-    val_tokens: Int[np.ndarray, "M"],
+    train_tokens: Int[Array | np.ndarray, "N"],
+    val_tokens: Int[Array | np.ndarray, "M"],
     observer: Observer,
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, Params]:
-    """Trains from wherever `state` and `progress` stand to the end of the config's epochs.
+    """Train from the given state and progress to the end of the config's epochs.
 
-    Early stopping (training.patience): ends after that many epochs in a row without a better
-    validation loss, and the best epoch's parameters are the result. `best` holds them on a run that
-    is resumed; None: no epoch has ended yet. The state handed in is donated: use it no more.
-    `mesh`: the devices that share each batch; None: the default device alone.
+    With early stopping (training.patience), training ends after that many consecutive epochs
+    without a better validation loss, and the result is the best epoch's parameters.
 
-    Returns the last state and the parameters that are the run's result.
+    Args:
+      state: it is donated, so the caller must not use it again.
+      best: the best epoch's parameters, if a run with early stopping is resumed; None: no epoch is
+        finished.
+      mesh: the devices that share each batch and the validation; None: the default device.
+
+    Returns:
+      The last state, and the parameters that are the result.
 
     Raises:
       NonFiniteLoss: a training or validation loss is infinite or NaN.
-      KeyboardInterrupt: the observer has interrupted it; `on_interrupt` was called.
+      KeyboardInterrupt: `observer.interrupted` returned True; `on_interrupt` was called.
     """
     training, schedule = config.training, learning_rate(config.training)
-    train_tokens, val_tokens = jnp.asarray(train_tokens), jnp.asarray(val_tokens)
+    tokens = jnp.asarray(train_tokens)
     if mesh is not None:
         state = spread(state, state_shardings(state, mesh, training))
-        train_tokens = spread(train_tokens, NamedSharding(mesh, P()))
+        tokens = spread(tokens, NamedSharding(mesh, P()))
     run_steps = train_steps.lower(
-        config.model, training, state, train_tokens, np.int32(1), mesh
-    ).compile()  # before the clock starts: tokens per second are of steps, not of the compiler
+        config.model, training, state, tokens, np.int32(1), mesh
+    ).compile()  # before the clock starts, so that tokens per second leave out the compiler
     progress.finished = progress.is_over(training)
     while not progress.finished:
         chunk = 1
         while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
-            if anywhere(observer.interrupted()):  # and all processes stop
+            if anywhere(observer.interrupted()):  # then all processes stop
                 observer.on_interrupt(state, best, progress)
                 raise KeyboardInterrupt
             started = time.perf_counter()
-            chunk = from_first(min(chunk, training.steps_per_epoch - done))  # clocks differ
-            state, losses, n = run_steps(state, train_tokens, np.int32(chunk))
+            chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
+            state, losses, n = run_steps(state, tokens, np.int32(chunk))
             losses = np.asarray(losses)[: int(n)].tolist()
             seconds = time.perf_counter() - started
             if not math.isfinite(losses[-1]):
@@ -133,8 +138,8 @@ def fit(
 
         observer.on_validation(progress.epoch)
         step, T = jnp.asarray(int(state.step)), training.sequence_length
-        val_loss = window_loss(one_copy(state.params, mesh), val_tokens, T)
-        val_loss = from_first(val_loss)  # the same decisions everywhere
+        val_loss = window_loss(state.params, val_tokens, T, mesh)
+        val_loss = from_first(val_loss)  # so that all processes decide alike
         if not math.isfinite(val_loss):
             raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
         progress.records.append(
@@ -154,7 +159,7 @@ def fit(
         if val_loss < progress.best_val_loss:
             progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
             if training.patience:
-                best = jax.tree.map(jnp.copy, state.params)  # the state's own are donated
+                best = jax.tree.map(jnp.copy, state.params)  # the next step donates the state
         progress.finished = progress.is_over(training)
         observer.on_epoch(state, best, progress)
     return state, one_copy(best if training.patience else state.params, mesh)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +37,15 @@ from jaxgru.parallel.sharding import (
     specs,
 )
 
-MAX_CHUNK = 64  # steps between two looks at the clock, at most
+MAX_CHUNK = 64  # the most steps between two readings of the clock
 
 
 @struct.dataclass
 class TrainState:
-    """All that one step needs and changes. The key stays: a step folds its number into it.
+    """Everything that a step reads and changes, but the key: a step folds its number into it.
 
-    carry is the recurrent state that a step hands to the next, where training reads contiguous
-    streams; None where each step begins random crops from zeros.
+    carry is the recurrent state from one step to the next, if training reads contiguous streams;
+    None if each step reads random crops from zero state.
     """
 
     params: Params
@@ -55,7 +56,7 @@ class TrainState:
 
 
 def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "crops") -> TrainState:
-    """A fresh state: weights and the key of batches and dropout both come from the seed.
+    """Return the initial state; the seed decides the weights and the key of batches and dropout.
 
     sampling: "crops" or "streams", as in `DataConfig`.
     """
@@ -63,22 +64,24 @@ def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "cr
     params = init(init_key, model)
     carry = initial_carry(params, training.rows_per_step) if sampling == "streams" else None
     step = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer(training).init(params), key, step, carry)
+    opt_state = optimizer(training).init(cast(optax.Params, params))
+    return TrainState(params, opt_state, key, step, carry)
 
 
 def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> TrainState:
-    """Where a state lies on a mesh: see `shardings`; each device has its own rows of the carry."""
-    rest = shardings(state.replace(carry=None), mesh, training.shard_parameters)
-    return rest.replace(carry=row_shardings(state.carry, mesh))
+    """Return the state's `shardings` on a mesh; of the carry, each device has its own rows."""
+    rest = dataclasses.replace(state, carry=None)
+    rest = shardings(rest, mesh, training.shard_parameters)
+    return dataclasses.replace(rest, carry=row_shardings(state.carry, mesh))
 
 
 def learning_rate(training: TrainingConfig) -> optax.Schedule:
-    """Cosine annealing stepped once an epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
+    """Return the cosine schedule, stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
 
     Loshchilov & Hutter 2016 (arXiv 1608.03983), eq. 5, without restarts and down to 0.
     """
 
-    def schedule(step: Int[Array, ""]) -> Float[Array, ""]:
+    def schedule(step: Any) -> Array:
         epoch = step // training.steps_per_epoch
         return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
 
@@ -86,7 +89,7 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Clipping to a global norm, then AdamW with weight decay on EVERY parameter, biases too."""
+    """Return gradient clipping, then AdamW with weight decay on EVERY parameter, also on biases."""
     return optax.chain(
         clip_by_global_norm(training.max_grad_norm),
         optax.adamw(
@@ -100,14 +103,14 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """g · min(1, max_norm / (‖g‖ + 1e-6)), as `torch.nn.utils.clip_grad_norm_` computes it.
+    """Scale gradients g by min(1, max_norm / (‖g‖ + 1e-6)), like `torch.nn.utils.clip_grad_norm_`.
 
-    `optax.clip_by_global_norm` lacks the 1e-6, which is enough to tell two trajectories apart.
+    `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
     """
 
-    def update(grads, state, params=None):
-        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
-        return jax.tree.map(lambda g: g * scale, grads), state
+    def update(updates, state, params=None):
+        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
+        return jax.tree.map(lambda g: g * scale, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -121,39 +124,48 @@ def loss_fn(
     carry: ModelCarry | None = None,
     unroll: str = "auto",
 ) -> tuple[Float[Array, ""], ModelCarry]:
-    """Mean cross-entropy of a batch, nats per token, and the state after it; carry None: zeros.
+    """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
-    unroll: how the layers are computed, as in `ModelConfig`.
+    Args:
+      remat: keep for the gradient only the state at the start of each of about √T parts of the
+        sequence, and recompute a part's activations when its turn comes (Chen et al. 2016, arXiv
+        1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
+      carry: the state before the batch; None: zeros.
+      unroll: how the layers are computed, as in `ModelConfig`.
 
-    With remat, the gradient keeps only the state at the start of each of about √T parts of the
-    sequence, and computes a part's activations anew when it comes to it (Chen et al. 2016, arXiv
-    1604.06174): memory for 2√T steps in place of T, for one more forward pass.
+    Raises:
+      ValueError: the inputs, the carry or the dropout are wrong as in `apply`, or with remat the
+        inputs have no rows.
     """
     if not remat:
         logits, carry = apply(params, inputs, carry, dropout, unroll)
         return token_nll(logits, targets).mean(), carry
+    if inputs.ndim != 2 or 0 in inputs.shape:
+        raise ValueError(
+            f"inputs must be (B, T) with B and T at least 1 for remat; these are {inputs.shape}."
+        )
     B, T = inputs.shape
     length = math.isqrt(T)
     whole = T - T % length
 
-    @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged anyway
+    @partial(jax.checkpoint, prevent_cse=False)  # a scan merges nothing anyway
     def part(carry: ModelCarry, of_part: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
         start, inputs, targets = of_part
-        masks = dropout and dropout.replace(first_step=start)
+        masks = dropout and dataclasses.replace(dropout, first_step=start)
         logits, carry = apply(params, inputs, carry, masks, unroll)
         return carry, token_nll(logits, targets).sum()
 
     def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:
         return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
 
-    carry = initial_carry(params, B) if carry is None else carry
+    start = initial_carry(params, B) if carry is None else carry
     starts = jnp.arange(0, whole, length)
-    carry, sums = jax.lax.scan(part, carry, (starts, parts(inputs), parts(targets)))
+    end, sums = jax.lax.scan(part, start, (starts, parts(inputs), parts(targets)))
     total = sums.sum()
     if whole < T:
-        carry, last = part(carry, (whole, inputs[:, whole:], targets[:, whole:]))
+        end, last = part(end, (whole, inputs[:, whole:], targets[:, whole:]))
         total += last
-    return total / (B * T), carry
+    return total / (B * T), end
 
 
 def train_step(
@@ -163,27 +175,30 @@ def train_step(
     tokens: Int[Array, "N"],
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One optimizer step on one batch of random crops; returns the loss before the step.
+    """Compute one optimizer step on one batch; return the new state, and the loss before the step.
 
-    Where the state has a carry, the batch is the streams' next windows (`stream_windows`), from the
-    state after those before them; the gradient ends at a window's start. This is truncated
-    backpropagation through time (Williams & Peng 1990, Neural Computation 2(4)).
+    The batch is random crops. If the state has a carry, it is the next windows of the streams
+    (`stream_windows`), which start from the state after the previous windows; the gradient stops at
+    a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
+    Computation 2(4)).
 
-    With a mesh (`data_mesh`), each device takes its share of the batch's rows; the gradients are
-    those of the whole batch, to the rounding of one sum. Tokens are then on all devices, the state
-    as `state_shardings` says. Where parameters are cut (ZeRO stage 3, Rajbhandari et al. 2020,
-    arXiv 1910.02054), each device gathers them for the step and keeps its piece of the mean
-    gradient.
+    With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
+    equal those of the whole batch up to the rounding of one sum. The tokens are then on all
+    devices, and the state is sharded by `state_shardings`. If the parameters are cut (ZeRO stage 3,
+    Rajbhandari et al. 2020, arXiv 1910.02054), each device gathers them for the step and keeps its
+    piece of the mean gradient.
     """
     crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
     sizes = training.rows_per_step, training.sequence_length
     if state.carry is None:
-        carry, batch = None, random_crops(crop_key, tokens, *sizes)
+        carry, (inputs, targets) = None, random_crops(crop_key, tokens, *sizes)
     else:
-        *batch, from_zeros = stream_windows(tokens, state.step, *sizes)
+        inputs, targets, from_zeros = stream_windows(tokens, state.step, *sizes)
         carry = jax.tree.map(lambda h: jnp.where(from_zeros, 0, h), state.carry)
 
-    def loss_and_grads(params, carry, inputs, targets, dropout_key, first_row=0):
+    def loss_and_grads(
+        params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
+    ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         def of_part(carry, inputs, targets, first_row):
             dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
 
@@ -201,7 +216,7 @@ def train_step(
         return mean_of_parts(of_part, training.gradient_accumulation, rows, first_row)
 
     if mesh is None or mesh.size == 1:
-        (loss, grads), carry = loss_and_grads(state.params, carry, *batch, dropout_key)
+        (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, dropout_key)
         return _update(training, state, grads, carry), loss
 
     cuts = specs(state.params, mesh, training.shard_parameters)
@@ -221,17 +236,18 @@ def train_step(
         out_specs=(P(), cuts, P(ROWS)),
         check_vma=False,
     )
-    loss, grads, carry = run(state.params, carry, *batch, dropout_key)
+    loss, grads, carry = run(state.params, carry, inputs, targets, dropout_key)
     state = _update(training, state, grads, carry)
-    where = state_shardings(state, mesh, training)  # as it came: it goes round a loop
+    where = state_shardings(state, mesh, training)  # a while_loop carry must keep its sharding
     return jax.lax.with_sharding_constraint(state, where), loss
 
 
 def _update(
     training: TrainingConfig, state: TrainState, grads: Params, carry: ModelCarry | None
 ) -> TrainState:
-    updates, opt_state = optimizer(training).update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
+    updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
+    params = cast(Params, optax.apply_updates(params, updates))
     return TrainState(params, opt_state, state.key, state.step + 1, carry)
 
 
@@ -241,23 +257,24 @@ def mean_of_parts(
     rows: tuple[Any, ...],
     first_row: int | Int[Array, ""],
 ) -> tuple[Any, Any]:
-    """`of_part(*rows, first_row)` of a batch, by parts: the memory of one.
+    """Compute `of_part(*rows, first_row)` of a batch in equal parts, with the memory of one part.
 
-    The parts are equal, so the mean of their means is the mean of the whole.
+    The parts have the same size, so the mean of their means is the mean of the batch.
 
     Args:
-      of_part: returns means over its rows, and arrays of its rows; loss and gradients, and a carry.
-      rows: arrays (or trees of them) whose first axis is the batch's rows.
-      first_row: the number of the first of them.
+      of_part: returns means over its rows (the loss and the gradients), and arrays with an entry
+        per row (a carry).
+      rows: arrays, or trees of arrays, whose first axis is the rows of the batch.
+      first_row: the number of the first row.
 
     Returns:
-      The means of the whole batch, and the arrays of all of its rows.
+      The means of the whole batch, and the arrays of all its rows.
     """
     if num_parts == 1:
         return of_part(*rows, first_row)
     parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)
-    rows_a_part = jax.tree.leaves(parts)[0].shape[1]
-    first_rows = first_row + rows_a_part * jnp.arange(num_parts)
+    rows_per_part = jax.tree.leaves(parts)[0].shape[1]
+    first_rows = first_row + rows_per_part * jnp.arange(num_parts)
 
     def add(total: Any, part: tuple) -> tuple[Any, Any]:
         rows, first_row = part
@@ -281,12 +298,12 @@ def train_steps(
     num_steps: Int[Array, ""],
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
-    """Up to MAX_CHUNK steps without leaving the device; stops after a loss that is not finite.
+    """Compute up to MAX_CHUNK steps on the device; stop after a loss that is not finite.
 
-    `num_steps` is an argument and not a shape, so one compiled program serves every chunk length:
-    where a run is cut into chunks, or interrupted, cannot change its numbers.
+    `num_steps` is an argument and not a shape, so that one compiled program computes chunks of any
+    length. Neither the cuts into chunks nor an interruption can then change the numbers of a run.
 
-    Returns the state, the losses (the first so many count), and how many steps were done.
+    Returns the state, the losses, and how many steps were computed; later losses are zeros.
     """
 
     def unfinished(loop: tuple) -> Array:

@@ -131,7 +131,7 @@ class TestStationaryDistribution:
         np.testing.assert_array_equal(P, before)
 
     def test_refuses_a_chain_that_falls_apart(self):
-        with pytest.raises(UserError, match="from token 2 the chain never comes to a token below"):
+        with pytest.raises(UserError, match="from token 2 the chain never reaches a token below"):
             stationary_distribution(np.array([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]]))
 
     @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ class TestStationaryDistribution:
             (np.ones((2, 3)) / 3, r"must be \(V, V\) with V at least 1, not \(2, 3\)"),
             (np.ones((0, 0)), r"not \(0, 0\)"),
             (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sums to 1.1"),
-            (np.array([[1.5, -0.5], [0.5, 0.5]]), "the least entry is -0.5"),
+            (np.array([[1.5, -0.5], [0.5, 0.5]]), "the smallest entry is -0.5"),
             (np.array([[0.5, 0.5], [np.nan, 0.5]]), "row 1 .* sums to nan"),
         ],
     )
@@ -225,7 +225,7 @@ class TestBigramDivergence:
             (np.ones(3) / 3, r"the weights \(3,\); they must be \(V, V\), \(V, V\) and \(V,\)"),
             (np.array([[0.5], [0.5]]), r"the weights \(2, 1\)"),
             (np.array([30, 70]), "the weights sum to 100"),
-            (np.array([1.5, -0.5]), "the least is -0.5"),
+            (np.array([1.5, -0.5]), "the smallest is -0.5"),
         ],
     )
     def test_refuses_weights_that_are_none(self, weights, message):
