@@ -19,9 +19,11 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
+from jaxgru import evaluation  # noqa: E402
 from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
+from jaxgru.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.model import init  # noqa: E402
-from jaxgru.parallel.sharding import ROWS, row_shardings, spread  # noqa: E402
+from jaxgru.parallel.sharding import ROWS, row_shardings, shardings, spread  # noqa: E402
 from jaxgru.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.sampling import generate  # noqa: E402
 from jaxgru.training import (  # noqa: E402
@@ -178,7 +180,25 @@ def of_sampling():
     return {"same": bool((one == eight).all()), "sent": sent}
 
 
+def of_validation():
+    """46 windows in 10 batches, spread over the devices; the batches that one device has."""
+    evaluation.TOKENS_AT_ONCE = 64
+    params, same = init(jax.random.key(0), MODEL), {}
+    one = window_nll(params, TOKENS, 11)
+    for devices, sharded in [(1, False), (2, False), (8, False), (8, True)]:
+        mesh = mesh_of(devices)
+        placed = jax.device_put(params, shardings(params, mesh, sharded))
+        nll, loss = (f(placed, TOKENS, 11, mesh) for f in (window_nll, window_loss))
+        name = f"{devices}{' sharded' * sharded}"
+        same[name] = bool(nll.tobytes() == one.tobytes() and loss == one.mean())
+    batches = spread(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
+    program = evaluation._nll_on_mesh.lower(mesh, placed, batches, batches).compile().as_text()
+    on_each = max(map(int, re.findall(r"s32\[(\d+),5,11\]", program)))
+    return {"same": same, "predictions": len(one), "batches per device": on_each}
+
+
 folder = Path(sys.argv[1])
 seen = of_devices_and_parts() | {"float32": of_checkpoints(folder), "streams": of_streams(folder)}
 seen["sampling"] = of_sampling()
+seen["validation"] = of_validation()
 print(json.dumps(seen))

@@ -165,6 +165,20 @@ def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
         jaxgru.apply(perturbed(KINDS["gru"]), tokens, carry)
 
 
+@pytest.mark.parametrize(
+    "token, carry, message",
+    [
+        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
+        (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4), jnp.float16),) * 2, "the carry's dtype is float16"),
+    ],
+)
+def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
+    with pytest.raises(ValueError, match=message):
+        jax.jit(jaxgru.step)(perturbed(KINDS["gru"]), token, carry)
+
+
 # --- Dropout
 
 

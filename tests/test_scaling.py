@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from jaxgru.data.dataset import load_dataset
+from jaxgru.parallel import processes
 from jaxgru.parallel.processes import join, together
 from jaxgru.parallel.sharding import cut
 from jaxgru.runs import lifecycle
@@ -73,6 +74,14 @@ class TestDevices:
     def test_rows_sampled_on_their_own_devices_are_the_same(self, seen):
         """Tokens of float64 logits; no device waits for another."""
         assert seen["sampling"] == {"same": True, "sent": []}
+
+    def test_validation_is_spread_over_the_devices_and_has_the_same_bits(self, seen):
+        """Predictions and their mean. Of 10 batches, padded to 16, each of 8 devices has 2."""
+        assert seen["validation"] == {
+            "same": {"1": True, "2": True, "8": True, "8 sharded": True},
+            "predictions": 499,
+            "batches per device": 2,
+        }
 
     def test_on_as_many_devices_the_end_has_the_same_bits(self, seen):
         assert seen["float32"]["resumed"]["8 sharded -> 8 sharded"] == [True, True, 0, 0]
@@ -217,6 +226,25 @@ def test_a_failure_in_one_process_is_told_in_the_other(tmp_path, tiny_text):
     assert codes == [2, 2]
     assert "cannot be written" in errors[0]
     assert "process 0 has failed" in errors[1]
+
+
+@pytest.mark.parametrize("length", [0, 4096, 5000, 100_000])
+def test_a_message_of_any_length_reaches_the_other_processes(length, monkeypatch):
+    """Process 0's broadcasts, played back to process 1: all processes must send equal shapes."""
+    path, sent = "ü" * length, []
+    monkeypatch.setattr(processes, "many", lambda: True)
+    monkeypatch.setattr(processes, "is_first", lambda: True)
+    monkeypatch.setattr(processes, "broadcast_one_to_all", lambda x: sent.append(x) or x)
+    assert processes.from_first(path) == path
+
+    def receive(x):
+        message = sent.pop(0)
+        assert x.shape == message.shape and x.dtype == message.dtype
+        return message
+
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "broadcast_one_to_all", receive)
+    assert processes.from_first("another") == path
 
 
 class TestJoining:

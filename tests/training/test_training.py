@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import types
 from functools import partial
 
@@ -308,6 +309,13 @@ def test_computing_parts_anew_changes_nothing(length, site):
             for remat in (False, True)
         ]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-11, 1e-13), *both)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
+def test_no_rows_or_steps_have_no_parts(shape):
+    params, tokens = init(jax.random.key(0), CONFIG.model), jnp.zeros(shape, jnp.int32)
+    with pytest.raises(ValueError, match=f"inputs must be .* are {re.escape(str(shape))}"):
+        jax.eval_shape(partial(loss_fn, remat=True), params, tokens, tokens)
 
 
 def test_parts_computed_anew_need_memory_for_their_length_only():
