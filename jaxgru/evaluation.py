@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from jaxgru.cells.base import AnyArray
 from jaxgru.data.batching import random_crops, windows
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
@@ -41,7 +42,7 @@ def token_nll(
 
 
 def window_nll(
-    params: Params, tokens: Int[Array | np.ndarray, "N"], window: int, mesh: Mesh | None = None
+    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
 
@@ -72,7 +73,7 @@ def window_nll(
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
-def stream_nll(params: Params, tokens: Int[Array | np.ndarray, "N"]) -> Float[np.ndarray, "N-1"]:
+def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream: the state is never reset.
 
     Raises:
@@ -85,7 +86,7 @@ def stream_nll(params: Params, tokens: Int[Array | np.ndarray, "N"]) -> Float[np
 
 
 def window_loss(
-    params: Params, tokens: Int[Array | np.ndarray, "N"], window: int, mesh: Mesh | None = None
+    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
 ) -> float:
     """Return the mean of `window_nll`, nats per token. Raises as it does."""
     return float(window_nll(params, tokens, window, mesh).mean())
@@ -93,7 +94,7 @@ def window_loss(
 
 def random_batch_losses(
     params: Params,
-    tokens: Int[Array | np.ndarray, "N"],
+    tokens: Int[AnyArray, "N"],
     window: int,
     key: PRNGKeyArray,
     num_batches: int = 200,
@@ -115,13 +116,13 @@ def random_batch_losses(
     return np.asarray(_random_nll(params, jnp.asarray(tokens), keys, batch_size, window), float)
 
 
-def stream_loss(params: Params, tokens: Int[Array | np.ndarray, "N"]) -> float:
+def stream_loss(params: Params, tokens: Int[AnyArray, "N"]) -> float:
     """Return the mean of `stream_nll`, nats per token. Raises as it does."""
     return float(stream_nll(params, tokens).mean())
 
 
 def memory_curve(
-    params: Params, tokens: Int[Array | np.ndarray, "N"], resets: Sequence[int] = RESETS
+    params: Params, tokens: Int[AnyArray, "N"], resets: Sequence[int] = RESETS
 ) -> dict[int, float]:
     """Return the mean nats per token for each number of tokens between two resets to zero.
 
@@ -135,7 +136,7 @@ def memory_curve(
 
 def recovery(
     params: Params,
-    tokens: Int[Array | np.ndarray, "N"],
+    tokens: Int[AnyArray, "N"],
     length: int = 256,
     stride: int = 64,
     stream: Float[np.ndarray, "N-1"] | None = None,
@@ -204,7 +205,7 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 
 def evaluate(
     params: Params,
-    tokens: Int[Array | np.ndarray, "N"],
+    tokens: Int[AnyArray, "N"],
     tokenizer: Tokenizer,
     window: int = 128,
 ) -> Losses:
@@ -274,6 +275,6 @@ def _stream_nll(
     return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
 
 
-def _check_tokens(tokens: Int[Array | np.ndarray, "N"]) -> None:
+def _check_tokens(tokens: Int[AnyArray, "N"]) -> None:
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden, zero_carry
-from jaxgru.cells.base import Lookup, Mask, dot, rows
+from jaxgru.cells.base import AnyArray, Lookup, Mask, dot, rows
 from jaxgru.config import ModelConfig
 from jaxgru.layers import layer_stepper, unroll_layers
 
@@ -140,7 +139,7 @@ def initial_carry(params: Params, batch_size: int) -> ModelCarry:
 
 def apply(
     params: Params,
-    tokens: Int[Array | np.ndarray, "B T"],
+    tokens: Integer[AnyArray, "B T"] | Bool[AnyArray, "B T"],
     carry: ModelCarry | None = None,
     dropout: Dropout | None = None,
     implementation: str = "auto",
@@ -170,6 +169,7 @@ def apply(
         check_carry(params, carry, B)
     masks = dropout_masks(params, dropout, B, T)
 
+    params = _on_device(params)
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     if B * T < len(params.embedding):
         x = x.rows()
@@ -178,7 +178,7 @@ def apply(
 
 
 def step(
-    params: Params, token: Int[Array | np.ndarray, "B"], carry: ModelCarry
+    params: Params, token: Integer[AnyArray, "B"] | Bool[AnyArray, "B"], carry: ModelCarry
 ) -> tuple[Float[Array, "B V"], ModelCarry]:
     """Compute `apply` for one token per row, without the time axis.
 
@@ -188,8 +188,9 @@ def step(
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
     check_carry(params, carry, len(token))
+    params = _on_device(params)
     layers = [partial(cell, layer) for layer in params.layers]
-    return _one_step(params, layers, rows(params.embedding, token), carry)
+    return _one_step(params, layers, rows(params.embedding, jnp.asarray(token)), carry)
 
 
 def stepper(
@@ -200,7 +201,7 @@ def stepper(
     It computes once what does not depend on the token: the concatenated weights and, for a small
     vocabulary, the first layer's product with the whole embedding.
     """
-    V = len(params.embedding)
+    params, V = _on_device(params), len(params.embedding)
     table = params.embedding if V <= SMALL_VOCABULARY else None
     layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
 
@@ -209,6 +210,11 @@ def stepper(
         return _one_step(params, layers, x, carry)
 
     return step
+
+
+def _on_device(params: Params) -> Params:
+    """Return the parameters as JAX arrays; they can be NumPy arrays, for example of a file."""
+    return jax.tree.map(jnp.asarray, params)
 
 
 def _one_step(

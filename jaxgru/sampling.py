@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray, Real
 
+from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, check_carry, initial_carry, stepper
 
@@ -25,7 +26,7 @@ Scalar: TypeAlias = float | Real[Array, ""]
 def generate(
     params: Params,
     key: PRNGKeyArray,
-    prompt: Integer[Array | np.ndarray, "B P"],
+    prompt: Integer[AnyArray, "B P"],
     num_tokens: int,
     carry: ModelCarry | None = None,
     *,
@@ -79,7 +80,7 @@ def generate(
     )  # fmt: skip
 
 
-def _check_prompt(prompt: Integer[Array | np.ndarray, "B P"], vocab_size: int) -> None:
+def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):

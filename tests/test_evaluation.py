@@ -13,6 +13,7 @@ from conftest import numpy_gru_losses
 import jaxgru
 from jaxgru import evaluation
 from jaxgru.config import ModelConfig
+from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.errors import UserError
 from jaxgru.evaluation import (
     Losses,
@@ -193,7 +194,7 @@ def test_long_texts_lose_no_precision():
     )
 
 
-class ThreeCharactersAToken:
+class SeveralCharactersPerToken(CharacterTokenizer):
     """Stands in for a subword tokenizer: token i stands for i + 1 characters."""
 
     def num_characters(self, tokens: np.ndarray) -> int:
@@ -202,7 +203,7 @@ class ThreeCharactersAToken:
 
 class TestEvaluate:
     def test_all_three_treatments_and_the_counts(self, params, tokens):
-        losses = evaluate(params, tokens, ThreeCharactersAToken(), window=13)
+        losses = evaluate(params, tokens, SeveralCharactersPerToken("abcdefg"), window=13)
         expected = [numpy_gru_losses(params, tokens, w).mean() for w in (13, N, 1)]
         seen = [losses.windows, losses.stream, losses.stateless]
         assert seen == pytest.approx(expected, rel=1e-5)

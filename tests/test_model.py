@@ -2,11 +2,14 @@
 
 import dataclasses
 from functools import partial
+from typing import get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
+from jaxtyping import jaxtyped
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
@@ -45,6 +48,15 @@ def test_apply_is_step_after_step(params):
         expected, state = jaxgru.step(params, TOKENS[:, t], state)
         np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), carry, state)
+
+
+def test_parameters_have_the_shapes_of_their_annotations(params):
+    """A typechecker cannot look: JAX builds the same classes with leaves of any kind."""
+    for struct in (params, *params.layers, params.head, params.norm):
+        with jaxtyped("context"):
+            for name, hint in get_type_hints(type(struct)).items():
+                value = getattr(struct, name)
+                assert not isinstance(value, jax.Array) or isinstance(value, hint), name
 
 
 def test_no_carry_is_a_carry_of_zeros(params):
@@ -161,7 +173,7 @@ def test_no_rows(params):
     ],
 )
 def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
-    with pytest.raises(ValueError, match=message):
+    with unchecked(), pytest.raises(ValueError, match=message):
         jaxgru.apply(perturbed(KINDS["gru"]), tokens, carry)
 
 
@@ -175,7 +187,7 @@ def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
     ],
 )
 def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
-    with pytest.raises(ValueError, match=message):
+    with unchecked(), pytest.raises(ValueError, match=message):
         jax.jit(jaxgru.step)(perturbed(KINDS["gru"]), token, carry)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
+AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
@@ -96,14 +97,12 @@ class Lookup(NamedTuple):
 
 
 def rows(
-    table: Float[Array | np.ndarray, "V E"],
-    ids: Integer[Array | np.ndarray, "*n"] | Bool[Array | np.ndarray, "*n"],
+    table: Float[Array, "V E"], ids: Integer[Array, "*n"] | Bool[Array, "*n"]
 ) -> Float[Array, "*n E"]:
     """Return the rows with these numbers; NaN where the number is negative or too large."""
     if ids.dtype == bool:
         ids = ids.astype(jnp.int32)  # JAX would take booleans for a mask
-    at = jnp.asarray(table).at[ids]
-    return at.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def hidden(carry: Carry) -> Hidden:
@@ -116,7 +115,7 @@ def with_hidden(carry: Carry, h: Array) -> Carry:
     return (h, carry[1]) if isinstance(carry, tuple) else h
 
 
-def plus(b: Float[Array, "... H"], c: Float[Array, "H"] | None) -> Float[Array, "... H"]:
+def plus(b: Float[Array, "*n H"], c: Float[Array, "H"] | None) -> Float[Array, "*n H"]:
     """Return b + c, or b where there is no second bias c."""
     return b if c is None else b + c
 
@@ -150,7 +149,7 @@ def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
     )
 
 
-def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
+def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
     """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
 
     The gradients are computed in the same way: each is one product of operands rounded to W's
@@ -163,7 +162,7 @@ def dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H
 
 
 @jax.custom_vjp
-def _narrow_dot(x: Float[Array, "... E"], W: Float[Array, "E H"]) -> Float[Array, "... H"]:
+def _narrow_dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
     return _dot_forward(x, W)[0]
 
 
@@ -179,7 +178,7 @@ def _dot_backward(residuals, dy):
 _narrow_dot.defvjp(_dot_forward, _dot_backward)
 
 
-def product(x: Array | Lookup, W: Array) -> Array:
+def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:
     """Return x·W of all steps as one matrix product; each gradient is also one product."""
     if isinstance(x, Lookup):
         return rows(dot(x.table, W), x.ids)

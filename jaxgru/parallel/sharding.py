@@ -48,7 +48,7 @@ def specs(tree: Any, mesh: Mesh, sharded: bool) -> Any:
     way. Leaves that are not trained (a key, a count) are whole.
     """
 
-    def spec(leaf: jax.Array) -> P:
+    def spec(leaf: jax.Array | jax.ShapeDtypeStruct) -> P:
         trained = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
         return cut(leaf.shape, mesh.size if sharded and trained else 1)
 
@@ -68,7 +68,7 @@ def row_shardings(tree: Any, mesh: Mesh) -> Any:
 def spread(tree: Any, shardings: Any) -> Any:
     """Place arrays on a mesh. An array that every process has gives each device its part."""
 
-    def put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable or not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):

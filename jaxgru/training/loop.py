@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
+from jaxgru.cells.base import AnyArray
 from jaxgru.config import Config, TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.evaluation import window_loss
@@ -78,8 +79,8 @@ def fit(
     state: TrainState,
     best: Params | None,
     progress: Progress,
-    train_tokens: Int[Array | np.ndarray, "N"],
-    val_tokens: Int[Array | np.ndarray, "M"],
+    train_tokens: Int[AnyArray, "N"],
+    val_tokens: Int[AnyArray, "M"],
     observer: Observer,
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, Params]:

@@ -1,0 +1,40 @@
+"""How annotations are checked while tests run, by jaxtyping's import hook and beartype.
+
+install_import_hook("jaxgru", "annotations.checked")  # before jaxgru is imported
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jaxtyping
+from beartype import BeartypeConf, beartype
+
+
+def checked(function: Callable) -> Callable:
+    """Check a function's annotations at each call; an int is a float, as PEP 484 has it.
+
+    The `__init__` of a `flax.struct.dataclass` is not checked: JAX calls it with leaves of any kind
+    (shapes, shardings, stacked arrays, placeholders) whenever it builds a tree of that structure.
+    """
+    check = beartype(conf=BeartypeConf(is_pep484_tower=True))(function)
+    if function.__name__ != "__init__":
+        return check
+
+    @functools.wraps(function)
+    def init(self, *args, **kwargs):
+        is_tree = hasattr(self, "_flax_dataclass")
+        return (function if is_tree else check)(self, *args, **kwargs)
+
+    return init
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Let a test pass wrong values, to see what the function itself says."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
