@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from jaxgru.cells import GRUParams, LSTMParams, RNNParams, init_gru, init_lstm, init_rnn
 from jaxgru.config import Config, ModelConfig, config_names, load_config
 from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.dropout import Dropout
 from jaxgru.errors import UserError
-from jaxgru.model import Dropout, Params, apply, init, initial_carry, num_params, step
+from jaxgru.layers import bidirectional, unroll
+from jaxgru.model import Params, apply, init, initial_carry, num_params, step
 from jaxgru.pretrained import load_pretrained
 from jaxgru.sampling import generate
 
@@ -14,19 +17,27 @@ __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Dropout",
+    "GRUParams",
+    "LSTMParams",
     "ModelConfig",
     "Params",
+    "RNNParams",
     "UserError",
     "apply",
+    "bidirectional",
     "config_names",
     "generate",
     "init",
+    "init_gru",
+    "init_lstm",
+    "init_rnn",
     "initial_carry",
     "load_config",
     "load_pretrained",
     "load_run",
     "num_params",
     "step",
+    "unroll",
 ]
 
 

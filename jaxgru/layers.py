@@ -1,17 +1,14 @@
-"""One layer over time, and a stack of layers; the choice of the implementation.
+"""Recurrent layers over time: `unroll`, `bidirectional` and `step`; which implementation runs.
 
-`unroll_plain` and `unroll` have one contract. The first is the shortest code, the second is fast:
+Users call these three, batch-major. Inside, arrays are time-major, and one layer is
 
-    unroll(params, x (T, B, E), carry, mask) -> (h' of every step (T, B, H), carry)
+    unroll_layer(params, x (T, B, E), carry, steps) -> (h' of every step (T, B, H), carry)
 
-Arrays are time-major. A mask is dropout inside the recurrence: h' is multiplied by keep · scale,
-and the masked h' is both the output and the state of the next step.
-
-`unroll` is fast for two reasons. x·W of all steps is ONE product before the scan. The backward scan
-carries only the gradient of the state and stores `da`, the gradients of the gates' pre-activations,
-so the gradient of each weight is ONE product after the scan. Autodiff would instead add an (H, H)
-product to an accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2
-and 3.4.
+`unroll_plain` is its definition in the fewest lines, `unroll_layer` computes the same fast, for two
+reasons. x·W of all steps is ONE product before the scan. The backward scan carries only the
+gradient of the state and stores `da`, the gradients of the gates' pre-activations, so the gradient
+of each weight is ONE product after the scan. Autodiff would instead add an (H, H) product to an
+accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
 
 Weights may be bfloat16 beside biases and states of float32: see `cells.base.dot`.
 """
@@ -19,86 +16,355 @@ Weights may be bfloat16 beside biases and states of float32: see `cells.base.dot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer
 
+from jaxgru import cells
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
     IN_ROWS,
+    AnyArray,
     AtOnce,
     Gated,
     Lookup,
     Mask,
+    Steps,
     apply_mask,
     dot,
+    over_time,
     product,
     rows,
     with_hidden,
 )
+from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.kernels import wavefront
 
 IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper")
-"""How layers can be computed. "scan" is `unroll`; "plain" is `unroll_plain`, which forward mode
-needs; "wavefront" and "hopper" are for GPUs, in `kernels/`, and fall back to "scan" if they do not
-support the layers or the device. "auto" is "scan" until those two have been timed on a GPU."""
+"""How layers can be computed. "scan" has a hand-written gradient. "plain" is `unroll_plain`, which
+forward mode needs. "wavefront" and "hopper" are for GPUs, in `kernels/`. They fall back to "scan"
+if they do not support the layers or the device, and for resets, padding, `reverse` and
+`return_carries`. "auto" is "scan" until those two have been timed on a GPU."""
+
+
+# --- For users: batch-major
+
+
+def unroll(
+    layers: CellParams | Sequence[CellParams],
+    x: Float[AnyArray, "B T F"],
+    carry: Any = None,
+    *,
+    reset: Bool[AnyArray, "B T"] | None = None,
+    lengths: Integer[AnyArray, "B"] | None = None,
+    initial: Any = None,
+    reverse: bool = False,
+    time_major: bool = False,
+    return_carries: bool = False,
+    dropout: Dropout | None = None,
+    implementation: str = "auto",
+) -> tuple[Any, ...]:
+    """Run a recurrent layer, or a stack of layers, over a batch of sequences.
+
+    The gradient is hand-written, for reverse mode (`grad`, and `grad` of `grad`). Forward mode
+    needs the implementation "plain".
+
+    Args:
+      layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the
+        input of each is then the output of the one below.
+      x: the input, in floating point. It is converted to the dtype of the layer's biases.
+      carry: the state before the first step, as returned here or by `initial_carry`: for one layer
+        h (B, H), or (h, c) for an LSTM; for a list of layers a tuple of these. None: `initial`.
+      reset: where True, the carry is set to `initial` BEFORE that step: a new episode begins.
+      lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
+        the carry stays that of the last real step, and no gradient comes from them.
+      initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
+        have the same. It gets its gradient, so it can be learnt. None: zeros.
+      reverse: read from the last real step to the first. Padding stays at the end.
+      time_major: x and the output are (T, B, ...), and so is `reset`.
+      return_carries: also return the carry after every step, (B, T, H) each, in the form of
+        `carry`.
+      dropout: in training. The mask inside the recurrence is drawn per layer and step.
+      implementation: one of `IMPLEMENTATIONS`.
+
+    Returns:
+      (y, carry): the last layer's h' of every step (B, T, H), and the carry after the last step.
+      With `return_carries`, (y, carry, carries).
+
+    Raises:
+      ValueError: the shape or dtype of an argument does not fit; a length is not in 0 … T.
+    """
+    stack, one = _stack(layers)
+    if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
+            "time_major=True."
+        )
+    x = jnp.asarray(x) if time_major else jnp.swapaxes(x, 0, 1)
+    T, B, _ = x.shape
+    start = None if initial is None else _starts(stack, one, initial, B)
+    if carry is None:
+        carry = start or initial_carry(stack, B)
+    else:
+        carry = (carry,) if one else tuple(carry)
+        check_carry(stack, carry, B)
+    if reset is not None:
+        shape = (T, B) if time_major else (B, T)
+        if reset.shape != shape or reset.dtype != bool:
+            raise ValueError(f"reset is {reset.dtype} {reset.shape}; it must be bool {shape}.")
+        reset = jnp.asarray(reset) if time_major else jnp.swapaxes(reset, 0, 1)
+    real = None if lengths is None else _real(lengths, T, B)
+    x = x.astype(jnp.result_type(*jax.tree.leaves(initial_carry(stack[:1], 1))))
+    if real is not None:
+        x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
+    masks = dropout_masks(stack, dropout, B, T)
+    y, carry, carries = _run(
+        stack, x, carry, masks, implementation, reset, start, real, reverse, return_carries
+    )
+    if real is not None:
+        y = jnp.where(real[..., None], y, 0)
+    if not time_major:
+        y, carries = jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), (y, carries))
+    carry, carries = (carry[0], carries and carries[0]) if one else (carry, carries)
+    return (y, carry, carries) if return_carries else (y, carry)
+
+
+def bidirectional(
+    forward: CellParams | Sequence[CellParams],
+    backward: CellParams | Sequence[CellParams],
+    x: Float[AnyArray, "B T F"],
+    carry: Any = None,
+    *,
+    lengths: Integer[AnyArray, "B"] | None = None,
+    time_major: bool = False,
+    implementation: str = "auto",
+) -> tuple[Array, Any]:
+    """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)`.
+
+    Each layer of a stack reads the outputs of both directions of the layer below, side by side.
+
+    Args:
+      forward, backward: a layer for each direction, or as many layers in lists of the same length.
+      carry: a pair, of the forward and of the backward layers, each as for `unroll`.
+      x, lengths, time_major, implementation: as for `unroll`.
+
+    Returns:
+      y (B, T, H + H), forward outputs first, and the pair of carries after the last steps: for the
+      backward layers, the step that reads the first input.
+
+    Raises:
+      ValueError: as `unroll`; or the lists are not of one length.
+    """
+    (stacks, ones) = zip(_stack(forward), _stack(backward), strict=True)
+    if len(stacks[0]) != len(stacks[1]):
+        raise ValueError(
+            f"there are {len(stacks[0])} forward and {len(stacks[1])} backward layers; there must "
+            "be as many."
+        )
+    if carry is None:
+        carries = [[None] * len(stack) for stack in stacks]
+    else:
+        carries = [[c] if one else list(c) for c, one in zip(carry, ones, strict=True)]
+    ends: tuple[list, list] = ([], [])
+    for pair in zip(*stacks, *carries, strict=True):
+        outputs = []
+        for i, reverse in enumerate((False, True)):
+            y, end = unroll(
+                pair[i],
+                x,
+                pair[2 + i],
+                lengths=lengths,
+                reverse=reverse,
+                time_major=time_major,
+                implementation=implementation,
+            )
+            outputs.append(y)
+            ends[i].append(end)
+        x = jnp.concatenate(outputs, axis=-1)
+    return x, tuple(end[0] if one else tuple(end) for end, one in zip(ends, ones, strict=True))
+
+
+def step(
+    layers: CellParams | Sequence[CellParams],
+    x: Float[AnyArray, "B F"],
+    carry: Any,
+    *,
+    reset: Bool[AnyArray, "B"] | None = None,
+    initial: Any = None,
+) -> tuple[Float[Array, "B H"], Any]:
+    """Compute one step of `unroll`, up to rounding, without the time axis: a policy as it acts.
+
+    Args:
+      layers, carry, initial: as for `unroll`.
+      x: the input (B, F) of this step.
+      reset: where True, the carry is set to `initial` before the step.
+
+    Returns:
+      h' of the last layer (B, H), and the next carry.
+
+    Raises:
+      ValueError: the shape or dtype of an argument does not fit.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x is {x.shape}; for one step it must be (B, F).")
+    flags = None if reset is None else reset[None]
+    y, carry = unroll(
+        layers, x[None], carry, reset=flags, initial=initial, time_major=True, implementation="scan"
+    )
+    return y[0], carry
+
+
+def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: int) -> Any:
+    """Return zeros as the carry before the first step: of one layer, or a tuple for a list."""
+    stack, one = _stack(layers)
+    carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
+    return carry[0] if one else carry
+
+
+def check_carry(layers: Sequence[CellParams], carry: Any, batch_size: int) -> None:
+    """Raise ValueError if the carry does not fit the layers and the batch, or is narrower."""
+    expected = jax.eval_shape(partial(initial_carry, batch_size=batch_size), tuple(layers))
+    seen = jax.tree.map(jnp.shape, carry)
+    wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
+    if seen != wanted:
+        raise ValueError(
+            f"the carry's shapes are {seen}, but these layers and this batch need {wanted}: "
+            "one entry per layer, made by initial_carry or returned by the step before."
+        )
+    for leaf, like in zip(jax.tree.leaves(carry), jax.tree.leaves(expected), strict=True):
+        dtype = jnp.result_type(leaf)
+        if jnp.promote_types(dtype, like.dtype) != dtype:
+            raise ValueError(f"the carry's dtype is {dtype}; this model's is {like.dtype}.")
+
+
+def _stack(layers: CellParams | Sequence[CellParams]) -> tuple[tuple[CellParams, ...], bool]:
+    """Return the layers as a tuple, and whether it was one layer and no list."""
+    one = not isinstance(layers, Sequence)
+    stack = (layers,) if one else tuple(layers)
+    if not stack:
+        raise ValueError("there are no layers; there must be at least one.")
+    for layer in stack:
+        cell_of(layer)
+    return jax.tree.map(jnp.asarray, stack), one
+
+
+def _starts(stack: tuple, one: bool, initial: Any, batch_size: int) -> tuple[Carry, ...]:
+    """Return `initial` with the batch axis, in the dtype of the carry."""
+    like = jax.eval_shape(partial(initial_carry, batch_size=batch_size), stack)
+    initial = (initial,) if one else tuple(initial)
+    shapes, rows_of = (jax.tree.map(lambda leaf: leaf.shape[axis:], like) for axis in (0, 1))
+    seen = jax.tree.map(jnp.shape, initial)
+    if seen not in (shapes, rows_of):
+        raise ValueError(
+            f"the shapes of initial are {seen}; these layers need {rows_of}, or {shapes} with the "
+            "batch axis."
+        )
+    return jax.tree.map(
+        lambda leaf, like: jnp.broadcast_to(jnp.asarray(leaf, like.dtype), like.shape),
+        initial,
+        like,
+    )
+
+
+def _real(lengths: AnyArray, T: int, B: int) -> Bool[Array, "T B"]:
+    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
+        )
+    if not isinstance(lengths, jax.core.Tracer):
+        known = np.asarray(lengths)
+        if B and not 0 <= known.min() <= known.max() <= T:
+            raise ValueError(
+                f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
+            )
+    return jnp.arange(T)[:, None] < jnp.asarray(lengths)
+
+
+# --- Inside: time-major
 
 
 def unroll_plain(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    mask: Mask | None = None,
-) -> tuple[Float[Array, "T B H"], Carry]:
+    steps: Steps = Steps(),
+    reverse: bool = False,
+    every: bool = False,
+) -> tuple[Any, Carry]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
+    start = cells.zero_carry(params, hidden(carry).shape[0]) if steps.start is None else steps.start
 
-    def step(carry: Carry, x_keep: tuple) -> tuple[Carry, Array]:
-        x, keep = x_keep
-        carry = cell.step(params, carry, x)
-        h = IN_ROWS.masked(hidden(carry), mask, keep)
-        return with_hidden(carry, h), h
+    def step(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
+        x, keep, reset, real = inputs
+        current = carry if reset is None else _choose(reset, start, carry)
+        after = cell.step(params, current, x)
+        after = with_hidden(after, IN_ROWS.masked(hidden(after), steps.mask, keep))
+        after = after if real is None else _choose(real, after, carry)
+        return after, after if every else hidden(after)
 
-    carry, h = jax.lax.scan(step, carry, (_looked_up(x), mask and mask.keep))
+    inputs = _looked_up(x), steps.mask and steps.mask.keep, steps.reset, steps.real
+    carry, h = jax.lax.scan(step, carry, inputs, reverse=reverse)
     return h, carry
 
 
-def unroll(
+def _choose(flag: Bool[Array, "B"], x: Carry, y: Carry) -> Carry:
+    def where(x: Array, y: Array) -> Array:
+        return jnp.where(flag.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(where, x, y)
+
+
+def unroll_layer(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    mask: Mask | None = None,
+    steps: Steps = Steps(),
     implementation: str = "auto",
-) -> tuple[Float[Array, "T B H"], Carry]:
-    """Compute a layer over time, equal to `unroll_plain` up to rounding, with its own gradient.
-
-    The hand-written gradient supports reverse mode: `grad`, and `grad` of `grad`. Forward mode
-    (`jvp`, `jacfwd`, `hessian`) needs the implementation "plain".
+    reverse: bool = False,
+    every: bool = False,
+) -> tuple[Any, Carry]:
+    """Compute one layer over time, equal to `unroll_plain` up to rounding, with its own gradient.
 
     Args:
       params: one layer's parameters.
       x: the layer's input, as an array or as a `Lookup`.
       carry: the state before the first step.
-      mask: dropout inside the recurrence, or None. It is not differentiated.
+      steps: dropout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
+      reverse: run from the last step to the first.
+      every: return the whole carry of every step, not only h.
 
     Returns:
-      The (masked) h' of every step, and the carry after the last one.
+      The (masked) h' of every step, or the carry of every step; and the carry after the last one.
+
+    Raises:
+      ValueError: x does not have as many features as the layer takes.
     """
     cell = cell_of(params)
-    if implementation == "plain" or cell.fast is None:
-        return unroll_plain(params, x, carry, mask)
-    layer = cell.fast(params)
-    if isinstance(layer, AtOnce):
-        return layer.all_steps(_looked_up(x), carry, mask)
-    if implementation == "hopper":
+    layer = cell.fast(params) if cell.fast and implementation != "plain" else None
+    only_mask = steps._replace(mask=None) == Steps() and not reverse and not every
+    if isinstance(layer, AtOnce) and only_mask:
+        return layer.all_steps(_looked_up(x), carry, steps.mask)
+    if not isinstance(layer, Gated):
+        return unroll_plain(params, x, carry, steps, reverse, every)
+    features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
+    if features != layer.W.shape[0]:
+        raise ValueError(f"x has {features} features per step; the layer takes {layer.W.shape[0]}.")
+    a = product(x, layer.W) + layer.b
+    if implementation == "hopper" and only_mask:
         from jaxgru.kernels import gru_hopper  # Pallas takes 0.6 s to import
 
-        layer = gru_hopper.accelerated(layer, hidden(carry))
-    return layer.over_time(layer.U, carry, product(x, layer.W) + layer.b, mask)
+        if gru_hopper.supports_layer(layer, hidden(carry)):
+            return gru_hopper.over_time(layer, hidden(carry), a, steps.mask)
+    return over_time(layer.recurrence, layer.U, carry, a, steps, reverse, every)
 
 
-def unroll_layers(
+def unroll_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
@@ -117,23 +383,44 @@ def unroll_layers(
     Raises:
       ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
+    return _run(layers, x, carry, masks, implementation)[:2]
+
+
+def _run(
+    layers: Sequence[CellParams],
+    x: Float[Array, "T B E"] | Lookup,
+    carry: Sequence[Carry],
+    masks: Sequence[tuple[Mask | None, Mask | None]],
+    implementation: str,
+    reset: Bool[Array, "T B"] | None = None,
+    starts: Sequence[Carry] | None = None,
+    real: Bool[Array, "T B"] | None = None,
+    reverse: bool = False,
+    every: bool = False,
+) -> tuple[Array, tuple[Carry, ...], tuple | None]:
+    """Compute a stack of layers: the output, the last carries, and the carries of every step."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"the implementation is {implementation!r}; it must be one of "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
-    if implementation == "wavefront":
+    only_masks = reset is None and real is None and not reverse and not every
+    if implementation == "wavefront" and only_masks:
         T = len(x.ids if isinstance(x, Lookup) else x)
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
         gated = [layer for layer in fast if isinstance(layer, Gated)]
         if len(gated) == len(layers) and wavefront.supports(gated, T):
-            return wavefront.unroll_layers(gated, x, carry, masks)
-    new_carry = []
-    for layer, c, (state_mask, output_mask) in zip(layers, carry, masks, strict=True):
-        h, c = unroll(layer, x, c, state_mask, implementation)
-        x = apply_mask(h, output_mask)
-        new_carry.append(c)
-    return _looked_up(x), tuple(new_carry)
+            return *wavefront.unroll_stack(gated, x, carry, masks), None
+    ends, carries = [], []
+    for i, (layer, c, (state_mask, output_mask)) in enumerate(
+        zip(layers, carry, masks, strict=True)
+    ):
+        steps = Steps(state_mask, reset, starts and starts[i] if reset is not None else None, real)
+        h, c = unroll_layer(layer, x, c, steps, implementation, reverse, every)
+        x = apply_mask(hidden(h) if every else h, output_mask)
+        ends.append(c)
+        carries.append(h)
+    return _looked_up(x), tuple(ends), tuple(carries) if every else None
 
 
 def layer_stepper(
@@ -152,7 +439,7 @@ def layer_stepper(
     layer = cell.fast(params) if cell.fast else None
     if not isinstance(layer, Gated):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    step, W, b, U = layer.step, layer.W, layer.b, layer.U
+    step, W, b, U = layer.recurrence.step, layer.W, layer.b, layer.U
     if table is None:
         return lambda carry, x: step(IN_ROWS, U, carry, dot(x, W) + b)[0]
     a = dot(table, W) + b

@@ -14,14 +14,15 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Lookup, Mask, dot, rows
+from jaxgru import layers as recurrent
+from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
+from jaxgru.cells.base import AnyArray, Lookup, dot, rows
 from jaxgru.config import ModelConfig
-from jaxgru.layers import layer_stepper, unroll_layers
+from jaxgru.dropout import Dropout, dropout_masks
+from jaxgru.layers import check_carry, layer_stepper, unroll_stack
 
 
 @struct.dataclass
@@ -48,25 +49,6 @@ class Params:
     layers: tuple[CellParams, ...]
     norm: LayerNormParams | None
     head: HeadParams
-
-
-@struct.dataclass
-class Dropout:
-    """Dropout for one training step: a new mask per layer and time step, drawn from `key`.
-
-    rate: the probability of dropping a unit.
-    site: where units are dropped: "state", inside the recurrence of every layer (as in the study's
-      code); "between", in each layer's output to the next layer; "output", in the last layer's
-      output.
-    first_row, first_step: if the batch is a part of a larger one, the row and the time step of the
-      larger batch at which it starts; the masks are then that part of the larger batch's masks.
-    """
-
-    key: PRNGKeyArray
-    rate: float = struct.field(pytree_node=False)
-    site: str = struct.field(pytree_node=False, default="state")
-    first_row: int | Int[Array, ""] = 0
-    first_step: int | Int[Array, ""] = 0
 
 
 SMALL_VOCABULARY = 256  # up to this size, a sampler multiplies the whole embedding once
@@ -129,12 +111,19 @@ def round_weights(params: Params, dtype: DTypeLike) -> Params:
     return dataclasses.replace(params, layers=layers, head=head)
 
 
-def initial_carry(params: Params, batch_size: int) -> ModelCarry:
-    """Return the state before the first token: zeros, one entry per layer.
+def initial_carry(params: Params | CellParams, batch_size: int) -> ModelCarry:
+    """Return the state before the first step: zeros.
 
-    An entry is h for a GRU or an RNN, (h, c) for an LSTM, (h, its last inputs) for an MLP.
+    Args:
+      params: a model's, or those of one layer or of a list of layers.
+
+    Returns:
+      One entry per layer: h for a GRU or an RNN, (h, c) for an LSTM, (h, its last inputs) for an
+      MLP. For one layer, the entry itself.
     """
-    return tuple(zero_carry(layer, batch_size) for layer in params.layers)
+    return recurrent.initial_carry(
+        params.layers if isinstance(params, Params) else params, batch_size
+    )
 
 
 def apply(
@@ -166,28 +155,37 @@ def apply(
     if carry is None:
         carry = initial_carry(params, B)
     else:
-        check_carry(params, carry, B)
-    masks = dropout_masks(params, dropout, B, T)
+        check_carry(params.layers, carry, B)
+    masks = dropout_masks(params.layers, dropout, B, T)
 
     params = _on_device(params)
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     if B * T < len(params.embedding):
         x = x.rows()
-    h, carry = unroll_layers(params.layers, x, carry, masks, implementation)
+    h, carry = unroll_stack(params.layers, x, carry, masks, implementation)
     return _logits(params, h).swapaxes(0, 1), carry
 
 
-def step(
-    params: Params, token: Integer[AnyArray, "B"] | Bool[AnyArray, "B"], carry: ModelCarry
-) -> tuple[Float[Array, "B V"], ModelCarry]:
+def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> tuple[Array, Any]:
     """Compute `apply` for one token per row, without the time axis.
+
+    For recurrent layers in place of a model, this is `jaxgru.layers.step(layers, x, carry)`.
+
+    Args:
+      token: (B,), one token per row.
+      carry: the state before the token.
+
+    Returns:
+      The logits of the next token (B, V), and the next carry.
 
     Raises:
       ValueError: the token is not (B,), or the carry is wrong as in `apply`.
     """
+    if not isinstance(params, Params):
+        return recurrent.step(params, token, carry, **options)
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
-    check_carry(params, carry, len(token))
+    check_carry(params.layers, carry, len(token))
     params = _on_device(params)
     layers = [partial(cell, layer) for layer in params.layers]
     return _one_step(params, layers, rows(params.embedding, jnp.asarray(token)), carry)
@@ -240,77 +238,3 @@ def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "..
     x = x - x.mean(axis=-1, keepdims=True)
     variance = (x * x).mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift
-
-
-def dropout_masks(
-    params: Params, dropout: Dropout | None, batch_size: int, num_steps: int
-) -> list[tuple[Mask | None, Mask | None]]:
-    """Draw a pair of masks (T, B, H) per layer: inside the recurrence, and on the layer's output.
-
-    16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
-    uses the rounded rate, so expectations are exact.
-
-    Raises:
-      ValueError: the rate is not in [0, 1), or the site is not state, between or output.
-    """
-    L = len(params.layers)
-    if dropout is None or dropout.rate == 0:
-        return [(None, None)] * L
-    if not 0 < dropout.rate < 1:
-        raise ValueError(f"the dropout rate is {dropout.rate}; it must be at least 0 and below 1.")
-    if dropout.site not in ("state", "between", "output"):
-        raise ValueError(
-            f"the dropout site is {dropout.site!r}; it must be state, between or output."
-        )
-    H, V = params.head.Wo.shape
-    threshold = min(round(dropout.rate * 2**16), 2**16 - 1)
-    scale = jnp.asarray(1 / (1 - threshold / 2**16), params.head.bo.dtype)
-    masks: list[tuple[Mask | None, Mask | None]] = []
-    for i, key in enumerate(jax.random.split(dropout.key, L)):
-        last = i == L - 1
-        if dropout.site == "between" and last or dropout.site == "output" and not last:
-            masks.append((None, None))
-            continue
-        bits = _random_16_bits(
-            key, (num_steps, batch_size, H), dropout.first_step, dropout.first_row
-        )
-        mask = Mask(bits >= threshold, scale)
-        masks.append((mask, None) if dropout.site == "state" else (None, mask))
-    return masks
-
-
-def _random_16_bits(
-    key: PRNGKeyArray,
-    shape: tuple[int, int, int],
-    first_step: int | Int[Array, ""],
-    first_row: int | Int[Array, ""],
-) -> UInt32[Array, "T B H"]:
-    """Draw uniformly from 0 … 2¹⁶ − 1, four numbers per Threefry block (Salmon et al., SC 2011).
-
-    `jax.random.bits` computes one block per number, however few its bits: five times slower.
-    """
-    T, B, H = shape
-    key_words = jax.random.bits(key, (2,), jnp.uint32)
-    blocks = -(-H // 4)
-    t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
-    t, b = t + jnp.uint32(first_step), b + jnp.uint32(first_row)
-    counters = jnp.stack([t, b * blocks + i])  # all different
-    words = threefry_2x32(key_words, counters)
-    halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
-    return jnp.concatenate(halves, axis=-1)[..., :H]
-
-
-def check_carry(params: Params, carry: ModelCarry, batch_size: int) -> None:
-    """Raise ValueError if the carry does not fit this model and batch, or its dtype is narrower."""
-    expected = jax.eval_shape(lambda: initial_carry(params, batch_size))
-    seen = jax.tree.map(jnp.shape, carry)
-    wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
-    if seen != wanted:
-        raise ValueError(
-            f"the carry's shapes are {seen}, but this model and batch need {wanted}: "
-            "one entry per layer, made by initial_carry or returned by apply."
-        )
-    for leaf, like in zip(jax.tree.leaves(carry), jax.tree.leaves(expected), strict=True):
-        dtype = jnp.result_type(leaf)
-        if jnp.promote_types(dtype, like.dtype) != dtype:
-            raise ValueError(f"the carry's dtype is {dtype}; this model's is {like.dtype}.")

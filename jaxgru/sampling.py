@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.model import ModelCarry, Params, apply, check_carry, initial_carry, stepper
+from jaxgru.layers import check_carry
+from jaxgru.model import ModelCarry, Params, apply, initial_carry, stepper
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
@@ -122,7 +123,7 @@ def _generate(
     start = initial_carry(params, prompt.shape[0])
     if carry is None:
         carry = start
-    check_carry(params, carry, prompt.shape[0])
+    check_carry(params.layers, carry, prompt.shape[0])
     if stateful and prompt.shape[1] > 1:
         _, carry = apply(params, prompt[:, :-1], carry)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams
-from jaxgru.layers import unroll
+from jaxgru.layers import unroll_layer
 from parity_tests.bridge import TOLERANCE, agree, random_array, random_cell
 
 SIZES = [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)]
@@ -58,7 +58,7 @@ class Case:
             def value(layers, x, carry):
                 h, new = x.swapaxes(0, 1), []
                 for layer, state in zip(layers, carry, strict=True):
-                    h, state = unroll(layer, h, state)
+                    h, state = unroll_layer(layer, h, state)
                     new.append(state)
                 results = h.swapaxes(0, 1), tuple(new)
                 return self.objective(*results), results

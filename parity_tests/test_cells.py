@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import torchref
 from jaxgru import cells
-from jaxgru.layers import unroll, unroll_plain
+from jaxgru.layers import unroll_layer, unroll_plain
 from parity_tests.bridge import (
     DTYPES,
     TOLERANCE,
@@ -60,14 +60,14 @@ def test_one_step(cell, dtype, B, E, H, second_bias, seed):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("run, B, T, E, H", [
-    (unroll, 4, 128, 24, 32), (unroll, 1, 128, 3, 1), (unroll_plain, 4, 128, 24, 32),
+    (unroll_layer, 4, 128, 24, 32), (unroll_layer, 1, 128, 3, 1), (unroll_plain, 4, 128, 24, 32),
 ])  # fmt: skip
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_layer(cell, run, dtype, B, T, E, H):
     """Outputs, final carry, and the gradients of every weight, of the input and of the carry.
 
     The gradient is that of a random linear function of all outputs and the final carry, so that
-    each of them takes part. `unroll` has a hand-written backward pass; `unroll_plain` has JAX's.
+    each of them takes part. `unroll_layer` has a hand-written backward pass; `unroll_plain` has JAX's.
     """
     rng = np.random.default_rng(0)
     params = random_cell(rng, cell, E, H, True, dtype)
@@ -96,7 +96,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
-        h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)
+        h, theirs_out = torchref.models.unroll_layer(module, theirs_x, theirs_in)
         results = [h, *theirs_out]
         sum((to_torch(w) * r).sum() for w, r in zip(weights, results, strict=True)).backward()
 

@@ -68,7 +68,7 @@ def compare(
 
     masks = None
     if dropout is not None:
-        masks = masks_to_torch(dropout_masks(params, dropout, *tokens.shape))
+        masks = masks_to_torch(dropout_masks(params.layers, dropout, *tokens.shape))
     model = torch_model(params, site=dropout.site if dropout else "state")
     theirs_in = carry_to_torch(carry)
     for tensor in jax.tree.leaves(theirs_in):
@@ -160,7 +160,7 @@ def test_masks_are_fresh_and_sized(site):
     drawn = [
         mask
         for key in (1, 2)
-        for pair in dropout_masks(params, Dropout(jax.random.key(key), rate, site), B, T)
+        for pair in dropout_masks(params.layers, Dropout(jax.random.key(key), rate, site), B, T)
         for mask in pair
         if mask is not None
     ]

@@ -144,7 +144,7 @@ def test_causality_and_independent_rows(cell, site, dtype):
     by_logits, by_carry = jax.jit(jax.jacrev(results))(params.embedding)
 
     model = torch_model(params)
-    masks = masks_to_torch(dropout_masks(params, dropout, B, T)) if dropout else None
+    masks = masks_to_torch(dropout_masks(params.layers, dropout, B, T)) if dropout else None
     name = "embeddings.weight" if cell == "lstm" else "embedding.weight"
 
     def theirs_of(embedding):

@@ -84,7 +84,7 @@ class Both:
         dropout = Dropout(dropout_key, model.dropout, model.dropout_site)
         masks = None
         if model.dropout:
-            masks = masks_to_torch(dropout_masks(self.like, dropout, *shape))
+            masks = masks_to_torch(dropout_masks(self.like.layers, dropout, *shape))
         return to_torch(inputs), to_torch(targets), masks
 
     def theirs(self, name: str | None = None) -> Params:

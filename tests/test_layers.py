@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells
-from jaxgru.cells.base import Lookup, Mask, dot
-from jaxgru.layers import layer_stepper, unroll, unroll_plain
+from jaxgru.cells.base import Lookup, Mask, Steps, dot
+from jaxgru.layers import layer_stepper, unroll_layer, unroll_plain
 
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
@@ -31,7 +31,7 @@ def float64():
         yield
 
 
-jit_unroll = jax.jit(unroll)
+jit_unroll = jax.jit(unroll_layer)
 
 
 @partial(jax.jit, static_argnums=tuple(range(6)))
@@ -56,10 +56,10 @@ def value_and_gradients(function, p, x, carry, mask):
     """A scalar in which every output takes part with its own weight, and all its gradients."""
 
     def scalar(p, x, carry):
-        outputs = jax.tree.leaves(function(p, x, carry, mask))
+        outputs = jax.tree.leaves(function(p, x, carry, Steps(mask)))
         return sum(jnp.sum(y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)) for y in outputs)
 
-    return function(p, x, carry, mask), jax.grad(scalar, (0, 1, 2))(p, x, carry)
+    return function(p, x, carry, Steps(mask)), jax.grad(scalar, (0, 1, 2))(p, x, carry)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -70,7 +70,7 @@ def test_equals_the_plain_scan(kind, masked, sizes, seed):
     """Outputs, carry and every gradient in float64; sums of ≤ 49 terms differ by rounding only."""
     with jax.enable_x64(True):
         args = problem(kind, *sizes, masked, seed)
-        ours = value_and_gradients(unroll, *args)
+        ours = value_and_gradients(unroll_layer, *args)
         plain = value_and_gradients(unroll_plain, *args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), ours, plain)
 
@@ -78,7 +78,7 @@ def test_equals_the_plain_scan(kind, masked, sizes, seed):
 @pytest.mark.parametrize("kind", INIT)
 def test_gradients_against_finite_differences(kind):
     p, x, carry, mask = problem(kind, 4, 2, 3, 2, masked=True)
-    function = jax.jit(lambda *a: unroll(*a, mask))
+    function = jax.jit(lambda *a: unroll_layer(*a, Steps(mask)))
     check_grads(function, (p, x, carry), order=1, modes=["rev"], atol=1e-6)
 
 
@@ -89,11 +89,11 @@ def test_splitting_the_sequence_changes_nothing(kind, cut, seed):
     with jax.enable_x64(True):
         sizes = (5, 2, 3, 4)
         p, x, carry, mask = problem(kind, *sizes, True, seed)
-        whole, last = jit_unroll(p, x, carry, mask)
-        first, carry = jit_unroll(p, x[:cut], carry, Mask(mask.keep[:cut], mask.scale))
+        whole, last = jit_unroll(p, x, carry, Steps(mask))
+        first, carry = jit_unroll(p, x[:cut], carry, Steps(Mask(mask.keep[:cut], mask.scale)))
         np.testing.assert_allclose(first, whole[:cut], 1e-12, 1e-13)
         if cut < sizes[0]:
-            second, carry = jit_unroll(p, x[cut:], carry, Mask(mask.keep[cut:], mask.scale))
+            second, carry = jit_unroll(p, x[cut:], carry, Steps(Mask(mask.keep[cut:], mask.scale)))
             np.testing.assert_allclose(second, whole[cut:], 1e-12, 1e-13)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-13), carry, last)
 
@@ -103,7 +103,7 @@ def test_a_mask_acts_inside_the_recurrence(kind):
     """A unit dropped at step 0 is zero in that output AND unseen by step 1."""
     p, x, carry, _ = problem(kind, 2, 1, 3, 4, masked=False)
     keep = jnp.ones((2, 1, 4), bool).at[0, 0, 2].set(False)
-    h, _ = unroll(p, x, carry, Mask(keep, jnp.float64(1.0)))
+    h, _ = unroll_layer(p, x, carry, Steps(Mask(keep, jnp.float64(1.0))))
     first = cells.cell(p, carry, x[0])
     dropped = cells.hidden(first).at[0, 2].set(0)
     second = cells.cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
@@ -118,11 +118,11 @@ def test_a_lookup_is_its_rows(kind):
     table = jax.random.normal(jax.random.key(7), (4, 3), jnp.float64)
     index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
 
-    def lookup(p, table, carry, mask):
-        return unroll(p, Lookup(table, index), carry, mask)
+    def lookup(p, table, carry, steps):
+        return unroll_layer(p, Lookup(table, index), carry, steps)
 
-    def plain(p, table, carry, mask):
-        return unroll_plain(p, table[index], carry, mask)
+    def plain(p, table, carry, steps):
+        return unroll_plain(p, table[index], carry, steps)
 
     both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), *both)
@@ -144,7 +144,7 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
 def test_under_vmap(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
     xs = jnp.stack([x, -x])
-    h, _ = jax.vmap(lambda x: unroll(p, x, carry))(xs)
+    h, _ = jax.vmap(lambda x: unroll_layer(p, x, carry))(xs)
     np.testing.assert_allclose(h[1], unroll_plain(p, -x, carry)[0], 1e-12)
 
 
@@ -182,7 +182,7 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
         r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
         n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
         state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
-    ours, gradients = value_and_gradients(unroll, narrow, x, h, mask)
+    ours, gradients = value_and_gradients(unroll_layer, narrow, x, h, mask)
     np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
     _, plain = value_and_gradients(unroll_plain, narrow, x, h, mask)
     for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):

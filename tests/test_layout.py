@@ -8,7 +8,7 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "errors", "files", "cells", "kernels", "layers", "config", "data", "parallel", "model",
+    "errors", "files", "cells", "kernels", "dropout", "layers", "config", "data", "parallel", "model",
     "sampling", "evaluation", "training", "interop", "pretrained", "runs", "analysis", "cli",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent

@@ -200,7 +200,7 @@ def test_dropout_sites(site, num_layers):
     """Which layers have which mask: (inside the recurrence, on the layer's output)."""
     config = dataclasses.replace(KINDS["gru"], num_layers=num_layers)
     params = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
-    masks = dropout_masks(params, Dropout(jax.random.key(0), 0.5, site), 2, 6)
+    masks = dropout_masks(params.layers, Dropout(jax.random.key(0), 0.5, site), 2, 6)
     present = [(state is not None, output is not None) for state, output in masks]
     last = num_layers - 1
     assert present == [
@@ -225,8 +225,8 @@ def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
     """What lets a batch be split over devices, and a sequence into parts computed anew."""
     params = jaxgru.init(jax.random.key(0), ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2))
     key = jax.random.key(1)
-    whole = dropout_masks(params, Dropout(key, 0.4), 6, 7)
-    part = dropout_masks(params, Dropout(key, 0.4, first_row=3, first_step=4), 2, 3)
+    whole = dropout_masks(params.layers, Dropout(key, 0.4), 6, 7)
+    part = dropout_masks(params.layers, Dropout(key, 0.4, first_row=3, first_step=4), 2, 3)
     for (mask, _), (of_part, _) in zip(whole, part, strict=True):
         assert of_part.keep.shape == (3, 2, H)
         np.testing.assert_array_equal(of_part.keep, mask.keep[4:, 3:5])
@@ -236,7 +236,7 @@ def test_dropout_masks_are_fresh_and_of_the_right_rate():
     """Rate within 4 standard deviations; expectations exact; nothing shared by steps or layers."""
     config = ModelConfig(hidden_dim=128, num_layers=2)
     params = jaxgru.init(jax.random.key(0), config)
-    (first, _), (second, _) = dropout_masks(params, Dropout(jax.random.key(1), 0.1), 64, 50)
+    (first, _), (second, _) = dropout_masks(params.layers, Dropout(jax.random.key(1), 0.1), 64, 50)
     n = first.keep.size
     assert abs(float(first.keep.mean()) - 0.9) < 4 * np.sqrt(0.1 * 0.9 / n)
     assert float(first.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
@@ -263,7 +263,7 @@ def test_output_dropout_precedes_the_layer_norm():
     """Leviathan: mask the last layer's output, then normalise it, then the head."""
     params = perturbed(KINDS["lstm"])
     dropout = Dropout(jax.random.key(0), 0.5, "output")
-    masks = dropout_masks(params, dropout, 2, 6)
+    masks = dropout_masks(params.layers, dropout, 2, 6)
     h = jaxgru.initial_carry(params, 2)
     x = params.embedding[TOKENS.T]
     for layer, carry in zip(params.layers, h, strict=True):

@@ -48,21 +48,37 @@ class Cell:
     fast: Callable[[Any], Gated | AtOnce] | None = None
 
 
+class Recurrence(NamedTuple):
+    """The equations of a gated layer after the input product a = x·W + b; `over_time` runs them.
+
+    Carries, a and the values that are passed from one function to another are in a `Layout`.
+
+    step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs.
+    step_gradient: (layout, U, gradient of the next carry, carry, saved) → the gradient of the
+      carry, and `kept`: what `gradients` needs. U is transposed. If the carry is a pair (h, c), the
+      next c comes first in `saved`.
+    gradients: (U, h before each step (T, B, H), kept, batch-major: (T, B, ...)) → the gradients of
+      U and of a.
+    """
+
+    step: Callable[..., tuple[Any, tuple[Array, ...]]]
+    step_gradient: Callable[..., tuple[Any, tuple[Array, ...]]]
+    gradients: Callable[..., tuple[tuple[Array, ...], Array]]
+
+
 class Gated(NamedTuple):
     """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
     W: (E, G·H), the concatenated input weights.
     b: (G·H), the summed biases.
-    U: the recurrent weights.
-    step: (layout, U, carry, a) → the next carry, and the values that the backward pass needs.
-    over_time: (U, carry, a (T, B, G·H), mask) → h' of every step, and the last carry.
+    U: the recurrent weights (H, ...), and the biases (H) inside the recurrence.
+    recurrence: what happens at each step.
     """
 
     W: Array
     b: Array
     U: tuple[Array, ...]
-    step: Callable[..., tuple[Any, tuple[Array, ...]]]
-    over_time: Callable[..., tuple[Array, Any]]
+    recurrence: Recurrence
 
 
 class AtOnce(NamedTuple):
@@ -79,6 +95,24 @@ class Mask(NamedTuple):
 
     keep: Bool[Array, "... B H"]
     scale: Float[Array, ""]
+
+
+class Steps(NamedTuple):
+    """What happens at particular steps of a layer.
+
+    mask: dropout inside the recurrence: h' is multiplied by keep · scale.
+    reset: where True, the carry is set to `start` before the step.
+    start: the carry after a reset; None: zeros.
+    real: where False, the step is padding: the carry stays.
+    """
+
+    mask: Mask | None = None
+    reset: Bool[Array, "T B"] | None = None
+    start: Carry | None = None
+    real: Bool[Array, "T B"] | None = None
+
+
+EVERY_STEP = Steps()
 
 
 class Lookup(NamedTuple):
@@ -133,14 +167,16 @@ def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array]
 # --- Products
 
 
-def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
-    """Return x·y, accumulated and returned in `dtype`; x and y have the same dtype.
+def _contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
+    """Return the contraction of x and y, of one dtype, accumulated and returned in `dtype`.
 
     XLA's CPU back end first chooses how to multiply in bfloat16 and then fuses transpositions into
     the product, but it cannot execute one whose left factor is transposed ("UNIMPLEMENTED ...
     DotThunk"). On a CPU, barriers therefore keep transpositions out of the product.
     """
-    multiply = partial(jnp.matmul, preferred_element_type=dtype)
+    multiply = partial(
+        jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype
+    )
     if x.dtype == dtype:
         return multiply(x, y)
     apart = jax.lax.optimization_barrier
@@ -152,22 +188,21 @@ def _matmul(x: Array, y: Array, dtype: DTypeLike) -> Array:
 def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
     """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
 
-    The gradients are computed in the same way: each is one product of operands rounded to W's
-    dtype. Matrix units compute this (bfloat16 in, float32 out); `x @ W` would not request it.
+    Each gradient is one product, too, of operands rounded to W's dtype. Matrix units compute this
+    (bfloat16 in, float32 out); `x @ W` would not request it.
+
+    No axes are merged: if the batch is sharded, XLA keeps every row on its device.
     """
-    if W.dtype != x.dtype:
-        return _narrow_dot(x, W)
-    flat = x.reshape(-1, x.shape[-1])  # the gradients, too, are then products of two matrices
-    return (flat @ W).reshape(*x.shape[:-1], W.shape[1])
+    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(x, W)
 
 
 @jax.custom_vjp
-def _narrow_dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+def _dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
     return _dot_forward(x, W)[0]
 
 
 def _dot_forward(x, W):
-    return _matmul(x.astype(W.dtype), W, x.dtype), (x, W)
+    return _contract(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype), (x, W)
 
 
 def _dot_backward(residuals, dy):
@@ -175,30 +210,26 @@ def _dot_backward(residuals, dy):
     return dot(dy, W.T), outer(x, dy, W.dtype)
 
 
-_narrow_dot.defvjp(_dot_forward, _dot_backward)
+_dot.defvjp(_dot_forward, _dot_backward)
 
 
 def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:
     """Return x·W of all steps as one matrix product; each gradient is also one product."""
-    if isinstance(x, Lookup):
-        return rows(dot(x.table, W), x.ids)
-    T, B, E = x.shape
-    return dot(x.reshape(T * B, E), W).reshape(T, B, W.shape[1])
+    return rows(dot(x.table, W), x.ids) if isinstance(x, Lookup) else dot(x, W)
 
 
-def outer(x: Array, da: Array, dtype: DTypeLike) -> Array:
-    """Return the gradient of a weight of this dtype: the sum of xᵀ·da over steps and batch."""
-    flat_da = da.reshape(-1, da.shape[-1]).astype(dtype)
-    if dtype == da.dtype:
-        xT = x.reshape(-1, x.shape[-1]).T  # XLA needs no copy here …
+def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:
+    """Return the gradient (E, H) of a weight of this dtype: the sum of xᵀ·dy over the other axes.
+
+    In this order of the operands; the other order is half as fast on a CPU.
+    """
+    axes = tuple(range(x.ndim - 1))
+    x, narrow_dy = x.astype(dtype), dy.astype(dtype)
+    if dtype != dy.dtype:  # in bfloat16, XLA's fast CPU product needs xᵀ as a matrix
+        x, axes_of_x = jnp.moveaxis(x, -1, 0), tuple(range(1, x.ndim))
     else:
-        xT = jnp.moveaxis(x.astype(dtype), -1, 0).reshape(x.shape[-1], -1)  # … but in bfloat16
-    return _matmul(xT, flat_da, da.dtype).astype(dtype)
-
-
-def columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
-    """Return U·h for a state stored in columns, rounded as in `dot`."""
-    return _matmul(U, h.astype(U.dtype), h.dtype)
+        axes_of_x = axes
+    return _contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)
 
 
 # --- Steps over time
@@ -209,31 +240,42 @@ def apply_mask(h: Array, mask: Mask | None) -> Array:
     return h if mask is None else jnp.where(mask.keep, h * mask.scale, 0)
 
 
-def before(h0: Array, h: Array) -> Array:
+def before(first: Array, after: Array, reverse: bool = False) -> Array:
     """Return the state before each step, given the first state and the state after each step."""
-    return jnp.concatenate([h0[None], h[:-1]])
+    first = first[None]
+    return jnp.concatenate([after[1:], first] if reverse else [first, after[:-1]])
 
 
 class Layout(NamedTuple):
     """How a batch of states is stored as a matrix: the axis of the units, and the product with U.
 
-    In training the state is stored in columns, h (H, B), and multiplied as U·h. XLA's CPU matmul
-    repacks its right operand at each step, so the small state goes on the right and the weights on
-    the left (H = 512, B = 32: 161 GFLOP/s per core instead of 107). This holds in training, where
-    each core has its own rows (`hardware.share_cpu`). Without a gradient the state is stored in
-    rows: there one product uses all cores, and h·U is faster.
+    XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
+    operand and not the weights, which is faster for a small batch (H = 512, B = 4: 27 ms against
+    33 forward and backward; H = 512, B = 32 on one core: 161 GFLOP/s against 107). In rows, h
+    (B, H), nothing is transposed, and one product uses all cores, which is faster for a large
+    batch (H = 128, B = 1,024: 192 ms against 239) and without a gradient.
     """
 
     axis: int
     times: Callable[[Array, Array], Array]
 
+    def turn(self, x: Array) -> Array:
+        """Transpose between (B, H) and this layout; a vector (H) becomes one row or one column."""
+        return x if self.axis else x[:, None] if x.ndim == 1 else x.T
+
     def split(self, x: Array, *units: int) -> list[Array]:
         """Split x before these units."""
         return jnp.split(x, units, self.axis)
 
-    def turn(self, x: Array) -> Array:
-        """Transpose between (B, H) and this layout."""
-        return x if self.axis else x.T
+    def join(self, *parts: Array) -> Array:
+        """Concatenate units."""
+        return jnp.concatenate(parts, self.axis)
+
+    def choose(self, flag: Bool[Array, "B"], x: Any, y: Any = None) -> Any:
+        """Return a carry: x in the rows of the batch where the flag is set, else y or zeros."""
+        flag = jnp.expand_dims(flag, self.axis)
+        y = jax.tree.map(jnp.zeros_like, x) if y is None else y
+        return jax.tree.map(lambda x, y: jnp.where(flag, x, y), x, y)
 
     def masked(self, h: Array, mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Array:
         """Apply one step of the mask to h, in this layout; `keep` is that step's."""
@@ -242,31 +284,135 @@ class Layout(NamedTuple):
         return apply_mask(h, Mask(self.turn(keep), mask.scale))
 
 
+def _columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
+    return _contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
+
+
 IN_ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
-IN_COLUMNS = Layout(0, columns_dot)  # h (H, B), U (G, H)
+IN_COLUMNS = Layout(0, _columns_dot)  # h (H, B), U (G, H)
 
 
-def forward_scan(
-    layout: Layout, step: Callable, U: tuple, carry: Carry, a: Array, mask: Mask | None
-) -> tuple[Array, Carry, tuple[Array, ...]]:
-    """Run all steps of a `Gated` cell.
+def training_layout(batch_size: int) -> Layout:
+    """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
+    return IN_ROWS if batch_size >= 64 else IN_COLUMNS
 
-    Returns h of each step (T, B, H), the last carry, and, in columns, the values of each step that
-    the backward pass needs.
+
+def over_time(
+    recurrence: Recurrence,
+    U: tuple[Array, ...],
+    carry: Carry,
+    a: Float[Array, "T B GH"],
+    steps: Steps = EVERY_STEP,
+    reverse: bool = False,
+    every: bool = False,
+) -> tuple[Any, Carry]:
+    """Run a recurrence over all steps, with a hand-written gradient.
+
+    The backward scan carries only the gradient of the state and stores what the gradients of the
+    weights need, so each of these is ONE product after the scan.
+
+    Args:
+      carry: the state before the first step.
+      a: x·W + b of every step.
+      steps: dropout, resets and padding. Of these, only `start` is differentiated.
+      reverse: run from the last step to the first.
+      every: return the whole carry of every step, not only h.
+
+    Returns:
+      h (T, B, H) of every step, or the carry of every step; and the carry after the last one.
     """
-
-    def one(carry: Carry, a_keep: tuple) -> tuple[Carry, tuple]:
-        a, keep = a_keep
-        carry, saved = step(layout, U, carry, layout.turn(a))
-        h = layout.masked(hidden(carry), mask, keep)
-        kept = saved if layout is IN_COLUMNS else ()
-        return with_hidden(carry, h), (layout.turn(h), kept)
-
-    carry = jax.tree.map(layout.turn, carry)
-    carry, (h, saved) = jax.lax.scan(one, carry, (a, mask and mask.keep))
-    return h, jax.tree.map(layout.turn, carry), saved
+    flags = steps.mask, steps.reset, steps.real
+    h, c = _over_time(recurrence, reverse, every, U, carry, a, steps.start, flags)
+    end = 0 if reverse else -1
+    if not isinstance(carry, tuple):
+        return h, h[end]
+    return ((h, c) if every else h), (h[end], c[end] if every else c)
 
 
-def with_last(h: Array) -> tuple[Array, Array]:
-    """Return h of every step, and the last h, which is the carry."""
-    return h, h[-1]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _over_time(recurrence, reverse, every, U, carry, a, start, flags):
+    return _scan(IN_ROWS, recurrence, reverse, every, U, carry, a, start, flags)[0]
+
+
+def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=False):
+    """Return h of every step, with c of every step or the last; and what the gradient needs.
+
+    h and c are (T, B, H). What the gradient needs is in the layout.
+    """
+    (mask, reset, real), pair = flags, isinstance(carry, tuple)
+    U, carry, start = jax.tree.map(layout.turn, (U, carry, start))
+
+    def step(carry, inputs):
+        a, keep, reset, real = inputs
+        current = carry if reset is None else layout.choose(~reset, carry, start)
+        after, saved = recurrence.step(layout, U, current, layout.turn(a))
+        after = with_hidden(after, layout.masked(hidden(after), mask, keep))
+        if real is not None:
+            after = layout.choose(real, after, carry)
+        c = after[1:] if pair else ()
+        outputs = layout.turn(hidden(after)), jax.tree.map(layout.turn, c) if every else None
+        return after, (outputs, (*c, *saved) if save else None)
+
+    inputs = a, mask and mask.keep, reset, real
+    carry, ((h, c), saved) = jax.lax.scan(step, carry, inputs, reverse=reverse)
+    last_c = layout.turn(carry[1]) if pair else None
+    return (h, c[0] if every and pair else last_c), saved
+
+
+def _forward(recurrence, reverse, every, U, carry, a, start, flags):
+    layout, passed = training_layout(a.shape[1]), (U, carry, a, start, flags)
+    (h, c), saved = _scan(layout, recurrence, reverse, every, *passed, save=True)
+    return (h, c), (U, carry, h, saved, start, flags)
+
+
+def _backward(recurrence, reverse, every, residuals, cotangents):
+    U, carry, h, saved, start, (mask, reset, real) = residuals
+    dh_out, dc_out = cotangents
+    pair, layout = isinstance(carry, tuple), training_layout(h.shape[1])
+    h_before = before(hidden(carry), h, reverse)
+    if reset is not None:
+        h_start = 0 if start is None else hidden(start)
+        h_before = jnp.where(reset[..., None], h_start, h_before)
+    c_before = before(layout.turn(carry[1]), saved[0], reverse) if pair else None
+    turned_start, turned_U = jax.tree.map(layout.turn, (start, jax.tree.map(jnp.transpose, U)))
+
+    def step(gradients, inputs):
+        (dh, *dc), d_start = gradients
+        dh_out, dc_out, h, c, saved, keep, reset, real = inputs
+        dh = dh + layout.turn(dh_out)
+        if dc_out is not None:
+            dc = [dc[0] + layout.turn(dc_out)]
+        d_after = (dh, *dc) if real is None else layout.choose(real, (dh, *dc))
+        dh_step = layout.masked(d_after[0], mask, keep)
+        current = layout.turn(h)
+        if pair:
+            if reset is not None:
+                c = layout.choose(~reset, c, None if turned_start is None else turned_start[1])
+            current = current, c
+        d_step = (dh_step, *d_after[1:]) if pair else dh_step
+        d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, current, saved)
+        if reset is not None:
+            if d_start is not None:
+                d_start = jax.tree.map(jnp.add, d_start, layout.choose(reset, d_before))
+            d_before = layout.choose(~reset, d_before)
+        d_before = d_before if pair else (d_before,)
+        if real is not None:
+            passed = layout.choose(~real, (dh, *dc))
+            d_before = jax.tree.map(jnp.add, d_before, passed)
+        return (d_before, d_start), jax.tree.map(layout.turn, kept)
+
+    dh = jnp.zeros_like(layout.turn(hidden(carry)))
+    dc = () if not pair else (jnp.zeros_like(dh),) if every else (layout.turn(dc_out),)
+    inputs = dh_out, dc_out if every else None, h_before, c_before, saved
+    (d_carry, d_start), kept = jax.lax.scan(
+        step,
+        ((dh, *dc), jax.tree.map(jnp.zeros_like, turned_start)),
+        (*inputs, mask and mask.keep, reset, real),
+        reverse=not reverse,
+    )
+    d_carry, d_start = jax.tree.map(layout.turn, (d_carry, d_start))
+    dU, da = recurrence.gradients(U, h_before, kept)
+    return dU, d_carry if pair else d_carry[0], da, d_start, None
+
+
+_over_time.defvjp(_forward, _backward)

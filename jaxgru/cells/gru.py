@@ -19,21 +19,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    IN_COLUMNS,
-    IN_ROWS,
-    Cell,
-    Gated,
-    Hidden,
-    Mask,
-    before,
-    columns_dot,
-    forward_scan,
-    initializers,
-    outer,
-    plus,
-    with_last,
-)
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer, plus
 
 
 @struct.dataclass
@@ -119,19 +105,12 @@ def fast(p: GRUParams) -> Gated:
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
     if p.reset == "before":
-        Uzr = jnp.concatenate([p.Uz, p.Ur], axis=1)
-        return Gated(W, b, (Uzr, p.Un), _step, over_time)
+        return Gated(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
     U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
-    cn = jnp.zeros_like(p.bn) if p.cn is None else p.cn
-    return Gated(W, b, (U, cn), _after_step, _after_over_time)
+    return Gated(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
 # Reset before. Uzr (H, 2H), Un (H, H).
-
-
-def over_time(U: tuple[Array, Array], h: Hidden, a: Array, mask: Mask | None) -> tuple:
-    """Run every step with the reset before; return h' of every step, and the last h'."""
-    return with_last(_unroll(*U, h, a, mask))
 
 
 def _step(layout, U, h, a):
@@ -143,50 +122,25 @@ def _step(layout, U, h, a):
     return (1 - z) * h + z * n, (zr, n)
 
 
-@jax.custom_vjp
-def _unroll(Uzr: Array, Un: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return forward_scan(IN_ROWS, _step, (Uzr, Un), h0, a, mask)[0]
+def _step_gradient(layout, U, dh, h, saved):
+    (Uzr, Un), (zr, n) = U, saved
+    z, r = layout.split(zr, h.shape[layout.axis])
+    da_n = dh * z * (1 - n * n)
+    d_rh = layout.times(Un, da_n)
+    da_zr = layout.join(dh * (n - h), d_rh * h) * zr * (1 - zr)
+    dh = dh * (1 - z) + d_rh * r + layout.times(Uzr, da_zr)
+    return dh, (layout.join(da_zr, da_n), r * h)
 
 
-def _forward(Uzr, Un, h0, a, mask):
-    h, _, saved = forward_scan(IN_COLUMNS, _step, (Uzr.T, Un.T), h0, a, mask)
-    return h, (Uzr, Un, h0, h, *saved, mask)
+def _gradients(U, h, kept):
+    (Uzr, Un), (da, rh), H = U, kept, h.shape[-1]
+    return (outer(h, da[..., : 2 * H], Uzr.dtype), outer(rh, da[..., 2 * H :], Un.dtype)), da
 
 
-def _backward(residuals, dh_out):
-    Uzr, Un, h0, h, zr, n, mask = residuals
-    H = h0.shape[-1]
-    h_before = before(h0, h)
-
-    def step(dh, inputs):
-        dh_out, h, zr, n, keep = inputs
-        h, z, r = h.T, zr[:H], zr[H:]
-        dh = IN_COLUMNS.masked(dh + dh_out.T, mask, keep)
-        da_n = dh * z * (1 - n * n)
-        d_rh = columns_dot(Un, da_n)
-        da_zr = jnp.concatenate([dh * (n - h), d_rh * h]) * zr * (1 - zr)
-        dh = dh * (1 - z) + d_rh * r + columns_dot(Uzr, da_zr)
-        return dh, (jnp.concatenate([da_zr, da_n]).T, (r * h).T)
-
-    dh0, (da, rh) = jax.lax.scan(
-        step,
-        jnp.zeros_like(h0.T),
-        (dh_out, h_before, zr, n, mask and mask.keep),
-        reverse=True,
-    )
-    dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
-    dUn = outer(rh, da[..., 2 * H :], Un.dtype)
-    return dUzr, dUn, dh0.T, da, None
+RESET_BEFORE = Recurrence(_step, _step_gradient, _gradients)
 
 
-_unroll.defvjp(_forward, _backward)
-
-
-# Reset after. U (H, 3H). m = h·Un + cn.
-
-
-def _after_over_time(U: tuple[Array, Array], h: Hidden, a: Array, mask: Mask | None) -> tuple:
-    return with_last(_after_unroll(*U, h, a, mask))
+# Reset after. U (H, 3H), m = h·Un + cn.
 
 
 def _after_step(layout, U, h, a):
@@ -200,42 +154,23 @@ def _after_step(layout, U, h, a):
     return (1 - z) * h + z * n, (zr, m, n)
 
 
-@jax.custom_vjp
-def _after_unroll(U: Array, cn: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return forward_scan(IN_ROWS, _after_step, (U, cn), h0, a, mask)[0]
+def _after_step_gradient(layout, U, dh, h, saved):
+    (U, _), (zr, m, n) = U, saved
+    z, r = layout.split(zr, h.shape[layout.axis])
+    da_n = dh * z * (1 - n * n)
+    da_zr = layout.join(dh * (n - h), da_n * m) * zr * (1 - zr)
+    d_Uh = layout.join(da_zr, da_n * r)
+    dh = dh * (1 - z) + layout.times(U, d_Uh)
+    return dh, (layout.join(da_zr, da_n), d_Uh)
 
 
-def _after_forward(U, cn, h0, a, mask):
-    h, _, saved = forward_scan(IN_COLUMNS, _after_step, (U.T, cn[:, None]), h0, a, mask)
-    return h, (U, h0, h, *saved, mask)
+def _after_gradients(U, h, kept):
+    (U, cn), (da, d_Uh) = U, kept
+    dcn = d_Uh[..., 2 * cn.shape[-1] :].sum((0, 1))
+    return (outer(h, d_Uh, U.dtype), dcn), da
 
 
-def _after_backward(residuals, dh_out):
-    U, h0, h, zr, m, n, mask = residuals
-    H = h0.shape[-1]
-    h_before = before(h0, h)
-
-    def step(dh, inputs):
-        dh_out, h, zr, m, n, keep = inputs
-        z, r = zr[:H], zr[H:]
-        dh = IN_COLUMNS.masked(dh + dh_out.T, mask, keep)
-        da_n = dh * z * (1 - n * n)
-        da_zr = jnp.concatenate([dh * (n - h.T), da_n * m]) * zr * (1 - zr)
-        d_Uh = jnp.concatenate([da_zr, da_n * r])
-        dh = dh * (1 - z) + columns_dot(U, d_Uh)
-        return dh, (jnp.concatenate([da_zr, da_n]).T, d_Uh.T)
-
-    dh0, (da, d_Uh) = jax.lax.scan(
-        step,
-        jnp.zeros_like(h0.T),
-        (dh_out, h_before, zr, m, n, mask and mask.keep),
-        reverse=True,
-    )
-    dcn = d_Uh[..., 2 * H :].sum((0, 1))
-    return outer(h_before, d_Uh, U.dtype), dcn, dh0.T, da, None
-
-
-_after_unroll.defvjp(_after_forward, _after_backward)
+RESET_AFTER = Recurrence(_after_step, _after_step_gradient, _after_gradients)
 
 
 GRU = Cell(

@@ -8,8 +8,6 @@ h' = o ⊙ tanh(c')
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -17,19 +15,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    IN_COLUMNS,
-    IN_ROWS,
-    Cell,
-    Gated,
-    Hidden,
-    Mask,
-    before,
-    columns_dot,
-    forward_scan,
-    initializers,
-    outer,
-)
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer
 
 
 @struct.dataclass
@@ -95,12 +81,7 @@ def fast(p: LSTMParams) -> Gated:
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
     U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
-    return Gated(W, b, (U,), _step, _over_time)
-
-
-def _over_time(U: tuple[Array], carry: Any, a: Array, mask: Mask | None) -> tuple[Array, Any]:
-    h, c = _unroll(*U, *carry, a, mask)
-    return h, (h[-1], c)
+    return Gated(W, b, (U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):
@@ -110,44 +91,26 @@ def _step(layout, U, carry, a):
     fio, g = sigmoid(a_fio), jnp.tanh(a_g)
     f, i, o = layout.split(fio, H, 2 * H)
     c = f * c + i * g
-    return (o * jnp.tanh(c), c), (c, fio, g)
+    return (o * jnp.tanh(c), c), (fio, g)
 
 
-@jax.custom_vjp
-def _unroll(U: Array, h0: Array, c0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    h, (_, c), _ = forward_scan(IN_ROWS, _step, (U,), (h0, c0), a, mask)
-    return h, c
+def _step_gradient(layout, U, d_carry, carry, saved):
+    (U,), (dh, dc), (_, c_before), (c, fio, g) = U, d_carry, carry, saved
+    H = c.shape[layout.axis]
+    f, i, o = layout.split(fio, H, 2 * H)
+    tanh_c = jnp.tanh(c)
+    dc = dc + dh * o * (1 - tanh_c * tanh_c)
+    da_fio = layout.join(dc * c_before, dc * g, dh * tanh_c) * fio * (1 - fio)
+    da = layout.join(da_fio, dc * i * (1 - g * g))
+    return (layout.times(U, da), dc * f), (da,)
 
 
-def _forward(U, h0, c0, a, mask):
-    h, (_, c_last), saved = forward_scan(IN_COLUMNS, _step, (U.T,), (h0, c0), a, mask)
-    return (h, c_last), (U, h0, c0, h, *saved, mask)
+def _gradients(U, h, kept):
+    (U,), (da,) = U, kept
+    return (outer(h, da, U.dtype),), da
 
 
-def _backward(residuals, cotangents):
-    U, h0, c0, h, c, fio, g, mask = residuals
-    dh_out, dc_last = cotangents
-
-    def step(carry, inputs):
-        (dh, dc), (dh_out, c_before, c, fio, g, keep) = carry, inputs
-        f, i, o = jnp.split(fio, 3)
-        tanh_c = jnp.tanh(c)
-        dh = IN_COLUMNS.masked(dh + dh_out.T, mask, keep)
-        dc = dc + dh * o * (1 - tanh_c * tanh_c)
-        da_fio = jnp.concatenate([dc * c_before, dc * g, dh * tanh_c]) * fio * (1 - fio)
-        da = jnp.concatenate([da_fio, dc * i * (1 - g * g)])
-        return (columns_dot(U, da), dc * f), da.T
-
-    (dh0, dc0), da = jax.lax.scan(
-        step,
-        (jnp.zeros_like(h0.T), dc_last.T),
-        (dh_out, before(c0.T, c), c, fio, g, mask and mask.keep),
-        reverse=True,
-    )
-    return outer(before(h0, h), da, U.dtype), dh0.T, dc0.T, da, None
-
-
-_unroll.defvjp(_forward, _backward)
+RECURRENCE = Recurrence(_step, _step_gradient, _gradients)
 
 
 LSTM = Cell(

@@ -5,28 +5,13 @@ h' = tanh(x·W + h·U + b)
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    IN_COLUMNS,
-    IN_ROWS,
-    Cell,
-    Gated,
-    Hidden,
-    Mask,
-    before,
-    columns_dot,
-    forward_scan,
-    initializers,
-    outer,
-    with_last,
-)
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, initializers, outer
 
 
 @struct.dataclass
@@ -60,11 +45,7 @@ def zero_carry(p: RNNParams, batch_size: int) -> Hidden:
 
 def fast(p: RNNParams) -> Gated:
     """Prepare a layer for many steps."""
-    return Gated(p.W, p.b, (p.U,), _step, _over_time)
-
-
-def _over_time(U: tuple[Array], h: Hidden, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    return with_last(_unroll(*U, h, a, mask))
+    return Gated(p.W, p.b, (p.U,), RECURRENCE)
 
 
 def _step(layout, U, h, a):
@@ -72,31 +53,18 @@ def _step(layout, U, h, a):
     return n, (n,)
 
 
-@jax.custom_vjp
-def _unroll(U: Array, h0: Array, a: Array, mask: Mask | None) -> Array:
-    return forward_scan(IN_ROWS, _step, (U,), h0, a, mask)[0]
+def _step_gradient(layout, U, dh, h, saved):
+    (U,), (n,) = U, saved
+    da = dh * (1 - n * n)
+    return layout.times(U, da), (da,)
 
 
-def _forward(U, h0, a, mask):
-    h, _, saved = forward_scan(IN_COLUMNS, _step, (U.T,), h0, a, mask)
-    return h, (U, h0, h, *saved, mask)
+def _gradients(U, h, kept):
+    (U,), (da,) = U, kept
+    return (outer(h, da, U.dtype),), da
 
 
-def _backward(residuals: Any, dh_out: Array) -> tuple:
-    U, h0, h, n, mask = residuals
-
-    def step(dh, inputs):
-        dh_out, n, keep = inputs
-        da = IN_COLUMNS.masked(dh + dh_out.T, mask, keep) * (1 - n * n)
-        return columns_dot(U, da), da.T
-
-    dh0, da = jax.lax.scan(
-        step, jnp.zeros_like(h0.T), (dh_out, n, mask and mask.keep), reverse=True
-    )
-    return outer(before(h0, h), da, U.dtype), dh0.T, da, None
-
-
-_unroll.defvjp(_forward, _backward)
+RECURRENCE = Recurrence(_step, _step_gradient, _gradients)
 
 
 RNN = Cell(

@@ -36,8 +36,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgru.cells import gru as scan_gru
-from jaxgru.cells.base import Gated, Mask, before, outer, with_last
+from jaxgru.cells.base import Gated, Mask, before, outer
+from jaxgru.cells.gru import RESET_BEFORE
 
 BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
 SLOTS = 4  # tiles in flight from global memory; what fits beside U at H = 512
@@ -326,7 +326,7 @@ def gru_backward(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B H"], Float[Array, "T B 3*H"]]:
-    """Return the gradients of h0 and a, as the reverse scan of `cells.gru._backward`."""
+    """Return the gradients of h0 and a, as the backward scan of `cells.gru.RESET_BEFORE`."""
     T = len(n)
     DA_N, DA_R, DA_Z = range(3)  # and 3: da_z of odd steps, for the same reason as h above
 
@@ -371,7 +371,7 @@ def gru(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T B H"]:
-    """Compute `cells.gru._unroll` and its gradient, for the sizes and devices of `supports`."""
+    """Compute `cells.base.over_time` of `cells.gru.RESET_BEFORE` and its gradient, for the sizes and devices of `supports`."""
     return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
 
 
@@ -395,16 +395,13 @@ def _backward(cluster, interpret, residuals, dh_out):
 gru.defvjp(_forward, _backward)
 
 
-def accelerated(layer: Gated, h0: Float[Array, "B H"]) -> Gated:
-    """Return the layer with the kernel in place of the scan, if the kernel can compute it.
-
-    The kernel multiplies in bfloat16, so it is used only for bfloat16 weights.
-    """
+def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
+    """Return whether the kernel can compute the layer: it multiplies in bfloat16, as its weights."""
     (B, H), narrow = h0.shape, layer.U[0].dtype == jnp.bfloat16
-    if layer.over_time is scan_gru.over_time and narrow and supports(B, H, h0.dtype):
-        return layer._replace(over_time=_over_time)
-    return layer
+    return layer.recurrence is RESET_BEFORE and narrow and supports(B, H, h0.dtype)
 
 
-def _over_time(U: tuple[Array, Array], h: Array, a: Array, mask: Mask | None) -> tuple:
-    return with_last(gru(*U, h, a, mask))
+def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
+    """Compute `cells.base.over_time` for a layer that `supports_layer` accepts."""
+    h = gru(layer.U[0], layer.U[1], h0, a, mask)
+    return h, h[-1]

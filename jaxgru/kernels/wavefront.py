@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Gated, Lookup, Mask, apply_mask, product
+from jaxgru.cells.base import Carry, Gated, Lookup, Mask, Steps, apply_mask, over_time, product
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
 
@@ -42,18 +42,18 @@ def supports(layers: Sequence[Gated], T: int) -> bool:
 
     If T has no divisor from 2 to `PART`, each part would be a single step.
     """
-    alike = all(layer.step is layers[0].step for layer in layers)
+    alike = all(layer.recurrence is layers[0].recurrence for layer in layers)
     return alike and len(layers) > 1 and 1 < part_length(T) < T
 
 
-def unroll_layers(
+def unroll_stack(
     layers: Sequence[Gated],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """Compute `layers.unroll_layers` for layers and a T that `supports` accepts."""
-    L, over_time = len(layers), layers[0].over_time
+    """Compute a stack of layers that `supports` accepts."""
+    L, recurrence = len(layers), layers[0].recurrence
     first_a = product(x, layers[0].W) + layers[0].b
     (T, B), H = first_a.shape[:2], layers[1].W.shape[0]
     C = T // part_length(T)
@@ -75,7 +75,9 @@ def unroll_layers(
 
     state_masks, output_masks = zip(*masks, strict=True)
     scale = next((mask.scale for pair in masks for mask in pair if mask), None)
-    run = jax.vmap(lambda U, carry, a, keep: over_time(U, carry, a, mask_of(keep)))
+    run = jax.vmap(
+        lambda U, carry, a, keep: over_time(recurrence, U, carry, a, Steps(mask_of(keep)))
+    )
     layer = jnp.arange(L)
 
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:

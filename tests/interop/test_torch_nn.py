@@ -12,10 +12,10 @@ from random_models import random_params, same_bits
 
 from jaxgru import ModelConfig, apply, cells, num_params, step
 from jaxgru.cells import GRUParams
-from jaxgru.cells.base import Mask
+from jaxgru.cells.base import Mask, Steps
 from jaxgru.interop import InteropError
 from jaxgru.interop.torch_nn import from_torch, to_torch
-from jaxgru.layers import unroll, unroll_plain
+from jaxgru.layers import unroll_layer, unroll_plain
 
 torch = pytest.importorskip("torch")
 
@@ -49,7 +49,7 @@ def stacked(layers, x, carries):
     """Layers over time: the outputs, and each layer's carry."""
     after = []
     for layer, carry in zip(layers, carries, strict=True):
-        x, carry = unroll(layer, x, carry)
+        x, carry = unroll_layer(layer, x, carry)
         after.append(carry)
     return x, after
 
@@ -158,12 +158,12 @@ class TestResetAfter:
 
         def results(function):
             def scalar(p, x, h):
-                outputs, last = function(p, x, h, mask)
+                outputs, last = function(p, x, h, Steps(mask))
                 return (outputs * weight).sum() + jnp.sin(last).sum(), (outputs, last)
 
             return jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(p, x, h)
 
-        ours, plain = results(unroll), results(unroll_plain)
+        ours, plain = results(unroll_layer), results(unroll_plain)
         assert jax.tree.structure(ours) == jax.tree.structure(plain)
         jax.tree.map(lambda a, b: close(a, b, 1e-12), ours, plain)
 

@@ -19,7 +19,7 @@ from jaxgru.cells.gru import fast as fast_gru
 from jaxgru.cells.gru import init_gru
 from jaxgru.kernels import gru_hopper
 from jaxgru.kernels.gru_hopper import clusters, gru, gru_forward, supports
-from jaxgru.layers import unroll
+from jaxgru.layers import unroll_layer
 
 # The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
 os.environ.setdefault("NPROC", "8")
@@ -158,12 +158,11 @@ def test_it_is_taken_where_it_is_asked_for_and_can_run(monkeypatch):
     h0, key = jnp.zeros((2, 64)), jax.random.key(0)
     wide, after = (fast_gru(init_gru(key, 3, 64, reset=reset)) for reset in ("before", "after"))
     narrow = fast_gru(init_gru(key, 3, 64, dtype=jnp.bfloat16))
-    accelerated = lambda layer, h0=h0: gru_hopper.accelerated(layer, h0) is not layer
-    assert not accelerated(narrow) or supports(2, 64)
+    assert not supports_layer(narrow, h0) or supports(2, 64)
     monkeypatch.setattr(gru_hopper, "supports", lambda B, H, dtype: (B, H) == (2, 64))
-    assert accelerated(narrow) and not accelerated(wide) and not accelerated(after)
-    assert not accelerated(narrow, jnp.zeros((3, 64)))
+    assert supports_layer(narrow, h0) and not supports_layer(narrow, jnp.zeros((3, 64)))
+    assert not supports_layer(wide, h0) and not supports_layer(after, h0)
     params, x = init_gru(key, 3, 64, dtype=jnp.bfloat16), jnp.zeros((1, 2, 3))
     monkeypatch.setattr(gru_hopper, "gru", lambda *_: jnp.full((1, 2, 64), 7.0))
-    assert unroll(params, x, h0, implementation="hopper")[1].max() == 7
-    assert unroll(params, x, h0)[1].max() < 7
+    assert unroll_layer(params, x, h0, implementation="hopper")[1].max() == 7
+    assert unroll_layer(params, x, h0)[1].max() < 7

@@ -10,7 +10,7 @@ import jaxgru
 from jaxgru import Dropout, ModelConfig
 from jaxgru.cells import cell_of
 from jaxgru.kernels import wavefront
-from jaxgru.layers import unroll_layers
+from jaxgru.layers import unroll_stack
 
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
@@ -105,6 +105,6 @@ def test_what_is_supported(monkeypatch):
 
 def test_an_implementation_that_there_is_not():
     with pytest.raises(ValueError, match="implementation is 'fast'; it must be one of auto, sca"):
-        unroll_layers([], jnp.zeros((1, 1, 1)), [], [], "fast")
+        unroll_stack([], jnp.zeros((1, 1, 1)), [], [], "fast")
     with pytest.raises(jaxgru.UserError, match="model.unroll is 'fast'; it must be one of auto, "):
         ModelConfig(unroll="fast")
