@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru import cells
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
+    EVERY_STEP,
     IN_ROWS,
     AnyArray,
     AtOnce,
@@ -256,18 +257,19 @@ def _starts(stack: tuple, one: bool, initial: Any, batch_size: int) -> tuple[Car
     """Return `initial` with the batch axis, in the dtype of the carry."""
     like = jax.eval_shape(partial(initial_carry, batch_size=batch_size), stack)
     initial = (initial,) if one else tuple(initial)
-    shapes, rows_of = (jax.tree.map(lambda leaf: leaf.shape[axis:], like) for axis in (0, 1))
+    shapes = jax.tree.map(lambda leaf: leaf.shape, like)
+    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], like)
     seen = jax.tree.map(jnp.shape, initial)
-    if seen not in (shapes, rows_of):
+    if seen not in (shapes, without_batch):
         raise ValueError(
-            f"the shapes of initial are {seen}; these layers need {rows_of}, or {shapes} with the "
-            "batch axis."
+            f"the shapes of initial are {seen}; these layers need {without_batch}, or {shapes} "
+            "with the batch axis."
         )
-    return jax.tree.map(
-        lambda leaf, like: jnp.broadcast_to(jnp.asarray(leaf, like.dtype), like.shape),
-        initial,
-        like,
-    )
+
+    def widened(leaf: Array, like: Array) -> Array:
+        return jnp.broadcast_to(jnp.asarray(leaf, like.dtype), like.shape)
+
+    return jax.tree.map(widened, initial, like)
 
 
 def _real(lengths: AnyArray, T: int, B: int) -> Bool[Array, "T B"]:
@@ -291,7 +293,7 @@ def unroll_plain(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    steps: Steps = Steps(),
+    steps: Steps = EVERY_STEP,
     reverse: bool = False,
     every: bool = False,
 ) -> tuple[Any, Carry]:
@@ -323,7 +325,7 @@ def unroll_layer(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    steps: Steps = Steps(),
+    steps: Steps = EVERY_STEP,
     implementation: str = "auto",
     reverse: bool = False,
     every: bool = False,
@@ -347,7 +349,7 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast and implementation != "plain" else None
-    only_mask = steps._replace(mask=None) == Steps() and not reverse and not every
+    only_mask = steps._replace(mask=None) == EVERY_STEP and not reverse and not every
     if isinstance(layer, AtOnce) and only_mask:
         return layer.all_steps(_looked_up(x), carry, steps.mask)
     if not isinstance(layer, Gated):

@@ -163,7 +163,8 @@ def apply(
     if B * T < len(params.embedding):
         x = x.rows()
     h, carry = unroll_stack(params.layers, x, carry, masks, implementation)
-    return _logits(params, h).swapaxes(0, 1), carry
+    multiply = jnp.matmul if implementation == "plain" else dot  # forward mode
+    return _logits(params, h, multiply).swapaxes(0, 1), carry
 
 
 def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> tuple[Array, Any]:
@@ -227,10 +228,12 @@ def _one_step(
     return _logits(params, x), tuple(new_carry)
 
 
-def _logits(params: Params, x: Float[Array, "... H"]) -> Float[Array, "... V"]:
+def _logits(
+    params: Params, x: Float[Array, "... H"], multiply: Callable[[Array, Array], Array] = dot
+) -> Float[Array, "... V"]:
     if params.norm is not None:
         x = layer_norm(params.norm, x)
-    return dot(x, params.head.Wo) + params.head.bo
+    return multiply(x, params.head.Wo) + params.head.bo
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:

@@ -67,7 +67,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     """Outputs, final carry, and the gradients of every weight, of the input and of the carry.
 
     The gradient is that of a random linear function of all outputs and the final carry, so that
-    each of them takes part. `unroll_layer` has a hand-written backward pass; `unroll_plain` has JAX's.
+    each takes part. `unroll_layer` has a hand-written backward pass; `unroll_plain` has JAX's.
     """
     rng = np.random.default_rng(0)
     params = random_cell(rng, cell, E, H, True, dtype)

@@ -8,8 +8,8 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "errors", "files", "cells", "kernels", "dropout", "layers", "config", "data", "parallel", "model",
-    "sampling", "evaluation", "training", "interop", "pretrained", "runs", "analysis", "cli",
+    "errors", "files", "cells", "kernels", "dropout", "layers", "config", "data", "parallel",
+    "model", "sampling", "evaluation", "training", "interop", "pretrained", "runs", "analysis", "cli",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

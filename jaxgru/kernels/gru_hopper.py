@@ -371,7 +371,7 @@ def gru(
     cluster: int | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T B H"]:
-    """Compute `cells.base.over_time` of `cells.gru.RESET_BEFORE` and its gradient, for the sizes and devices of `supports`."""
+    """Compute h of every step by `RESET_BEFORE`, and its gradient, if `supports` allows it."""
     return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
 
 
@@ -396,7 +396,7 @@ gru.defvjp(_forward, _backward)
 
 
 def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
-    """Return whether the kernel can compute the layer: it multiplies in bfloat16, as its weights."""
+    """Return whether the kernel can compute the layer: its weights must be bfloat16."""
     (B, H), narrow = h0.shape, layer.U[0].dtype == jnp.bfloat16
     return layer.recurrence is RESET_BEFORE and narrow and supports(B, H, h0.dtype)
 

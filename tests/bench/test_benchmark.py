@@ -32,7 +32,7 @@ from bench.timing import (
     tasks,
     time_limit,
 )
-from jaxgru import UserError, load_config
+from jaxgru import UserError, layers, load_config
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.model import init, initial_carry, step
 from jaxgru.parallel.hardware import peak_resident_bytes

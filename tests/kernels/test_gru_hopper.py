@@ -18,7 +18,7 @@ from jaxgru.cells.base import Mask
 from jaxgru.cells.gru import fast as fast_gru
 from jaxgru.cells.gru import init_gru
 from jaxgru.kernels import gru_hopper
-from jaxgru.kernels.gru_hopper import clusters, gru, gru_forward, supports
+from jaxgru.kernels.gru_hopper import clusters, gru, gru_forward, supports, supports_layer
 from jaxgru.layers import unroll_layer
 
 # The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
