@@ -44,7 +44,7 @@ __all__ = [
 def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     """Load a run's parameters, config and tokenizer: see `jaxgru.runs.checkpoints.load_run`.
 
-    It is imported when it is called, for it needs Optax.
+    That module needs Optax, so it is imported only here.
     """
     from jaxgru.runs import checkpoints
 

@@ -1,8 +1,8 @@
-"""Typed, frozen configuration: one TOML file a model, overridden field by field.
+"""Typed, frozen configuration: one TOML file per model, whose fields can be overridden.
 
-A config has four sections. `model` alone decides the parameters; `data` the tokens; `training` the
-optimisation; `published` holds what the study reports for this model, for comparison only.
-Every value is checked when it is set, so a bad one is refused before anything slow starts.
+A config has three sections. `model` alone decides the parameters, `data` the tokens, `training` the
+optimisation. Every value is checked when it is set, so a bad one is refused before anything slow
+starts.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from jaxgru.files import read_bytes
 from jaxgru.layers import IMPLEMENTATIONS
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
-"""What a config's TOML may have; a published run's has 1,529 bytes and 45 dots at most. `tomllib`
-takes memory by the square of a dotted key's length: 500 MB for one of 20 kB."""
+"""Limits on a config's TOML. `tomllib` needs memory that grows with the square of a dotted key's
+length: 500 MB for a key of 20 kB."""
 
-
-MAX_NAME = 200  # characters of a config's name, which names a folder
+MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
 
 
 class ConfigError(UserError):
-    """A config, or a value meant for one, that cannot be used; the message says why."""
+    """A config, or a value of one, cannot be used; the message says why."""
 
 
 def _field(default: Any, help: str, **bounds: float) -> Any:
-    """A dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
+    """Return a dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
     return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
 
 
+@dataclass(frozen=True)
 class _Section:
-    """Checks every field's type and bounds on construction."""
+    """A section of a config; checks every field's type and bounds on construction."""
 
     section: ClassVar[str]
 
@@ -55,62 +55,67 @@ class _Section:
             object.__setattr__(self, field.name, value)
 
     def _check_product(self, *names: str) -> None:
-        """Refuses sizes whose product JAX cannot count up to: a batch's, a matrix's or a run's."""
+        """Raise ConfigError if a product of sizes, as of a batch or a matrix, exceeds 32 bits."""
         values = [getattr(self, name) for name in names]
         if math.prod(values) >= 2**31:
             product = " × ".join(f"{self.section}.{name}" for name in names)
             raise ConfigError(
-                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31, for JAX's "
+                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31: JAX's "
                 "integers have 32 bits."
             )
 
 
 @dataclass(frozen=True)
 class ModelConfig(_Section):
-    """What decides the parameters, and how dropout is applied while training."""
+    """The model: what decides its parameters, and how dropout is applied in training."""
 
     section = "model"
     cell: str = _field("gru", f"the recurrence: {', '.join(CELLS)}")
-    vocab_size: int = _field(65, "tokens; a character vocabulary is counted anew", at_least=1)
-    embedding_dim: int = _field(64, "length of an embedding", at_least=1)
-    hidden_dim: int = _field(128, "length of a layer's hidden state", at_least=1)
+    vocab_size: int = _field(
+        65, "number of tokens; for characters, counted in the corpus", at_least=1
+    )
+    embedding_dim: int = _field(64, "size of an embedding", at_least=1)
+    hidden_dim: int = _field(128, "size of a layer's hidden state", at_least=1)
     num_layers: int = _field(1, "stacked layers", at_least=1, below=2**10)
     context_length: int = _field(
-        0, "MLP: how many tokens it sees; 0: not an MLP", at_least=0, below=2**10
+        0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
     second_bias: bool = _field(False, "GRU: the study's redundant second bias for z and r")
     reset: Literal["before", "after"] = _field(
-        "before", "GRU: reset before the candidate's matrix product, or after (torch.nn.GRU)"
+        "before",
+        "GRU: apply the reset gate before the candidate's matrix product, or after (torch.nn.GRU)",
     )
     layer_norm: bool = _field(False, "LayerNorm on the last layer's output, before the head")
     dropout: float = _field(0.0, "probability of dropping a unit", at_least=0, below=1)
     dropout_site: Literal["state", "between", "output"] = _field(
-        "state", "state: inside the recurrence; between: between layers; output: last layer's"
+        "state",
+        "state: inside the recurrence; between: between layers; output: after the last layer",
     )
-    unroll: Literal[IMPLEMENTATIONS] = _field(
-        "auto", "how layers are computed; wavefront and hopper are for GPUs, and not yet timed"
+    unroll: str = _field(
+        "auto", "implementation of the layers; wavefront and hopper are for GPUs and not yet timed"
     )
     compute_dtype: Literal["float32", "bfloat16"] = _field(
-        "float32", "what products multiply while training; all else, their sums too, is float32"
+        "float32", "operands of matrix products in training; their sums and all else are float32"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cell not in CELLS:
-            raise ConfigError(
-                f"model.cell is {shown(self.cell)}; it must be one of {', '.join(CELLS)}."
-            )
+        for name, known in (("cell", CELLS), ("unroll", IMPLEMENTATIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(
+                    f"model.{name} is {shown(value)}; it must be one of {', '.join(known)}."
+                )
         for field in dataclasses.fields(self):
             owners = [name for name, cell in CELLS.items() if field.name in cell.options]
             value = getattr(self, field.name)
             if owners and self.cell not in owners and value != field.default:
                 raise ConfigError(
-                    f"model.{field.name} is {value}; it must be {field.default}, for only "
-                    f"{', '.join(owners)} has it, and this cell is {self.cell}."
+                    f"model.{field.name} is {value}; it must be {field.default}: only "
+                    f"{', '.join(owners)} has this option, and this cell is {self.cell}."
                 )
         if "context_length" in CELLS[self.cell].options and self.context_length == 0:
             raise ConfigError(
-                f"model.context_length is 0; it must be at least 1, for this cell is {self.cell}."
+                f"model.context_length is 0; it must be at least 1: this cell is {self.cell}."
             )
         self._check_product("vocab_size", "embedding_dim")
         self._check_product("embedding_dim", "hidden_dim")
@@ -122,17 +127,19 @@ class ModelConfig(_Section):
 
 @dataclass(frozen=True)
 class DataConfig(_Section):
-    """Which tokens a model sees."""
+    """The data: which tokens a model sees."""
 
     section = "data"
     corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
-    tokenizer: Literal["characters", "sentencepiece"] = _field("characters", "kind of token")
+    tokenizer: Literal["characters", "sentencepiece"] = _field("characters", "what a token is")
     sampling: Literal["crops", "streams"] = _field(
         "crops",
-        "crops: at random, each from zero state; streams: one a row, the state handed on",
+        "crops: random, each from a zero state; streams: contiguous rows that keep their state",
     )
-    validation_fraction: float = _field(0.1, "the corpus's end, held out", above=0, below=1)
-    sha256: str = _field("", "what the corpus must hash to; filled in when a run is made")
+    validation_fraction: float = _field(
+        0.1, "share of the corpus, its end, that is held out", above=0, below=1
+    )
+    sha256: str = _field("", "expected SHA-256 of the corpus; filled in when a run is created")
 
 
 @dataclass(frozen=True)
@@ -140,31 +147,33 @@ class TrainingConfig(_Section):
     """How a model is trained."""
 
     section = "training"
-    epochs: int = _field(10, "epochs", at_least=1)
-    steps_per_epoch: int = _field(200, "optimizer steps an epoch", at_least=1)
-    batch_size: int = _field(64, "sequences a step; shared by all devices", at_least=1)
+    epochs: int = _field(10, "number of epochs", at_least=1)
+    steps_per_epoch: int = _field(200, "optimizer steps per epoch", at_least=1)
+    batch_size: int = _field(64, "sequences per batch, shared by all devices", at_least=1)
     gradient_accumulation: int = _field(
-        1, "batches an optimizer step, one after another: the memory of one", at_least=1
+        1, "batches per optimizer step, one after another, in the memory of one", at_least=1
     )
-    sequence_length: int = _field(128, "tokens a sequence", at_least=1)
-    learning_rate: float = _field(3e-3, "in the first epoch; cosine to 0, epoch by epoch", above=0)
+    sequence_length: int = _field(128, "tokens per sequence", at_least=1)
+    learning_rate: float = _field(
+        3e-3, "of the first epoch; decays to 0 along a cosine, epoch by epoch", above=0
+    )
     weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
     beta1: float = _field(0.9, "AdamW's first-moment decay", at_least=0, below=1)
     beta2: float = _field(0.999, "AdamW's second-moment decay", at_least=0, below=1)
     epsilon: float = _field(1e-8, "AdamW's denominator offset", above=0)
     max_grad_norm: float = _field(1.0, "gradients are clipped to this global norm", above=0)
     remat: bool = _field(
-        False, "compute a sequence's √T parts anew for the gradient: less memory, more time"
+        False, "recompute a sequence's √T segments for the gradient: less memory, more time"
     )
     patience: int = _field(
-        0, "epochs without a better validation loss before stopping; 0: never stop", at_least=0
+        0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
     )
     shard_parameters: bool = _field(
-        False, "cut parameters and optimizer state over the devices, in place of a copy on each"
+        False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
-    seed: int = _field(0, "of weights, batches and dropout", at_least=0, below=2**32)
+    seed: int = _field(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
     lengthened: int = _field(
-        0, "how often --resume was given the epochs; filled in", at_least=0, below=2**31
+        0, "how often --resume has set training.epochs; filled in", at_least=0, below=2**31
     )
 
     def __post_init__(self) -> None:
@@ -174,61 +183,49 @@ class TrainingConfig(_Section):
 
     @property
     def rows_per_step(self) -> int:
-        """Sequences that one optimizer step sees."""
+        """Number of sequences per optimizer step."""
         return self.gradient_accumulation * self.batch_size
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees."""
+        """Number of tokens per optimizer step."""
         return self.rows_per_step * self.sequence_length
 
 
 @dataclass(frozen=True)
-class PublishedResults(_Section):
-    """What the study reports; losses in nats a token by epoch, a tuple a run (NaN: no figure)."""
-
-    section = "published"
-    num_params: int = _field(0, "parameter count; 0: none published", at_least=0)
-    train_loss: tuple = _field((), "mean training loss of each epoch, one list a run")
-    val_loss: tuple = _field((), "loss of one random validation batch an epoch, one list a run")
-
-
-@dataclass(frozen=True)
 class Config:
-    """Everything that a run needs; `name` is also the name of its run folder."""
+    """Everything a run needs; `name` is also the name of its run folder."""
 
     name: str = "custom"
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    published: PublishedResults = dataclasses.field(default_factory=PublishedResults)
 
     def __post_init__(self) -> None:
         name = self.name
         allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
         if not (isinstance(name, str) and re.fullmatch(allowed, name)):
             raise ConfigError(
-                f"name is {shown(name)}; it must be letters, digits, '_', '-' and '.', the first "
-                f"no '-' or '.', at most {MAX_NAME} in all, for it names a folder."
+                f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
+                "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
 
 
-# What changes neither the text nor the recipe of a published model
-_NEUTRAL = {"data.sha256", "training.seed", "training.remat", "training.shard_parameters"}
+NEUTRAL = {"data.sha256", "training.seed", "training.remat", "training.shard_parameters"}
+"""Fields that change neither the text nor the recipe of a model."""
 
-SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig, PublishedResults)}
+SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
 
 
 def config_names() -> list[str]:
-    """The names that `load_config` knows, sorted."""
-    return sorted(path.stem for path in _config_dir().glob("*.toml"))
+    """Return the names that `load_config` knows, sorted."""
+    return sorted(path.stem for path in config_dir().glob("*.toml"))
 
 
 def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> Config:
-    """Read a published config by name, or any config from the path of a TOML file.
+    """Return a config that comes with the package, by name, or that of a TOML file, by path.
 
-    A config that is trained on another corpus is named after both: `astra_alpha-my_text`. One whose
-    text or recipe is changed loses `published`, which was measured with neither.
+    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
@@ -249,15 +246,15 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
                 f"there is no config {str(name_or_path)!r}; the known ones are "
                 f"{', '.join(known)}, or give the path of a .toml file."
             )
-        path = _config_dir() / f"{name_or_path}.toml"
+        path = config_dir() / f"{name_or_path}.toml"
     try:
         table = parse_toml(read_bytes(path, at_most=MAX_BYTES))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    table = {"name": path.stem} | table
-    before = from_dict(table)
+    table = {"name": path.stem, **table}
+    corpus = from_dict(table).data.corpus
     overrides = dict(overrides or {})
     given_name = overrides.pop("name", None)
     for dotted, text in overrides.items():
@@ -269,10 +266,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
             type_ = get_type_hints(SECTIONS[section])[field]
             table[section][field] = _parse_value(text, type_)
     config = from_dict(table)
-    changed = {name for name in overrides if field_value(config, name) != field_value(before, name)}
-    if changed - _NEUTRAL:
-        config = dataclasses.replace(config, published=PublishedResults())
-    if given_name is None and "data.corpus" in changed:
+    if given_name is None and config.data.corpus != corpus:
         stem = Path(config.data.corpus).stem
         text = re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
         if not text.strip("_"):  # nothing is left of it: 日本, 中国
@@ -288,7 +282,7 @@ def field_value(config: Config, dotted: str) -> Any:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """A config's TOML, in UTF-8, as nested dictionaries.
+    """Return the nested dictionaries of a config's TOML, in UTF-8.
 
     Raises:
       ConfigError: it is not TOML, or larger than any config.
@@ -296,7 +290,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES or data.count(b".") > MAX_DOTS:
         raise ConfigError(
             f"it is too large for a config: {len(data):,} bytes and {data.count(b'.'):,} dots; "
-            f"there may be {MAX_BYTES:,} and {MAX_DOTS:,}."
+            f"at most {MAX_BYTES:,} and {MAX_DOTS:,} are allowed."
         )
     try:
         return tomllib.loads(data.decode())
@@ -305,13 +299,15 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def from_dict(table: Mapping[str, Any]) -> Config:
-    """A config from nested dictionaries, such as `tomllib` and `to_dict` give.
+    """Return a config from nested dictionaries, as `tomllib` and `to_dict` return them.
+
+    A section `published` is ignored: run folders and files of earlier versions have one.
 
     Raises:
-      ConfigError: a section, field or value cannot be used; the nearest known name is named.
+      ConfigError: a section, field or value cannot be used; if unknown, the nearest one is named.
     """
     for key in table:
-        if key not in SECTIONS and key != "name":
+        if key not in SECTIONS and key not in ("name", "published"):
             raise ConfigError(_unknown("section", key, SECTIONS))
     sections = {}
     for section, cls in SECTIONS.items():
@@ -326,17 +322,17 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries; `from_dict` is its inverse."""
+    """Return the config as nested dictionaries; `from_dict` is the inverse."""
     return dataclasses.asdict(config)
 
 
 def dotted_names() -> list[str]:
-    """Every field's dotted name, in order: `model.cell`, …"""
+    """Return every field's dotted name, in order: `model.cell`, …"""
     return [f"{section}.{field}" for section in SECTIONS for field in _field_names(section)]
 
 
-def _config_dir() -> Path:
-    """The folder of the published configs: inside an installed wheel, else beside the package."""
+def config_dir() -> Path:
+    """Return the folder of the configs: inside an installed wheel, or beside the package."""
     package = Path(__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -347,10 +343,10 @@ def _field_names(section: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is spelled most like this one, with its section or without."""
+    """Return the known name with the most similar spelling, with its section or without."""
 
     def parts(dotted: str) -> tuple[str, str]:
-        whole = dotted.strip("-")[:200]  # what is longer is no misspelling, and takes seconds
+        whole = dotted.strip("-")[:200]  # longer ones are no misspellings, and take seconds
         return whole, whole.rpartition(".")[2]
 
     def likeness(other: str) -> float:
@@ -367,7 +363,7 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def _parse_value(text: str, type_: Any) -> Any:
-    """A command-line value as its field's type; where it is none, the text, for a message."""
+    """Return a command-line value as its field's type, or as text if it cannot be converted."""
     if type_ is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -376,30 +372,19 @@ def _parse_value(text: str, type_: Any) -> Any:
         return text
 
 
-def _as_float(value: float) -> float:
-    """As a float; infinity where Python's own `float` would raise."""
-    return float(value) if not isinstance(value, int) or abs(value) < 2**1023 else math.inf
-
-
 def _as_type(name: str, value: Any, type_: Any) -> Any:
-    """`value` as the field's type, or a ConfigError that says what would be right."""
+    """Return `value` as the field's type. Raises a ConfigError that says what would be right."""
     if get_origin(type_) is Literal:
         if value not in get_args(type_):
             choices = ", ".join(get_args(type_))
             raise ConfigError(f"{name} is {shown(value)}; it must be one of {choices}.")
         return value
-    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        value = _as_float(value)
-    if type_ is tuple and isinstance(value, (list, tuple)):
-        runs = all(isinstance(run, (list, tuple)) for run in value)
-        if not (runs and all(type(x) in (int, float) for run in value for x in run)):
-            raise ConfigError(f"{name} is {shown(value)}; it must be a list of lists of numbers.")
-        return tuple(tuple(map(_as_float, run)) for run in value)
-    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+    if (type_, type(value)) == (float, int):
+        value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
+    if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        wanted = words.get(type_, "a list of lists")
-        raise ConfigError(f"{name} is {shown(value)}; it must be {wanted}.")
-    if type_ is str and any("\ud800" <= c <= "\udfff" for c in value):  # from a name in no UTF-8
+        raise ConfigError(f"{name} is {shown(value)}; it must be {words[type_]}.")
+    if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
     if type_ is int and abs(value) >= 2**40:
         raise ConfigError(f"{name} is too large; it must be below 2^40.")

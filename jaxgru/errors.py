@@ -1,19 +1,18 @@
-"""The one error that is the user's to mend."""
+"""UserError, and how values and warnings are printed."""
 
 import contextlib
 import reprlib
 import sys
 from typing import Any
 
-MAX_LENGTH = 1000  # characters of a message
+MAX_LENGTH = 1000  # of a message, in characters
 
 
 class UserError(ValueError):
-    """Something asked for cannot be done; the message is one sentence that says why.
+    """What the user asked for cannot be done; the message is one sentence that says why.
 
-    Scripts print it in one line and exit 2, without a traceback. It may quote a file or an
-    argument, so what a terminal would not print is escaped, and the middle of what nobody would
-    read is left out.
+    Commands print it in one line and exit 2, without a traceback. It may quote a file or an
+    argument, so unprintable characters are escaped, and the middle of a long message is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -24,7 +23,7 @@ class UserError(ValueError):
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what a terminal would obey escaped: "\\n", "\\x1b", "\\udcff"."""
+    """Return the text on one line, unprintable characters escaped: "\\n", "\\x1b", "\\udcff"."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -35,14 +34,14 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 
 def shown(value: Any) -> str:
-    """`repr` for a message: cut short, and of any value at all."""
+    """Return `repr(value)` for a message, shortened; it works for any value."""
     try:
         return _REPR.repr(value)
-    except ValueError:  # Python refuses to write out the digits of an endless number
+    except ValueError:  # Python refuses to convert a number of so many digits
         return "a number of thousands of digits"
 
 
 def warn(sentence: str) -> None:
-    """Print a sentence on stderr, escaped as in a `UserError`, if there still is one."""
+    """Print a sentence on stderr, escaped as in a `UserError`; do nothing if stderr is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(printable(sentence), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, told from spoilt ones, locked, read if they have an end."""
+"""Atomic writes, SHA-256, locks, and reads that refuse pipes and devices."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ PART = ".part"  # ends the name of a file that is being written
 
 
 def read_bytes(path: Path, at_most: int | None = None) -> bytes:
-    """A regular file's content. A pipe might never answer, a device never end.
+    """Read a regular file. Reading a pipe might never return, reading a device never end.
 
-    at_most: how many bytes there may be; a file of holes can have any number.
+    at_most: the largest size accepted, in bytes; a sparse file can have any size.
 
     Raises:
-      OSError: it cannot be read, is no regular file, or is larger.
+      OSError: it cannot be read, is not a regular file, or is larger.
     """
     try:
         status = os.stat(path)
-    except ValueError:  # a NUL or half a surrogate pair in the name
+    except ValueError:  # the name has a NUL or half a surrogate pair
         raise OSError(errno.EINVAL, "no file can have that name") from None
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
     if at_most is not None and status.st_size > at_most:
         what = f"it has {status.st_size:,} bytes; there may be {at_most:,}"
         raise OSError(errno.EFBIG, what)
-    return path.read_bytes()  # of a folder: to read it says what is wrong
+    return path.read_bytes()  # raises the right error for a folder
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes beside, then renames, so that a reader sees the old file or the new one, never half.
+    """Write a temporary file beside `path` and rename it: readers see the old file or the new one.
 
     Raises:
       OSError: the folder cannot be written; the old file is untouched.
     """
     beside = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
     try:
-        with open(beside, "xb") as file:  # not by tempfile, which heeds no umask
+        with open(beside, "xb") as file:  # tempfile ignores the umask
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # it may never have been made, or be renamed already
+        with contextlib.suppress(OSError):  # it may not exist yet, or be renamed already
             os.unlink(beside)
         raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of the text as UTF-8, newlines as they stand."""
+    """Write text as `write_bytes` does, in UTF-8, newlines unchanged."""
     write_bytes(path, text.encode())
 
 
 def remove_parts(path: Path) -> None:
-    """Removes what a process that was killed inside `write_bytes(path, …)` left beside the file."""
+    """Remove the temporary files of processes that were killed inside `write_bytes(path, …)`."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(PART)}")
     for part in path.parent.glob(f".*{PART}"):
         if name.fullmatch(part.name):
@@ -69,9 +69,9 @@ def remove_parts(path: Path) -> None:
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """The size of every file below a folder, by its path in there ("/" between names).
+    """Return the size of every file below a folder, by relative path with "/" between names.
 
-    A link may lead outside, a pipe never answer, a device never end.
+    Anything but files and folders is refused: a link may lead outside, a pipe may never return.
 
     Raises:
       OSError: a folder cannot be read, or holds a link, a pipe or a device.
@@ -94,7 +94,7 @@ def files_below(folder: Path) -> dict[str, int]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file below a folder, by its path in there ("/" between names).
+    """Return the SHA-256 of every file below a folder, named as in `files_below`.
 
     Raises:
       OSError: a file cannot be read, or there is a link, a pipe or a device.
@@ -103,16 +103,16 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def file_hash(path: Path) -> str:
-    """A file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
+    """Return a file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(folder: Path) -> None:
-    """Makes a file without a name in a folder: permission bits say nothing to root, or of mounts.
+    """Create an unnamed file in a folder, since permission bits tell nothing of root and mounts.
 
     Raises:
-      OSError: no file can be made there.
+      OSError: no file can be created there.
     """
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -120,14 +120,14 @@ def check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock on a file, which is made if need be; yield False where another process holds it.
+    """Hold a lock on a file, created if missing; yield False where another process holds it.
 
-    The lock is flock's, so the kernel drops it when the process ends, however that comes about. It
-    is on the file and not on its name: nobody may edit, rename or delete the file. Where there are
-    no such locks (Windows, some network folders), everyone gets it.
+    It is an flock, so the kernel releases it when the process ends for any reason. It belongs to
+    the file and not to its name, so nobody may edit, rename or delete the file. Where there are no
+    such locks (Windows, some network folders), every process gets it.
 
     Raises:
-      OSError: the file cannot be made or opened.
+      OSError: the file cannot be created or opened.
     """
     try:
         import fcntl

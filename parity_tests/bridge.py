@@ -1,7 +1,7 @@
-"""Between jaxgru and the others: weights copied, shapes drawn, numbers compared and recorded.
+"""Tools to compare jaxgru with others: copy weights, draw shapes, compare and record numbers.
 
-jaxgru keeps weights (in, out), PyTorch (out, in). Both take the same numbers, drawn by NumPy here:
-no bias is zero, and neither library's initialisation is involved.
+jaxgru's weights are (in, out), PyTorch's (out, in). Both get the same numbers, drawn by NumPy here:
+no bias is zero, and no library's initialisation is used.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from jaxgru.model import HeadParams, LayerNormParams, Params
 DTYPES = ["float64", "float32"]
 
 TOLERANCE = {"float64": 1e-12, "float32": 2e-4}
-"""Of one forward or backward pass, relative to the largest entry: a few thousand roundings.
+"""Of one forward or backward pass, relative to the largest entry: a few thousand rounding errors.
 
 Two implementations sum the same products in different orders. A sum of n products then differs by
-about √n roundings (eps: float64 2e-16, float32 1e-7), a gradient is a sum of such sums over batch
-and time, and cancellation can raise what is left relative to the result: the largest seen are
-7e-14 and 4e-5. An error in a formula is larger than that by orders of magnitude, and could not hide
-from float64 in any case.
+about √n rounding errors (eps: float64 2e-16, float32 1e-7), a gradient is a sum of such sums over
+batch and time, and cancellation can enlarge the relative difference. The largest seen are 7e-14 and
+4e-5. An error in a formula is larger by orders of magnitude, and cannot be missed in float64.
 """
 
 RECORD_VARIABLE = "JAXGRU_PARITY_RECORD"
 """Environment variable: a file to which every comparison is appended as a line of JSON."""
 
-# The same examples on every run: a parity suite that fails must fail again when it is repeated.
+# The same examples in every run: a suite that fails must fail again when it is repeated.
 same_every_run = settings(derandomize=True, deadline=None, database=None, max_examples=4)
 
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """JAX's 64-bit types inside, for "float64", and 32-bit ones for "float32"."""
+    """Enable JAX's 64-bit types inside for "float64", and disable them for "float32"."""
     enable_x64 = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # JAX before 0.8
         from jax.experimental import enable_x64
@@ -60,7 +59,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 @st.composite
 def model_configs(draw: st.DrawFn, **fixed: Any) -> ModelConfig:
-    """Small models of every kind: hidden 1, vocabulary 2 and one layer among them."""
+    """Draw small models of every kind, among them hidden size 1, vocabulary 2 and one layer."""
     cell = fixed.pop("cell", None) or draw(st.sampled_from(["gru", "lstm", "rnn"]))
     chosen = {
         "vocab_size": draw(st.integers(2, 9)),
@@ -84,12 +83,12 @@ SMALLEST = {
 
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale=1.0):
-    """Normal numbers of this standard deviation, as a JAX array."""
+    """Return normal numbers with this standard deviation, as a JAX array."""
     return jnp.asarray(scale * rng.standard_normal(shape), dtype)
 
 
 def random_like(rng: np.random.Generator, shapes: Any, dtype: str) -> Any:
-    """Normal numbers for every leaf: matrices of deviation 1/√fan_in, vectors of 0.5."""
+    """Return normal numbers for every leaf: deviation 1/√fan_in in matrices, 0.5 in vectors."""
 
     def draw(leaf: Any) -> jax.Array:
         scale = leaf.shape[0] ** -0.5 if len(leaf.shape) == 2 else 0.5
@@ -99,7 +98,7 @@ def random_like(rng: np.random.Generator, shapes: Any, dtype: str) -> Any:
 
 
 def random_params(rng: np.random.Generator, config: ModelConfig, dtype: str) -> Params:
-    """A model of this shape; every bias, second bias, scale and shift random and not zero."""
+    """Return a random model; no bias, second bias, scale or shift is zero."""
     shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
     params = random_like(rng, shapes, dtype)
     return params.replace(embedding=random_array(rng, params.embedding.shape, dtype))
@@ -108,19 +107,19 @@ def random_params(rng: np.random.Generator, config: ModelConfig, dtype: str) -> 
 def random_cell(
     rng: np.random.Generator, cell: str, E: int, H: int, second_bias: bool, dtype: str
 ) -> CellParams:
-    """One layer's parameters."""
+    """Return random parameters of one layer."""
     config = ModelConfig(cell, 2, E, H, 1, second_bias=second_bias and cell == "gru")
     return random_params(rng, config, dtype).layers[0]
 
 
 def random_carry(rng: np.random.Generator, params: Params, B: int, dtype: str) -> Any:
-    """A carry that is zero nowhere."""
+    """Return a random carry, nowhere zero."""
     zeros = jax.eval_shape(lambda: jaxgru.initial_carry(params, B))
     return jax.tree.map(lambda leaf: random_array(rng, leaf.shape, dtype), zeros)
 
 
 def random_tokens(rng: np.random.Generator, V: int, B: int, T: int) -> jax.Array:
-    """Tokens (B, T) int32."""
+    """Return random tokens (B, T) int32."""
     return jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
 
 
@@ -140,14 +139,14 @@ RNN_KEYS = {"W": "Wx.weight", "U": "Wh.weight", "b": "Wx.bias"}
 
 
 def cell_keys(p: CellParams, prefix: str = "") -> CellParams:
-    """The same struct, each array replaced by the name of its torchref tensor."""
+    """Return the struct with each array replaced by the name of its torchref tensor."""
     names = {GRUParams: GRU_KEYS, LSTMParams: LSTM_KEYS, RNNParams: RNN_KEYS}[type(p)]
     present = {name for name in names if getattr(p, name) is not None}
     return type(p)(**{name: prefix + names[name] for name in present})
 
 
 def model_keys(params: Params) -> Params:
-    """The same tree, each array replaced by the name of its torchref tensor."""
+    """Return the tree with each array replaced by the name of its torchref tensor."""
     cell = type(params.layers[0])
     layer = {
         GRUParams: "layers.{}.grucell.",
@@ -169,13 +168,13 @@ def _is_linear(key: str, array: Any) -> bool:
 
 
 def to_state_dict(keys: Any, params: Any) -> dict[str, torch.Tensor]:
-    """Parameters as torchref's tensors, copied."""
+    """Copy parameters into a state dict of torchref."""
     pairs = zip(jax.tree.leaves(keys), jax.tree.leaves(params), strict=True)
     return {k: to_torch(leaf.T if _is_linear(k, leaf) else leaf) for k, leaf in pairs}
 
 
 def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """torchref's tensors, or anything kept under their names, in the shape of jaxgru's parameters.
+    """Return torchref's tensors, or anything with their names, in the structure of jaxgru's params.
 
     Raises:
       KeyError: a name is missing.
@@ -189,7 +188,7 @@ def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> torch.nn.Module:
-    """torchref's model with these parameters, in training mode."""
+    """Return torchref's model with these parameters, in training mode."""
     V, E = params.embedding.shape
     H, L = params.head.Wo.shape[0], len(params.layers)
     first = params.layers[0]
@@ -206,7 +205,7 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
 
 
 def torch_cell(p: CellParams) -> torch.nn.Module:
-    """torchref's cell with these parameters."""
+    """Return torchref's cell with these parameters."""
     U = p.U if isinstance(p, RNNParams) else p.Uf if isinstance(p, LSTMParams) else p.Uz
     W = p.W if isinstance(p, RNNParams) else p.Wf if isinstance(p, LSTMParams) else p.Wz
     E, H = W.shape[0], U.shape[0]
@@ -222,25 +221,25 @@ def torch_cell(p: CellParams) -> torch.nn.Module:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """A copy as a tensor; integers become int64, which PyTorch indexes with."""
+    """Copy an array to a tensor; integers become int64, as PyTorch's indices must be."""
     tensor = torch.from_numpy(np.array(array))
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A JAX array, tensor or number as a NumPy array."""
+    """Return a JAX array, tensor or number as a NumPy array."""
     return value.detach().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def carry_to_torch(carry: Any) -> list[tuple[torch.Tensor, ...]]:
-    """jaxgru's carry (h or (h, c) a layer) as torchref's ((h,) or (h, c) a layer)."""
+    """Convert jaxgru's carry (h or (h, c) per layer) to torchref's ((h,) or (h, c) per layer)."""
     return [
         tuple(map(to_torch, layer if isinstance(layer, tuple) else (layer,))) for layer in carry
     ]
 
 
 def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
-    """`jaxgru.model.dropout_masks` as factors (B, T, H), one a layer: the masks of either site."""
+    """Convert `jaxgru.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
         mask = pair[0] or pair[1]
@@ -262,12 +261,12 @@ def agree(
     tolerance: float,
     implementation: str = "torchref",
 ) -> None:
-    """Asserts that two trees hold the same numbers, and records the largest difference.
+    """Assert that two trees hold the same numbers, and record the largest difference.
 
-    Leaf by leaf, with shapes and dtypes equal: |ours − theirs| ≤ tolerance · scale, where the scale
-    is the leaf's largest entry, but at least a hundredth of the largest of the whole tree. (An
-    entry got by cancellation carries the rounding of the larger numbers it was made from, so
-    entrywise relative errors would say nothing.) tolerance 0 means identical.
+    Shapes and dtypes must be equal, and for each leaf |ours − theirs| ≤ tolerance · scale. A scale
+    is the leaf's largest entry, but at least a hundredth of the largest of the whole tree: an entry
+    that results from cancellation has the rounding errors of larger numbers, so a relative error
+    per entry would mean nothing. Tolerance 0 means identical.
     """
     paths, ours = zip(*jax.tree_util.tree_leaves_with_path(ours), strict=True)
     ours = [to_numpy(leaf) for leaf in ours]
@@ -308,10 +307,10 @@ def agree(
 def agree_in_distribution(
     quantity: str, p_value: float, size: int, implementation: str = "torchref", level: float = 1e-3
 ) -> None:
-    """Asserts that a test of equal distributions does not reject, and records its p-value.
+    """Assert that a test of equal distributions does not reject, and record its p-value.
 
-    The samples' seeds are fixed, so the p-value is the same number on every run of one version of
-    the libraries. For right code it is uniform on [0, 1]: a new version fails one test in 1/level.
+    The seeds are fixed, so the same versions of the libraries always give the same p-value. For
+    correct code it is uniform on [0, 1]: a new version fails one test in 1/level.
     """
     record(
         kind="distribution",
@@ -325,10 +324,10 @@ def agree_in_distribution(
 
 
 def chi_squared(seen: np.ndarray, expected: np.ndarray) -> float:
-    """The p-value of counts (R, N) against what is expected, whose rows have the same sums.
+    """Return the p-value of counts (R, N) against expected counts with the same row sums.
 
-    Pearson's test, each row a multinomial of its own; cells of a row that expect fewer than ten are
-    put together, for the chi-squared law needs that, and left out if they still do.
+    This is Pearson's test with a multinomial per row. Cells of a row that expect fewer than ten
+    counts are merged, as the chi-squared law requires, and left out if they still expect fewer.
     """
     statistic = freedom = 0
     for s, e in zip(seen, expected, strict=True):
@@ -346,7 +345,7 @@ def chi_squared(seen: np.ndarray, expected: np.ndarray) -> float:
 
 
 def record(**fields: Any) -> None:
-    """Appends a line of JSON to the file that JAXGRU_PARITY_RECORD names, where it names one."""
+    """Append a line of JSON to the file that JAXGRU_PARITY_RECORD names, if it is set."""
     if path := os.environ.get(RECORD_VARIABLE):
         fields["test"] = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
         with open(path, "a") as file:

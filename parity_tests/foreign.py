@@ -1,4 +1,4 @@
-"""What the comparisons with implementations that nobody here wrote have in common."""
+"""What the comparisons with foreign implementations share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)]
 
 
 class Case:
-    """One layer, or a stack of them: parameters, input (B, T, E), carry, and what ours gives.
+    """One layer or a stack: parameters, input (B, T, E), carry, and jaxgru's results.
 
     The gradient is that of a random linear function of all outputs and the final carries.
     """
@@ -45,13 +45,13 @@ class Case:
         self.dtype, self.name = dtype, f"{cell}{variant}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, output: jax.Array, carry: Any) -> jax.Array:
-        """The linear function whose gradient is compared, for implementations in JAX."""
+        """Return the linear function whose gradient is compared, for implementations in JAX."""
         terms = jax.tree.map(jnp.vdot, (self.of_output, self.of_carry), (output, carry))
         return sum(jax.tree.leaves(terms))
 
     @functools.cached_property
     def ours(self) -> tuple[Any, Any]:
-        """(output (B, T, H), final carries) and the gradients by layers, input and carries."""
+        """(output (B, T, H), final carries) and the gradients of layers, input and carries."""
 
         @jax.jit
         def run(layers, x, carry):
@@ -69,9 +69,9 @@ class Case:
         return run(self.layers, self.x, self.carry)
 
     def check(self, implementation: str, results: Any, gradients: Any = None) -> None:
-        """Compares with their (output, carries) and, if given, (layers, x, carry) gradients.
+        """Compare with their (output, carries) and, if given, gradients (layers, x, carry).
 
-        Arrays in the same order as ours; the layers' gradients as jaxgru's structs.
+        Arrays are in our order; gradients of layers are jaxgru's structs.
         """
         ours, our_gradients = self.ours
         tolerance = TOLERANCE[self.dtype]
@@ -88,16 +88,16 @@ class Case:
 def case_of(
     cell: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1, reset: str = "before"
 ) -> Case:
-    """A case, made once: several implementations are compared with what ours gives there."""
+    """Return a case, cached: several implementations are compared with the same results."""
     return Case(cell, *size, dtype, layers, reset)
 
 
 def struct_from_blocks(
     cls: type, gates: str, W: Any, U: Any, b: Any, sign: Callable[[str], int] = lambda gate: 1
 ) -> CellParams:
-    """A cell's struct from arrays whose last axis holds the gates side by side, in this order.
+    """Return a cell's struct from arrays whose last axis is a concatenation of these gates.
 
-    sign: −1 for a gate that they keep the other way round (their z is 1 − ours: σ(−a) = 1 − σ(a)).
+    sign: −1 for a gate with the opposite meaning (their z is 1 − ours: σ(−a) = 1 − σ(a)).
     """
     fields = {}
     for name, blocks in [("W", W), ("U", U), ("b", b)]:
@@ -109,7 +109,7 @@ def struct_from_blocks(
 def blocks_from_struct(
     p: CellParams, gates: str, sign: Callable[[str], int] = lambda gate: 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`struct_from_blocks`, backwards: W (E, gates · H), U (H, gates · H), b (gates · H)."""
+    """Invert `struct_from_blocks`: return W (E, gates · H), U (H, gates · H), b (gates · H)."""
     join = lambda name: np.concatenate(
         [sign(gate) * np.asarray(getattr(p, name + gate)) for gate in gates], axis=-1
     )
@@ -117,5 +117,5 @@ def blocks_from_struct(
 
 
 def z_reversed(gate: str) -> int:
-    """For those whose z opens to the OLD state."""
+    """Return the sign for implementations whose z weights the OLD state."""
     return -1 if gate == "z" else 1

@@ -31,7 +31,7 @@ STEP = {"gru": cells.gru_cell, "lstm": cells.lstm_cell, "rnn": cells.rnn_cell}
 
 
 def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
-    """A carry of one layer that is zero nowhere."""
+    """Return a random carry of one layer."""
     h = random_array(rng, (B, H), dtype)
     return (h, random_array(rng, (B, H), dtype)) if cell == "lstm" else h
 
@@ -49,7 +49,7 @@ def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str
     seed=st.integers(0, 2**32 - 1),
 )
 def test_one_step(cell, dtype, B, E, H, second_bias, seed):
-    """The cell's new carry, from a random one."""
+    """The cell's new carry, from a random carry."""
     rng = np.random.default_rng(seed)
     params = random_cell(rng, cell, E, H, second_bias, dtype)
     x, state = random_array(rng, (B, E), dtype), random_state(rng, cell, B, H, dtype)

@@ -1,4 +1,4 @@
-"""jaxgru's GRU against dm-haiku's, which is the same variant: reset before, z opens to the new."""
+"""jaxgru's GRU against dm-haiku's, the same variant: reset before, z weights the NEW state."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def named_leaves(params) -> dict[str, np.ndarray]:
 
 @functools.lru_cache
 def both(cell: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Every parameter of a fresh model by name, ours and torchref's."""
+    """Return every parameter of a fresh model by name, ours and torchref's."""
     params = jaxgru.init(jax.random.key(1), CONFIGS[cell])
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -88,7 +88,7 @@ def test_stated_distributions(cell):
 
 @pytest.mark.parametrize("cell", CONFIGS)
 def test_no_two_parameters_are_drawn_alike(cell):
-    """A key used twice would give two parameters the same numbers, perhaps to scale."""
+    """A key used twice would give two parameters the same numbers, up to a factor."""
     leaves = [leaf.ravel() for leaf in both(cell)[0].values() if np.ptp(leaf) > 0]
     for i, a in enumerate(leaves):
         for b in leaves[:i]:

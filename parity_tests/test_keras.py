@@ -1,4 +1,4 @@
-"""jaxgru's GRU against Keras's `GRU(reset_after=False)`; its z opens to the OLD state."""
+"""jaxgru's GRU against Keras's `GRU(reset_after=False)`; its z weights the OLD state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_forward_and_gradients(size, dtype):
     )
     layer.build((B, T, E))
 
-    seeds = [variable.value for variable in layer.non_trainable_variables]  # of its dropout: unused
+    seeds = [variable.value for variable in layer.non_trainable_variables]  # of its dropout, unused
 
     def value(variables, x, carry):
         (output, final), _ = layer.stateless_call(variables, seeds, x, initial_state=carry[0])

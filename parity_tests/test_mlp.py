@@ -1,6 +1,6 @@
-"""jaxgru's MLP against the same network in PyTorch's own layers: windows, one Linear, tanh, Linear.
+"""jaxgru's MLP against the same network of PyTorch's layers: windows, Linear, tanh, Linear.
 
-Bengio et al. 2003 without the direct connections. PyTorch sees no state: it gets each window whole.
+Bengio et al. 2003 without the direct connections. PyTorch has no state: it gets each whole window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parity_tests.bridge import (
     to_torch,
 )
 
-# V, E, H, K, B, T: the published size, and each of them at its smallest
+# V, E, H, K, B, T: the size of bengio_mlp, and each at its smallest
 SIZES = [(65, 64, 160, 7, 4, 128), (2, 1, 1, 1, 1, 1), (2, 1, 3, 4, 2, 1), (5, 3, 2, 2, 3, 9)]
 
 

@@ -15,6 +15,7 @@ import torchref
 from jaxgru.config import ModelConfig
 from jaxgru.evaluation import token_nll
 from jaxgru.model import Dropout, Params, dropout_masks
+from jaxgru.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,
     SMALLEST,
@@ -33,11 +34,11 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-PUBLISHED = [n for n in jaxgru.config_names() if jaxgru.load_config(n).published.num_params]
+PUBLISHED = [name for name in jaxgru.config_names() if load_published(name).num_params]
 
 
 def fast_key(seed: int) -> jax.Array:
-    """A key whose generator compiles faster than the default; any masks will do here."""
+    """Return a key whose generator compiles faster than the default; any masks will do here."""
     return jax.random.key(seed, impl="rbg")
 
 
@@ -51,8 +52,8 @@ def compare(
 ) -> None:
     """Logits, final carry, loss, and the gradient of every parameter and of the initial carry.
 
-    The gradient is that of the loss plus a linear function of the final carry: training through
-    time from one window into the next needs both.
+    The gradient is that of the loss plus a linear function of the final carry: truncated
+    backpropagation from one window into the next needs both.
     """
     dtype = str(params.embedding.dtype)
     rng = np.random.default_rng(1)
@@ -124,7 +125,7 @@ def test_published_sizes(name, dtype):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
-    """Sizes that hypothesis chooses, down to one of everything."""
+    """Sizes chosen by hypothesis, down to 1 in every dimension."""
     rng = np.random.default_rng(seed)
     params = random_params(rng, config, dtype)
     tokens, targets = (random_tokens(rng, config.vocab_size, B, T) for _ in range(2))
@@ -151,8 +152,8 @@ def test_dropout(cell, site, dtype):
 def test_masks_are_fresh_and_sized(site):
     """Masks differ between steps, rows, layers and keys, and keep the right share of units.
 
-    The comparison above takes jaxgru's own masks, so it cannot see a mask that is used twice; this
-    can: two masks of n units with rate p share about n(1 − 2p(1 − p)), and a copy shares n.
+    The comparison above uses jaxgru's own masks, so it cannot notice a mask that is used twice. Two
+    masks of n units with rate p agree on about n(1 − 2p(1 − p)) units, a copy on n.
     """
     rate, H, B, T = 0.25, 400, 3, 5
     config = ModelConfig("gru", 3, 2, H, 3)
@@ -178,7 +179,7 @@ def test_masks_are_fresh_and_sized(site):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts(name):
-    """torchref, jaxgru and the study's table say the same number."""
+    """torchref, jaxgru and the study's table give the same number."""
     table = {
         "astra_alpha": 86_913, "astra_beta": 715_713, "astra_gamma": 4_383_041,
         "scribe_alpha": 1_075_688, "scribe_beta": 5_102_056, "scribe_gamma": 14_439_400,

@@ -1,6 +1,6 @@
 """jaxgru's GRU against the ONNX operator `GRU` with linear_before_reset=0; forward only.
 
-ONNX's z opens to the OLD state: Ht = (1 − zt) ⊙ ht + zt ⊙ Ht−1. Its operator has no gradient.
+ONNX's z weights the OLD state: Ht = (1 − zt) ⊙ ht + zt ⊙ Ht−1. Its operator has no gradient.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check(case: Case, implementation: str, results: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("dtype", ["float32"])
 @pytest.mark.parametrize("size", SIZES)
 def test_onnxruntime(size, dtype):
-    """ONNX Runtime's own kernel; it has float32 alone."""
+    """ONNX Runtime's own kernel, which has only float32."""
     onnxruntime = pytest.importorskip("onnxruntime")
     case = case_of("gru", size, dtype)
     model, feeds = gru_model(case)

@@ -1,4 +1,4 @@
-"""Generation against torchref: greedy tokens, the distributions, and what is really drawn."""
+"""Generation against torchref: greedy tokens, the distributions, and the samples drawn."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ MODELS = {
 
 GAIN = {"gru": 4, "lstm": 4, "rnn": 2}
 
-# Five hundred steps from one token to the next: rounding does not add up as long as the tokens
-# agree, and these states forget; largest seen 2e-15 and 2e-6.
+# Of 500 steps. Rounding errors do not add up, because the tokens agree and these states forget; the
+# largest seen are 2e-15 and 2e-6.
 GREEDY_CARRY = {"float64": 1e-12, "float32": 1e-3}
 MARGIN = {"float64": 1e-9, "float32": 2e-5}  # of the largest logit; differences are far below
 
 
 def lively_params(cell: str, dtype: str) -> Params:
-    """Random weights large enough that greedy text wanders instead of repeating one token."""
+    """Return random weights so large that greedy text varies instead of repeating one token."""
     params = random_params(np.random.default_rng(0), MODELS[cell], dtype)
     return jax.tree.map(lambda leaf: GAIN[cell] * leaf, params)
 
@@ -55,10 +55,10 @@ def lively_params(cell: str, dtype: str) -> Params:
 @pytest.mark.parametrize("stateful", [True, False])
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
 def test_greedy(cell, stateful, dtype):
-    """500 tokens, identical, after a prompt of 7 read from a random carry; and the carry then.
+    """500 identical tokens after a prompt of 7 tokens and a random carry, and the final carry.
 
-    The likeliest token is ahead of the next by far more than rounding at every step (checked), so
-    that identical text is no luck.
+    At every step the most likely token leads by far more than rounding (this is checked), so the
+    identical text is no coincidence.
     """
     params = lively_params(cell, dtype)
     rng = np.random.default_rng(1)
@@ -84,9 +84,9 @@ def test_greedy(cell, stateful, dtype):
 
 
 def test_the_published_stateful_scribe_is_stateless():
-    """Its logits are the same bits with a state and without, and its greedy text is our stateless.
+    """Its logits are bit-identical with and without a state; its greedy text is our stateless text.
 
-    The same weights with the state handed on write another text.
+    The same weights write another text if the state is passed on.
     """
     params = lively_params("gru", "float32")
     rng = np.random.default_rng(1)
@@ -111,7 +111,7 @@ def test_the_published_stateful_scribe_is_stateless():
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_only_the_last_token_of_the_prompt(cell):
-    """The study's way is ours with the prompt cut to its last token, and not ours otherwise."""
+    """The study's sampler is ours with the prompt's last token, not with the whole prompt."""
     params = lively_params(cell, "float32")
     prompt = random_tokens(np.random.default_rng(1), 40, 2, 9)
     model = torch_model(params).eval()
@@ -145,7 +145,7 @@ def test_distributions(dtype, V, temperature, k, top_p, seed):
 
 
 def test_what_is_left_out_by_hand():
-    """Worked out on paper, ties included: no library's opinion is asked."""
+    """Computed by hand, with ties; no library is compared."""
     p = jnp.array([[0.4, 0.3, 0.2, 0.1]])
     softmax = lambda *options: np.asarray(jax.nn.softmax(filter_logits(jnp.log(p), *options)))
     np.testing.assert_allclose(softmax(1.0, 2), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)
@@ -172,8 +172,8 @@ def test_what_is_left_out_by_hand():
 def test_frequencies(cell, options):
     """How often each text of three tokens is drawn, against its probability by torchref.
 
-    Three tokens and not one: that each is drawn anew, independent of the last draw given the text
-    so far, and that the state goes along, both show only in the joint distribution.
+    Only the joint distribution of several tokens shows that each is drawn independently, given the
+    text so far, and that the state is passed on.
     """
     V, B = 4, 100_000
     config = ModelConfig(cell, V, 3, 5, 2, layer_norm=cell == "lstm")

@@ -1,7 +1,7 @@
-"""Properties that make the study's bug impossible: where the state comes from and where it goes.
+"""Properties that rule out the study's bug: where the state comes from and where it goes.
 
-The study threw the state away while sampling, and one of its samplers returned a state that its
-layers never received. Here a state that is lost, mixed up or not used changes a number below.
+The study dropped the state while sampling, and one of its samplers returned a state that its layers
+never received. In these tests, a state that is lost, mixed up or unused changes a number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ apply = jax.jit(jaxgru.apply)
 
 
 def deep(cell: str, V: int = 12) -> ModelConfig:
-    """Three layers: the study's bug needs at least two to hide in."""
+    """Return a config of three layers; the study's bug can only hide in two or more."""
     return ModelConfig(cell, V, 5, 7, 3, second_bias=cell == "gru", layer_norm=cell == "lstm")
 
 
@@ -55,7 +55,7 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
-    """Our pieces, cut anywhere and joined by the carry, are torchref's whole."""
+    """A sequence split anywhere, with the carry passed on, equals torchref's whole sequence."""
     rng = np.random.default_rng(seed)
     params = random_params(rng, config, dtype)
     tokens = random_tokens(rng, config.vocab_size, B, sum(lengths))
@@ -73,7 +73,7 @@ def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_resetting_changes_the_output(cell):
-    """One layer's state lost between two pieces shows in all that follows, whichever it is."""
+    """The loss of any layer's state between two parts changes everything that follows."""
     rng = np.random.default_rng(0)
     params = random_params(rng, deep(cell), "float32")
     tokens = random_tokens(rng, 12, 2, 6)
@@ -89,10 +89,10 @@ def test_resetting_changes_the_output(cell):
 @pytest.mark.parametrize("dtype", ["float64"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_carry_goes_through_every_layer(cell, dtype):
-    """The derivative of each layer's new carry, and of the logits, by each layer's old one.
+    """The derivatives of each layer's new carry, and of the logits, with respect to each old carry.
 
-    It is torchref's number for number; not zero where the old carry is the layer's own or comes
-    from below, so that each is received and each is returned; exactly zero where it is above.
+    They equal torchref's. They are not zero for the old carries of the layer itself and of layers
+    below, so each carry is received and returned, and exactly zero for those of layers above.
     """
     rng = np.random.default_rng(0)
     params = random_params(rng, deep(cell), dtype)
@@ -125,11 +125,11 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     "cell, site", [("gru", None), ("lstm", None), ("rnn", None), ("gru", "state")]
 )
 def test_causality_and_independent_rows(cell, site, dtype):
-    """Each position has a word of its own, so the embedding's gradient is its input's.
+    """Each position has its own token, so the embedding's gradients are those of the inputs.
 
-    The derivative of every logit by every input is torchref's; it is not zero where the input is of
-    the same row and not later; it is exactly zero where it is later or of another row. So too for
-    the final carry of every layer: it depends on all of its row's inputs and on no other row's.
+    The derivative of every logit with respect to every input equals torchref's. It is not zero for
+    inputs of the same row up to that time, and exactly zero for later ones and other rows. A final
+    carry depends on all inputs of its row and on no other row's.
     """
     B, T = 2, 4
     config = deep(cell, V=B * T)
@@ -173,7 +173,7 @@ def test_causality_and_independent_rows(cell, site, dtype):
     "cell, stateful", [("gru", True), ("lstm", True), ("rnn", True), ("gru", False)]
 )
 def test_fifty_and_fifty_are_a_hundred(cell, stateful):
-    """Sampled, with the tokens, the carry and the key handed back; every token the same."""
+    """Sampled in two calls, with tokens, carry and key passed on: every token is the same."""
     params = random_params(np.random.default_rng(0), deep(cell), "float32")
     prompt = jnp.array([[3, 1, 4], [1, 5, 9]], jnp.int32)
     options = {"temperature": 0.9, "top_k": 8, "top_p": 0.95, "stateful": stateful}
@@ -183,7 +183,7 @@ def test_fifty_and_fifty_are_a_hundred(cell, stateful):
     np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
     assert len(np.unique(whole)) > 5
     assert (jax.random.key_data(key) == jax.random.key_data(half)).all()
-    # The carry has seen the prompt and all but the last token: that is what torchref's is then.
+    # The carry has seen the prompt and all but the last token, as torchref's has.
     seen = np.concatenate([prompt, whole], axis=1)[:, :-1]
     model = torch_model(params)
     _, theirs = model(to_torch(seen if stateful else seen[:, -1:]))
@@ -196,10 +196,10 @@ def test_fifty_and_fifty_are_a_hundred(cell, stateful):
 
 
 def chain(cell: str, dtype: str):
-    """A model of five tokens and its transition matrix by torchref: softmax of one token alone."""
+    """Return a model of five tokens and its transition matrix by torchref, a softmax per token."""
     config = ModelConfig(cell, 5, 5, 7, 2, second_bias=cell == "gru", layer_norm=cell == "lstm")
     params = random_params(np.random.default_rng(3), config, dtype)
-    strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # a memory that shows
+    strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # makes the memory noticeable
     params = params.replace(embedding=strong(params.embedding), layers=strong(params.layers))
     with torch.no_grad():
         logits, _ = torch_model(params)(torch.arange(5)[:, None])
@@ -209,7 +209,7 @@ def chain(cell: str, dtype: str):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", CELLS)
 def test_windows_of_one_are_the_chain(cell, dtype):
-    """A text in windows of one token gives rows of the matrix, whatever came before."""
+    """A text in windows of one token gives rows of the matrix, whatever precedes them."""
     params, matrix = chain(cell, dtype)
     text = random_tokens(np.random.default_rng(0), 5, 1, 40)[0]
     logits, _ = apply(params, text[:, None])
@@ -221,10 +221,10 @@ def test_windows_of_one_are_the_chain(cell, dtype):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_stateless_text_is_a_first_order_chain(cell):
-    """Chi-squared on 60,000 sampled tokens: the matrix gives the counts, and nothing else matters.
+    """A chi-squared test on 60,000 sampled tokens: the matrix alone determines the counts.
 
-    The next token's counts given the token, and given the token and the one before, are both those
-    of the matrix. Stateful text, by the same test, has neither the matrix nor so short a memory.
+    The counts of the next token given one token, and given two tokens, both follow the matrix. By
+    the same test, stateful text follows neither the matrix nor any first-order chain.
     """
     params, matrix = chain(cell, "float32")
     prompt = jnp.zeros((200, 1), jnp.int32)

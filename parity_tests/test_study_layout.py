@@ -1,4 +1,4 @@
-"""torchref's names are the study's, written out here from its description, and its files load."""
+"""torchref's names are the study's, listed here from its description, and its files load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shape(key: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("study", [GRU, LSTM], ids=["gru", "lstm"])
 def test_a_file_of_the_study_loads(study, tmp_path):
-    """A file with the study's names, shapes and metadata, and each tensor where it belongs."""
+    """A file with the study's names, shapes and metadata loads, with each tensor in its place."""
     generator = torch.Generator().manual_seed(0)
     tensors = {key: torch.randn(shape(key), generator=generator) for key in study["keys"]}
     torch.save({"state_dict": tensors, **study["metadata"]}, tmp_path / "model.pth")

@@ -1,7 +1,7 @@
 """jaxgru against torch.nn.LSTM, torch.nn.RNN and, with the reset after the product, torch.nn.GRU.
 
-PyTorch has two biases where jaxgru has one: one of them is silenced, set to zero. Only the GRU's
-candidate needs both.
+PyTorch has two biases where jaxgru has one, so one of them is set to zero. Only the GRU's candidate
+needs both.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MODULE = {"lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
 @pytest.mark.parametrize("size, silent", [(size, "hh") for size in SIZES] + [(SIZES[0], "ih")])
 @pytest.mark.parametrize("cell", ["lstm", "rnn"])
 def test_forward_and_gradients(cell, size, silent, dtype):
-    """Two layers. One bias of each pair holds ours and the other is zero, either way round.
+    """Two layers. Either bias of each pair holds ours, and the other is zero.
 
-    The sum of the two counts, so either's gradient is the gradient of our one bias.
+    Only the sum of the two counts, so the gradient of either is the gradient of our one bias.
     """
     E, H = size[2:]
     case = case_of(cell, size, dtype, layers=2)
@@ -46,7 +46,7 @@ def test_forward_and_gradients(cell, size, silent, dtype):
             getattr(module, f"bias_{silent}_l{i}").zero_()
 
     x = to_torch(case.x).requires_grad_()
-    # PyTorch keeps one array a kind of state, (layers, B, H); ours is a tuple by layer.
+    # PyTorch has one array per kind of state, (layers, B, H); ours is a tuple by layer.
     stack = lambda carry: [
         to_torch(np.stack([np.asarray(part) for part in kind]))
         for kind in (zip(*carry, strict=True) if cell == "lstm" else [carry])
@@ -78,7 +78,7 @@ def test_forward_and_gradients(cell, size, silent, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_gru_that_resets_after(size, dtype):
-    """Two layers of torch.nn.GRU: gates r, z, n; its z opens to the OLD state."""
+    """Two layers of torch.nn.GRU: gates r, z, n; its z weights the OLD state."""
     E, H = size[2:]
     case = case_of("gru", size, dtype, layers=2, reset="after")
     module = torch.nn.GRU(E, H, num_layers=2, batch_first=True, dtype=getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""Trajectories against torchref: clipping, AdamW, the cosine an epoch, real training."""
+"""Trajectories against torchref: clipping, AdamW, the cosine per epoch, real training."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ step_on_device = jax.jit(train_step, static_argnums=(0, 1))
 
 @jax.jit
 def keys_of_step(key: jax.Array, step: jax.Array) -> jax.Array:
-    """The documented rule: a step folds its number into the run's key, then crops and drops."""
+    """Return a step's keys for crops and dropout: its number is folded into the run's key."""
     return jax.random.split(jax.random.fold_in(key, step))
 
 
 class Both:
-    """The same run on both sides: the same weights, batches and masks, each with its own optimizer.
+    """The same run on both sides: equal weights, batches and masks, each with its own optimizer.
 
-    Batches and masks are drawn with jaxgru's own functions, but from keys that are made here: if
-    its step used a batch or a mask twice, the two sides would part.
+    Batches and masks are drawn with jaxgru's functions, but from keys made here: if jaxgru's step
+    used a batch or a mask twice, the two sides would diverge.
     """
 
     def __init__(self, config: Config, params: Params, tokens: np.ndarray):
@@ -56,7 +56,7 @@ class Both:
         )
 
     def epoch(self) -> tuple[np.ndarray, np.ndarray]:
-        """One epoch on both sides; each step's loss, ours and theirs."""
+        """Train one epoch on both sides; return each step's loss, ours and theirs."""
         ours, config = [], self.config
 
         def batches():
@@ -88,19 +88,19 @@ class Both:
         return to_torch(inputs), to_torch(targets), masks
 
     def theirs(self, name: str | None = None) -> Params:
-        """torchref's parameters, or its moments, "exp_avg" or "exp_avg_sq", as jaxgru's Params."""
+        """Return torchref's parameters, or moments "exp_avg" or "exp_avg_sq", as a Params."""
         tensors = dict(self.module.named_parameters())
         if name is not None:
             tensors = {key: self.optimizer.state[p][name] for key, p in tensors.items()}
         return from_state_dict(self.keys, tensors)
 
 
-# A trajectory carries each step's rounding on, and AdamW can enlarge it: it divides a gradient by
-# its own size, so an entry whose gradient is little more than rounding takes a step that rounding
-# decides. In float32 there is one more difference: Optax computes Adam's bias corrections 1 − βᵗ in
-# float32, PyTorch in double, and at t = 1 that is 1 − 0.999 to three digits fewer. The largest seen
-# after fifty steps are 6e-15 and 2e-5 of the largest entry; in a whole epoch's losses 4e-16 and
-# 1.4e-6.
+# A trajectory accumulates each step's rounding errors, and AdamW can enlarge them: it divides a
+# gradient by its own size, so where a gradient is little more than rounding, rounding decides the
+# step. In float32 there is one more difference: Optax computes Adam's bias corrections 1 − βᵗ in
+# float32, PyTorch in double, and at t = 1 that is 1 − 0.999 with three digits fewer. The largest
+# differences seen after fifty steps are 6e-15 and 2e-5 of the largest entry; in a whole epoch's
+# losses 4e-16 and 1.4e-6.
 FIFTY_STEPS = {"float64": 1e-11, "float32": 3e-4}
 EPOCH = {"float64": 1e-11, "float32": 5e-5}
 CLIP = {"gru": 0.4, "lstm": 0.4, "rnn": 0.6}  # within the range of the gradients' norms
@@ -114,9 +114,9 @@ MODELS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
 def test_fifty_steps(cell, dtype):
-    """Clip, AdamW and cosine over two epochs of 25 steps; parameters and moments at the end.
+    """Clipping, AdamW and cosine over two epochs of 25 steps; parameters and moments at the end.
 
-    The weight decay is large, so that a bias left out of it shows.
+    The weight decay is large, so that a bias without it is noticed.
     """
     training = TrainingConfig(
         epochs=3, steps_per_epoch=25, batch_size=4, sequence_length=10,

@@ -1,4 +1,4 @@
-"""Measures speed side by side with what people use now, and writes docs/performance.md.
+"""Measure speed side by side with other libraries, and write docs/performance.md.
 
 bench/cost.py measures how a step's cost grows with its sizes; bench/roofline.py computes it.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import startup  # noqa: F401
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import gc
-import importlib.metadata
 import math
 import os
 import platform
@@ -55,8 +55,10 @@ from jaxgru.parallel.hardware import (
     peak_resident_bytes,
     share_cpu,
 )
+from jaxgru.runs.published import load_published
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
+from pages.markdown import versions
 from pages.records import BenchmarkRun, Benchmarks, Measurement
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
@@ -64,8 +66,8 @@ console = Console(highlight=False)
 
 
 def main() -> None:
-    """Reads the arguments; measures one table after another; writes what was measured."""
-    # JAX and torch share a GPU: neither may take all of its memory beforehand
+    """Read the arguments, measure one table after another, and write what was measured."""
+    # JAX and torch share a GPU: neither may preallocate all of its memory
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     arguments = _parse()
     configs = {option: _load(option, arguments) for option in arguments.configs}
@@ -76,10 +78,10 @@ def main() -> None:
 
     docs = Path(arguments.docs or "docs") if arguments.docs or not arguments.quick else None
     kept = benchmark_page.load(docs / "benchmarks.json") if docs else Benchmarks()
-    jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then go
+    jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then exit
     benchmark = Benchmark(arguments, docs, kept)
-    compiled = tempfile.TemporaryDirectory()  # torch's cache: empty at first, as JAX has none
+    compiled = tempfile.TemporaryDirectory()  # torch's cache: empty, as JAX has none
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
     try:
         for option, config in configs.items():
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    published = [name for name in config_names() if load_config(name).published.num_params]
+    published = [name for name in config_names() if load_published(name).num_params]
     parser = Parser(__doc__)
     parser.add_argument("--configs", nargs="+", metavar="CONFIG", default=published,
                         help="names or .toml files (the seven published ones)")  # fmt: skip
@@ -103,17 +105,25 @@ def _parse() -> argparse.Namespace:
                         help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
     parser.add_argument("--precision", nargs="+", metavar="P", default=["float32"],
                         help="of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
-    parser.add_argument("--repeats", type=int, metavar="N", help="rounds (7; with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: hardly any repetition")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="rounds (default: 7, or 1 with --quick)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test with hardly any repetition"
+    )
     parser.add_argument("--memory", action="store_true",
-                        help="on a CPU: peak memory, each in a process of its own")  # fmt: skip
-    parser.add_argument("--no-torch-compile", action="store_true", help="for it takes minutes")
+                        help="on a CPU: also measure peak memory, in a process each")  # fmt: skip
+    parser.add_argument(
+        "--no-torch-compile",
+        action="store_true",
+        help="leave out torch.compile, which takes minutes",
+    )
     parser.add_argument("--compile-limit", type=float, default=900, metavar="SECONDS",
-                        help="after which torch.compile is given up (%(default)g)")  # fmt: skip
-    parser.add_argument("--batch-size", type=int, metavar="B", help="not the config's")
-    parser.add_argument("--sequence-length", type=int, metavar="T", help="not the config's")
+                        help="give up torch.compile after this time (%(default)g)")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, metavar="B", help="default: the config's")
+    parser.add_argument("--sequence-length", type=int, metavar="T", help="default: the config's")
     parser.add_argument("--docs", metavar="FOLDER",
-                        help="where to write (docs; with --quick nowhere)")  # fmt: skip
+                        help="where to write (default: docs, or nowhere with --quick)")  # fmt: skip
     parser.add_argument("--probe", help=argparse.SUPPRESS)  # see _probe
     arguments = parser.parse_args()
     for option, known in [("only", CONTESTANTS), ("what", KINDS), ("precision", PRECISIONS)]:
@@ -127,7 +137,7 @@ def _parse() -> argparse.Namespace:
     if not arguments.compile_limit > 0:
         parser.error(f"--compile-limit is {arguments.compile_limit:g}; it must be above 0.")
     if "tf32" in arguments.precision and on_cpu():
-        parser.error("--precision tf32 is a GPU's; a CPU knows float32 and bfloat16.")
+        parser.error("--precision tf32 needs a GPU; a CPU has float32 and bfloat16.")
     return arguments
 
 
@@ -143,7 +153,7 @@ def _load(name: str, arguments: argparse.Namespace) -> Config:
 
 
 class Benchmark:
-    """One run of this script: its options, the machine, and what has been measured so far."""
+    """One run of this script: its options, the machine, and the measurements so far."""
 
     def __init__(self, arguments: argparse.Namespace, docs: Path | None, kept: Benchmarks) -> None:
         self.arguments, self.docs, self.data = arguments, docs, kept
@@ -172,14 +182,14 @@ class Benchmark:
         self.run = BenchmarkRun(
             hardware=hardware,
             command=shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
-            versions=_versions(),
+            versions={"python": platform.python_version(), **versions(PACKAGES)},
             rounds=arguments.repeats,
             note="; ".join(notes) + ".",
             ceilings=ceilings,
         )
 
     def ceilings(self) -> dict[str, float]:
-        """Of this machine: operations a second by precision; on a GPU "copy", bytes a second."""
+        """Return operations per second by precision, and on a GPU "copy", in bytes per second."""
         repeats = 1 if self.arguments.quick else 5
         sizes = [256] if self.arguments.quick else [1024, 2048, 4096] + [8192] * (not self.on_cpu)
         found = {}
@@ -194,9 +204,9 @@ class Benchmark:
         return found
 
     def measure(self, option: str, task: Task, precision: str) -> None:
-        """All contestants at one task: builds them, times them in turn, prints and keeps it.
+        """Build all contestants for one task, time them in turn, print and keep the result.
 
-        option: what names the task's config on the command line.
+        option: the name of the task's config on the command line.
         """
         names = [name for name in self.contestants if task.what in measured_kinds(name)]
         if not names:
@@ -237,16 +247,14 @@ class Benchmark:
             for name, result in results.items()
         ]
         self.keep(records)
-        del started, results, timings  # the next ones need the room
+        del started, results, timings  # the next task needs the memory
         gc.collect()
 
     def begin(self, name: str, task: Task, precision: str) -> Started | str:
-        """A contestant, warm; or in one line why there is none."""
-        limit = self.arguments.compile_limit if name == "torch.compile" else 0
+        """Return a contestant, warm, or one line that says why there is none."""
+        limit = self.arguments.compile_limit
         try:
-            if not limit:
-                return start(lambda: build(name, task, precision))
-            with time_limit(limit):
+            with time_limit(limit) if name == "torch.compile" else contextlib.nullcontext():
                 return start(lambda: build(name, task, precision))
         except TooSlow:
             return f"not compiled within {limit:g} s"
@@ -254,7 +262,7 @@ class Benchmark:
             return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
     def peak_memory(self, name: str, option: str, task: Task, precision: str) -> int | None:
-        """Bytes, of a process that does nothing else; None where it fails."""
+        """Return the peak memory in bytes of a process that does only this; None if it fails."""
         command = [
             *(sys.executable, __file__, "--configs", option, "--only", name),
             *("--probe", task.kind),
@@ -266,7 +274,7 @@ class Benchmark:
         return int(done.stdout) if done.returncode == 0 else None
 
     def keep(self, records: list[Measurement]) -> None:
-        """Prints a table, and saves it among the others at once."""
+        """Print the records as a table, and save them with the others at once."""
         self.data = merge(self.data, self.name, self.run, records)
         if self.docs:
             self.docs.mkdir(parents=True, exist_ok=True)
@@ -282,20 +290,10 @@ class Benchmark:
 
 
 def _probe(config: Config, arguments: argparse.Namespace) -> None:
-    """What --memory runs in a process of its own: prints its peak, having worked a little."""
+    """Call a contestant twice and print this process's peak memory: what --memory starts."""
     (task,) = [t for what in KINDS for t in tasks(config, what) if t.kind == arguments.probe]
     start(lambda: build(arguments.only[0], task, *arguments.precision))
     print(peak_resident_bytes())
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
 
 
 if __name__ == "__main__":

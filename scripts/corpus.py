@@ -1,4 +1,4 @@
-"""Finds a corpus, says where it came from, its size and SHA-256, and writes it to a file."""
+"""Find a corpus, print its source, size and SHA-256, and write it to a file."""
 
 from __future__ import annotations
 

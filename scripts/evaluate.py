@@ -1,4 +1,4 @@
-"""Measures what a trained model loses with its state, on the whole validation split."""
+"""Measure what a trained model loses without its state, on the whole validation split."""
 
 from __future__ import annotations
 

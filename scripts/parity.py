@@ -1,26 +1,23 @@
-"""Runs the parity suite and writes docs/parity.md: every comparison, and how close it came."""
+"""Run the parity suite and write docs/parity.md: every comparison, and how close it came."""
 
 from __future__ import annotations
 
 import startup  # noqa: F401
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.parallel.hardware import describe_hardware
 from maintain import plant_errors
-from pages.markdown import render
+from pages.markdown import render, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
@@ -29,10 +26,12 @@ DTYPES = ("float64", "float32")
 
 
 def main() -> None:
-    """Runs the tests with recording on, then writes the page whole."""
+    """Run the tests, with their records, and write the page."""
     parser = Parser(__doc__)
-    parser.add_argument("--slow", action="store_true", help="the epoch of real training, too")
-    parser.add_argument("--planted", action="store_true", help="try planted errors, too (minutes)")
+    parser.add_argument("--slow", action="store_true", help="also one epoch of real training")
+    parser.add_argument(
+        "--planted", action="store_true", help="also try planted errors (takes minutes)"
+    )
     arguments = parser.parse_args()
     records, outcome = run_suite(arguments.slow)
     planted = ""
@@ -46,32 +45,24 @@ def main() -> None:
 
 
 def run_suite(slow: bool) -> tuple[list[dict], str]:
-    """What the suite recorded, and pytest's last line.
+    """Run the suite; return its records and pytest's summary, such as "268 passed".
 
     Raises:
-      UserError: a test failed: a page must not be made from a suite that does not pass.
+      UserError: a test failed: no page must come from a suite that does not pass.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
-        command = [sys.executable, "-m", "pytest", "parity_tests", "-q", "--tb=short"]
-        command += ["-n", "0", "--durations=10", "-p", "no:cacheprovider"]  # the records in order
-        command += ["-m", "slow or not slow"] if slow else []
-        run = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"JAXGRU_PARITY_RECORD": str(record)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if run.returncode:
-            raise UserError(f"the suite does not pass; no page is written.\n{run.stdout}")
-        print(run.stdout)
+        options = ["parity_tests", "--tb=short", "--durations=10"]
+        options += ["-m", "slow or not slow"] if slow else []
+        environment = os.environ | {"JAXGRU_PARITY_RECORD": str(record)}
+        output = plant_errors.run_pytest(options, ROOT, environment)
+        print(output)
         records = [json.loads(line) for line in record.read_text().splitlines()]
-    return records, re.sub(r" in .*", "", run.stdout.splitlines()[-1].strip("= "))
+    return records, re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
 
 
 def page(records: list[dict], outcome: str, command: str, planted: str = "") -> str:
-    """The page as Markdown; planted: the table of planted errors, if they were tried."""
+    """Return the page as Markdown; `planted` is the table of planted errors, if they were tried."""
     values = [r for r in records if r["kind"] == "values"]
     draws = [r for r in records if r["kind"] == "distribution"]
     by_implementation: dict[str, dict[str, list[dict]]] = {}
@@ -89,7 +80,7 @@ def page(records: list[dict], outcome: str, command: str, planted: str = "") -> 
         command=command,
         hardware=describe_hardware(),
         python=platform.python_version(),
-        versions=versions(),
+        versions=", ".join(" ".join(item) for item in versions(PACKAGES).items()),
         outcome=outcome,
         values=values,
         draws=draws,
@@ -104,7 +95,7 @@ def page(records: list[dict], outcome: str, command: str, planted: str = "") -> 
 
 
 def row(quantity: str, records: list[dict]) -> list[str]:
-    """How close a quantity came: a row of its implementation's table."""
+    """Return the row of a quantity in its implementation's table: how close it came."""
     cells = [quantity, f"{len(records)}", f"{max(r['size'] for r in records):,}"]
     if records[0]["dtype"].startswith("int"):
         return cells + ["="] * 6
@@ -113,22 +104,11 @@ def row(quantity: str, records: list[dict]) -> list[str]:
 
 
 def largest(records: list[dict], dtype: str, key: str) -> str:
-    """The largest of these records' figures in a dtype, or a dash where it was not compared."""
+    """Return the largest figure of these records in a dtype; a dash if it was not compared."""
     figures = [r[key] for r in records if r["dtype"] == dtype]
     if not figures:
         return "–"
     return f"{max(figures):.1e}" if max(figures) else "="
-
-
-def versions() -> str:
-    """Name and version of every implementation that is installed."""
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
 
 
 if __name__ == "__main__":

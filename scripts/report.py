@@ -1,7 +1,7 @@
-"""Makes docs/study.md, its figures and its numbers from finished runs, and from nothing else.
+"""Make docs/study.md, its figures and its numbers from finished runs.
 
-Each run's record is kept in docs/study.json, so that runs of several machines come together: a new
-record takes the place of an older one of the same config, changes and seed, and the others stay.
+docs/study.json keeps each run's record, so that the page can have runs of several machines: a new
+record replaces an older one of the same config, changes and seed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
 from pages.jobs import SEEDS, is_measured
-from pages.records import Kept, Measured, Run, dumps, load, load_metrics
+from pages.records import Kept, Measured, Run, dumps, load, load_metrics, load_or
 from pages.study_page import write_page
 
 console = Console(highlight=False, markup=False)
 
 
 def main() -> None:
-    """Reads the arguments; measures what is not measured; writes the page and its figures."""
+    """Read the arguments, measure what is not yet measured, and write the page and its figures."""
     parser = Parser(__doc__)
     parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
     parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
-    kept = load(path, Kept).runs if (path := docs / "study.json").exists() else []
-    records = {key(r): r for r in [*kept, *gather(Path(arguments.runs))]}
+    kept = load_or(Kept([]), docs / "study.json", Kept)
+    records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
@@ -54,16 +54,16 @@ def main() -> None:
         write_text(docs / "study.md", write_page(runs, ngrams, docs / "figures"))
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
-    console.print(f"{docs / 'study.md'} made of {len(runs)} runs")
+    console.print(f"{docs / 'study.md'} made from {len(runs)} runs")
 
 
 def key(run: Run) -> tuple[str, str, int]:
-    """What distinguishes two runs."""
+    """Return what identifies a run."""
     return run.config, json.dumps(run.changes), run.seed
 
 
 def gather(root: Path) -> Iterable[Run]:
-    """The record of every finished run of the study, oldest first; measures what is not yet."""
+    """Yield the record of every finished run of the study, oldest first; measure it if needed."""
     for name in SEEDS:
         for run in reversed(versions(root / name)):
             if not is_finished(run):
@@ -77,7 +77,9 @@ def gather(root: Path) -> Iterable[Run]:
                 params, _, tokenizer = load_run(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
-                state_cost.save_record(run, state_cost.measure(params, tokenizer, dataset, window))
+                state_cost.save_record(
+                    run, state_cost.evaluate_model(params, tokenizer, dataset, window)
+                )
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,
@@ -90,7 +92,10 @@ def gather(root: Path) -> Iterable[Run]:
 
 
 def changed(config: Config) -> dict[str, Any] | None:
-    """How a run's model and data differ from the published; None where its training does, too."""
+    """Return the fields of model and data that differ from the config of that name.
+
+    None if the corpus or the training differs, too: the run is none of the study's.
+    """
     published = load_config(config.name)
     training = dataclasses.replace(config.training, seed=published.training.seed)
     if (training, config.data.corpus) != (published.training, published.data.corpus):
@@ -104,7 +109,7 @@ def changed(config: Config) -> dict[str, Any] | None:
 
 
 def count(name: str) -> list[float]:
-    """The n-gram models of a config's tokens: nats a character, orders 1 to 8."""
+    """Return the losses of n-grams of a config's tokens, orders 1 to 8, nats per character."""
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
     characters = dataset.tokenizer.num_characters(tokens[1:])

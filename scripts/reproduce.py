@@ -1,4 +1,4 @@
-"""Trains and measures every model of the study; skips what is done, goes on with what is not."""
+"""Train and measure every model of the study; skip what is done, resume what was interrupted."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ console = Console(highlight=False)
 
 
 class TimeIsUp(Exception):
-    """The minutes asked for have passed, and what was under way is saved."""
+    """The given minutes have passed, and the run in progress is saved."""
 
 
 def main() -> None:
-    """Reads the arguments; runs train.py and evaluate.py on one job after another."""
+    """Read the arguments, and run train.py and evaluate.py for one job after another."""
     parser = Parser(__doc__)
-    parser.add_argument("--all", action="store_true", help="every run of the study")
-    parser.add_argument("--only", nargs="+", metavar="CONFIG", default=[], help="these alone")
-    parser.add_argument("--list", action="store_true", help="say what is done, and do nothing")
+    parser.add_argument("--all", action="store_true", help="all runs of the study")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs"
+    )
+    parser.add_argument("--list", action="store_true", help="print what is done and exit")
     parser.add_argument("--minutes", type=float, metavar="M",
-                        help="save, stop and exit 3 after so long; repeat to go on")  # fmt: skip
+                        help="then save, stop and exit 3; run again to continue")  # fmt: skip
     parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
     arguments = parser.parse_args()
     for name in arguments.only:
@@ -57,7 +59,7 @@ def main() -> None:
                 failed.append(job)
         except TimeIsUp:
             done = sum(state(runs, job) == "done" for job in jobs)
-            console.print(f"Time is up: {done} of {len(jobs)} done. The same command goes on.")
+            console.print(f"Time is up: {done} of {len(jobs)} done. The same command continues.")
             raise SystemExit(MORE_TO_DO) from None
     if failed:
         console.print("Failed: " + "; ".join(map(str, failed)))
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def state(runs: Path, job: Job) -> str:
-    """How far a job has come, in words."""
+    """Return the state of a job in words."""
     run = find_job(runs, job)
     if run is None:
         return "to do"
@@ -75,7 +77,7 @@ def state(runs: Path, job: Job) -> str:
 
 
 def do(job: Job, runs: Path, deadline: float) -> bool:
-    """Trains and measures what is not trained and measured; False where a script failed."""
+    """Train and measure a job as far as it is not done; return False if a script failed."""
     run = find_job(runs, job)
     if run is None:
         options = [part for name, value in job.overrides for part in (f"--{name}", value)]
@@ -85,18 +87,18 @@ def do(job: Job, runs: Path, deadline: float) -> bool:
     if (run is None or not is_finished(run)) and not script(command, deadline):
         return False
     run = find_job(runs, job)
-    assert run is not None  # train.py has made it
+    assert run is not None  # train.py has created it
     return is_measured(run) or script(["evaluate", "--run", str(run), "--save"], deadline)
 
 
 def script(command: list[str], deadline: float) -> bool:
-    """Runs a script in a process of its own, so that its peak memory is its own, too.
+    """Run a script in a process of its own; return whether it succeeded.
 
-    At the deadline, or when we get SIGTERM, so does it, upon which train.py saves. Ctrl-C reaches
-    it without our help, and a second signal would stop it at once.
+    At the deadline, or if this process gets SIGTERM, the script gets SIGTERM; train.py then saves.
+    Ctrl-C reaches the script without our help, and a second signal would stop it at once.
 
     Raises:
-      TimeIsUp: it was stopped, or there was no time to start it.
+      TimeIsUp: it was stopped, or there was no time left to start it.
     """
     name, *options = command
     left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Writes text with a trained model."""
+"""Sample text from a trained model."""
 
 from __future__ import annotations
 

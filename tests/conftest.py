@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import runpy
 import shutil
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jaxlib
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -34,6 +36,25 @@ settings.load_profile("jaxgru")
 # does it, module by module
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 jax.config.update("jax_disable_most_optimizations", False)
+
+
+def has_flag(flag: str) -> bool:
+    """Search XLA's library for a flag: XLA ends the process for one that it does not know."""
+    for library in Path(jaxlib.__file__).parent.glob("libjax_common.*"):
+        with (
+            library.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+        ):
+            return text.find(flag.encode()) >= 0
+    return False
+
+
+# XLA's older code generator needs half the time. `scripts/parity.py` runs the parity tests without
+# this file, as programs are compiled for users.
+QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", "")] + [f"--{k}={v}" for k, v in QUICK.items() if has_flag(k)]
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"

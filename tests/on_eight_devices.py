@@ -24,7 +24,8 @@ from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noq
 from jaxgru.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.model import init  # noqa: E402
 from jaxgru.parallel.sharding import ROWS, row_shardings, shardings, spread  # noqa: E402
-from jaxgru.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
+from jaxgru.runs.checkpoints import restore, save  # noqa: E402
+from jaxgru.runs.orbax import open_checkpoints  # noqa: E402
 from jaxgru.sampling import generate  # noqa: E402
 from jaxgru.training import (  # noqa: E402
     Progress,

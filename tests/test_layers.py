@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +73,7 @@ def test_equals_the_plain_scan(kind, masked, sizes, seed):
         args = problem(kind, *sizes, masked, seed)
         ours = value_and_gradients(unroll_layer, *args)
         plain = value_and_gradients(unroll_plain, *args)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), ours, plain)
+        chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", INIT)
@@ -95,7 +96,7 @@ def test_splitting_the_sequence_changes_nothing(kind, cut, seed):
         if cut < sizes[0]:
             second, carry = jit_unroll(p, x[cut:], carry, Steps(Mask(mask.keep[cut:], mask.scale)))
             np.testing.assert_allclose(second, whole[cut:], 1e-12, 1e-13)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-13), carry, last)
+        chex.assert_trees_all_close(carry, last, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", INIT)
@@ -125,7 +126,7 @@ def test_a_lookup_is_its_rows(kind):
         return unroll_plain(p, table[index], carry, steps)
 
     both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-11), *both)
+    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", INIT)
@@ -137,7 +138,7 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
         for x_or_index in inputs:
             seen = step(seen, x_or_index)
             expected = cells.cell(p, expected, x_or_index if table is None else table[x_or_index])
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12), seen, expected)
+            chex.assert_trees_all_close(seen, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", INIT)

@@ -4,6 +4,7 @@ import dataclasses
 from functools import partial
 from typing import get_type_hints
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def test_apply_is_step_after_step(params):
     for t in range(TOKENS.shape[1]):
         expected, state = jaxgru.step(params, TOKENS[:, t], state)
         np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), carry, state)
+    chex.assert_trees_all_close(carry, state, rtol=2e-5, atol=2e-6)
 
 
 def test_parameters_have_the_shapes_of_their_annotations(params):
@@ -62,7 +63,18 @@ def test_parameters_have_the_shapes_of_their_annotations(params):
 def test_no_carry_is_a_carry_of_zeros(params):
     zeros = jaxgru.initial_carry(params, 2)
     a, b = jaxgru.apply(params, TOKENS), jaxgru.apply(params, TOKENS, zeros)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
+
+
+def test_a_carry_handed_back_is_traced_once(params):
+    """Its shapes, dtypes and weak types are those of `initial_carry`: a loop compiles once."""
+    chex.clear_trace_counter()
+    carry = jaxgru.initial_carry(params, 2)
+    apply = jax.jit(chex.assert_max_traces(jaxgru.apply, n=1))
+    step = jax.jit(chex.assert_max_traces(jaxgru.step, n=1))
+    for _ in range(3):
+        _, carry = apply(params, TOKENS, carry)
+        _, carry = step(params, TOKENS[:, 0], carry)
 
 
 def test_the_state_matters_and_every_layer_has_its_own(params):
@@ -90,7 +102,7 @@ def test_the_public_functions_under_jit_vmap_grad_and_scan():
 
     carry, logits = jax.lax.scan(scanned, jaxgru.initial_carry(params, 2), TOKENS.T)
     np.testing.assert_allclose(logits.swapaxes(0, 1), expected, rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, last)
+    chex.assert_trees_all_close(carry, last, rtol=1e-5, atol=1e-6)
     grads = jax.grad(lambda p: jaxgru.apply(p, TOKENS)[0].sum())(params)
     assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
 

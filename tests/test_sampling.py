@@ -1,5 +1,6 @@
 """Generation: the state is carried exactly, one compilation a shape, the distribution asked for."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,7 @@ def test_greedy_is_the_argmax_of_apply_over_the_whole_text(params):
     text = jnp.concatenate([PROMPT, tokens], axis=1)
     logits, seen = jaxgru.apply(params, text[:, :-1])
     np.testing.assert_array_equal(tokens, jnp.argmax(logits, axis=-1)[:, 2:])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), carry, seen)
+    chex.assert_trees_all_close(carry, seen, atol=1e-5, rtol=1e-7)
 
 
 def test_stateless_depends_on_the_last_token_alone(params):
@@ -50,7 +51,7 @@ def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     first, carry, key = generate(params, KEY, PROMPT, n, **options)
     rest, carry, _ = generate(params, key, first[:, -1:], 10 - n, carry, **options)
     np.testing.assert_array_equal(jnp.concatenate([first, rest], axis=1), whole)
-    jax.tree.map(np.testing.assert_array_equal, carry, last)
+    chex.assert_trees_all_equal(carry, last)
 
 
 def test_the_carry_handed_in_is_read(params):
@@ -254,7 +255,7 @@ def test_gradients_take_the_sampled_tokens_as_constants(params, options):
     gradients, tokens = jax.grad(sampled, has_aux=True)(params)
     text = jnp.concatenate([PROMPT, tokens], axis=1)[:, :-1]
     expected = jax.grad(lambda params: carry_sum(jaxgru.apply(params, text)[1]))(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), gradients, expected)
+    chex.assert_trees_all_close(gradients, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("params", ["gru"], indirect=True)

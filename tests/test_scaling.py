@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def assert_as_undisturbed(run):
     _, result = fit(config, state, None, progress, *tokens, observer)
     undisturbed = [[r["train_loss"], r["val_loss"]] for r in progress.records]
     np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, result)
+    chex.assert_trees_all_close(params, result, atol=1e-5, rtol=1e-7)
     assert (run / "samples.txt").exists() and (run / "loss.png").exists()
 
 

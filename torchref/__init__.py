@@ -1,4 +1,4 @@
-"""The models of the study in plain PyTorch: read models, training, sampling, in that order."""
+"""The study's models in plain PyTorch; read models, training and sampling, in this order."""
 
 from torchref.models import MyGRUModel, MyLSTMModel, MyRNNModel, ScribeAsPublished, load
 from torchref.sampling import distribution, generate

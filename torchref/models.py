@@ -1,6 +1,6 @@
 """GRU, LSTM and vanilla RNN language models, with the study's parameter names.
 
-The state is an argument and a result: a list with one tuple a layer, (h,) or, for the LSTM, (h, c).
+The state is an argument and a result: a list with one tuple per layer, (h,) or, in LSTMs, (h, c).
 Letters: B batch, T time, V vocabulary, E embedding, H hidden, L layers; ⊙ elementwise.
 """
 
@@ -12,7 +12,7 @@ from torch.nn.functional import dropout
 class GRUCell(nn.Module):
     """Resets BEFORE the product: h' = (1 − z) ⊙ h + z ⊙ tanh(Wx·x + Wh·(r ⊙ h)).
 
-    bias_z and bias_r come on top of the biases of Wzx and Wrx: the study has both.
+    bias_z and bias_r are added to the biases of Wzx and Wrx: the study has both.
     """
 
     num_states = 1
@@ -59,7 +59,7 @@ class LSTMCell(nn.Module):
 
 
 class RNNCell(nn.Module):
-    """h' = tanh(Wx·x + Wh·h), the bias in Wx."""
+    """h' = tanh(Wx·x + Wh·h); Wx has the bias."""
 
     num_states = 1
 
@@ -73,7 +73,7 @@ class RNNCell(nn.Module):
 
 
 def unroll(cell, x, state, mask=None):
-    """The cell over x (B, T, E). A mask (B, T, H) multiplies h', inside the recurrence."""
+    """Apply a cell over time to x (B, T, E). A mask (B, T, H) multiplies h' in the recurrence."""
     outputs = []
     for t in range(x.shape[1]):
         h, *rest = cell(x[:, t], state)
@@ -83,10 +83,10 @@ def unroll(cell, x, state, mask=None):
 
 
 class LanguageModel(nn.Module):
-    """Embedding → stacked cells → (LayerNorm) → head; each subclass names its parts as the study.
+    """Embedding → stacked cells → (LayerNorm) → head; subclasses have the study's names for them.
 
-    Dropout sites: "state", on h' inside the recurrence of every layer; "between", on the way from
-    one layer to the next; "output", on the last layer's output.
+    Dropout sites: "state", on h' inside the recurrence of every layer; "between", between layers;
+    "output", on the last layer's output.
     """
 
     def __init__(self, H, p, site):
@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
         self.hidden_dim, self.dropout, self.site = H, p, site
 
     def forward(self, tokens, carry=None, masks=None):
-        """Logits (B, T, V) and the new carry. masks: (B, T, H) a layer, 0 or 1/(1 − p)."""
+        """Return logits (B, T, V) and the new carry. masks: (B, T, H) per layer, 0 or 1/(1 − p)."""
         embedding, cells, norm, head = self.parts()
         last = len(cells) - 1
         carry = carry or self.initial_carry(len(tokens))
@@ -135,19 +135,19 @@ class MyGRUModel(LanguageModel):
 
 
 class ScribeAsPublished(MyGRUModel):
-    """The study's subword model, which takes a state and returns one, but hands its layers none.
+    """The study's subword model: it takes and returns a state but does not pass it to its layers.
 
     Its `forward(x, h_prev)` calls `layer(h)`, so its "stateful" samples are stateless
     (Himanshu7921/GenerateMore, notebooks/7_shakespeare_generator_bpe.ipynb).
     """
 
     def forward(self, tokens, carry=None, masks=None):
-        """Logits (B, T, V) from the zero state, whatever the carry."""
+        """Return logits (B, T, V) from the zero state, whatever the carry."""
         return super().forward(tokens, None, masks)
 
 
 class MyRNNModel(MyGRUModel):
-    """The step before the GRU, in the same style."""
+    """The vanilla RNN (Elman 1990), in the same style."""
 
     cell, cell_name = RNNCell, "rnncell"
 
@@ -173,7 +173,7 @@ class MyLSTMModel(LanguageModel):
 
 
 def load(path):
-    """The model of one of the study's .pth files, in evaluation mode."""
+    """Load the model of one of the study's .pth files, in evaluation mode."""
     saved = torch.load(path, map_location="cpu", weights_only=True)
     if saved["model_class"] == "MyGRUModel":
         cls, names = MyGRUModel, ["vocab_size", "embd_dim", "hidden_dim", "num_layers", "dropout"]

@@ -1,16 +1,16 @@
-"""Choosing the next token, and generating: statefully, or statelessly as the study warns of."""
+"""Choose the next token, and generate text: with the state, or without it, the study's bug."""
 
 import torch
 
 
 def distribution(logits, temperature=1.0, top_k=None, top_p=None):
-    """Probabilities (B, V) that are sampled: temperature, then top_k, then top_p of the rest."""
+    """Return the probabilities (B, V) to draw from: temperature, then top_k, then top_p."""
     p, order = torch.softmax(logits / temperature, dim=-1).sort(dim=-1, descending=True)
     if top_k is not None:
         p[:, top_k:] = 0
         p = p / p.sum(dim=-1, keepdim=True)
     if top_p is not None:
-        p[p.cumsum(dim=-1) - p >= top_p] = 0  # the likelier ones reach top_p without this one
+        p[p.cumsum(dim=-1) - p >= top_p] = 0  # the more likely tokens reach top_p without this one
         p = p / p.sum(dim=-1, keepdim=True)
     return torch.zeros_like(p).scatter(-1, order, p)
 
@@ -18,10 +18,10 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=None):
 @torch.no_grad()
 def generate(model, prompt, num_tokens, carry=None, *, temperature=1.0, top_k=None, top_p=None,
              stateful=True, whole_prompt=True, generator=None):  # fmt: skip
-    """Tokens (B, num_tokens) that follow the prompt (B, P), and the carry; temperature 0 is greedy.
+    """Return tokens (B, num_tokens) after a prompt (B, P), and the carry; temperature 0 is greedy.
 
-    Stateless: the state is thrown away before every token. The study's samplers feed only the
-    prompt's last token even when stateful: whole_prompt=False.
+    With stateful=False, the state is reset to zero before every token. With whole_prompt=False,
+    only the prompt's last token is read, as in the study's samplers even when stateful.
     """
     if stateful and whole_prompt and prompt.shape[1] > 1:
         _, carry = model(prompt[:, :-1], carry)

@@ -1,11 +1,11 @@
-"""One training step as the study takes it: clip, AdamW, cosine annealing stepped once an epoch."""
+"""The study's training step: clipping, AdamW, cosine annealing stepped once per epoch."""
 
 import torch
 from torch.nn.functional import cross_entropy
 
 
 def make_optimizer(model, learning_rate, epochs, weight_decay=0.01):
-    """AdamW on every parameter, biases and embeddings too, and its schedule."""
+    """Return AdamW on all parameters, with biases and embeddings, and its schedule."""
     optimizer = torch.optim.AdamW(
         model.parameters(), learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
     )
@@ -13,13 +13,13 @@ def make_optimizer(model, learning_rate, epochs, weight_decay=0.01):
 
 
 def loss_fn(model, inputs, targets, carry=None, masks=None):
-    """Mean cross-entropy, nats a token."""
+    """Return the mean cross-entropy in nats per token."""
     logits, _ = model(inputs, carry, masks)
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def train_step(model, optimizer, inputs, targets, masks=None, max_grad_norm=1.0):
-    """One step on one batch; returns the loss before it."""
+    """Take one step on one batch; return the loss before it."""
     loss = loss_fn(model, inputs, targets, masks=masks)
     optimizer.zero_grad()
     loss.backward()
@@ -29,7 +29,7 @@ def train_step(model, optimizer, inputs, targets, masks=None, max_grad_norm=1.0)
 
 
 def train_epoch(model, optimizer, schedule, batches, max_grad_norm=1.0):
-    """Each step's loss; batches give (inputs, targets) or (inputs, targets, masks)."""
+    """Train on batches (inputs, targets) or (inputs, targets, masks); return each step's loss."""
     model.train()
     losses = [train_step(model, optimizer, *b, max_grad_norm=max_grad_norm) for b in batches]
     schedule.step()

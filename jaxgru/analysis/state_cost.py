@@ -33,6 +33,7 @@ from jaxgru.evaluation import Losses, memory_curve, recovery, stream_nll, window
 from jaxgru.files import write_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.runs.commits import trained_by
 from jaxgru.runs.folders import RunError
 from jaxgru.sampling import generate
 
@@ -66,7 +67,7 @@ TEXT_MEASURES = {
 PROMPT = "ROMEO: "  # of the texts in the record
 
 
-def measure(
+def evaluate_model(
     params: Params,
     tokenizer: Tokenizer,
     dataset: Dataset,
@@ -114,12 +115,14 @@ def measure(
 
 
 def save_record(run: Path, record: Record) -> None:
-    """Write a run's record into its folder, with the date and the hardware.
+    """Write a run's record into its folder, with the day, the hardware and the run's commits.
 
     Raises:
       RunError: the folder cannot be written.
     """
-    made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
+    made: Record = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
+    if commits := trained_by(run):
+        made["commits"] = commits
     try:
         write_text(run / FILE_NAME, json.dumps(record | made, indent=1) + "\n")
     except OSError as error:

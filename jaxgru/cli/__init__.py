@@ -1,1 +1,1 @@
-"""The commands: options in, one call, text out. Only here are exits and terminals known."""
+"""The commands: options in, one call, text out. Only these know of exits and terminals."""

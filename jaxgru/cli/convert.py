@@ -1,4 +1,4 @@
-"""Converts a model between a run folder, .safetensors (a whole model) and the study's .pth."""
+"""Convert a model between a run folder, .safetensors (a whole model) and the study's .pth."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from jaxgru.cli.options import Parser, early_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from jaxgru.files import remove_parts
 from jaxgru.interop import InteropError
+from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study_run, save_study
 from jaxgru.pretrained import load_pretrained
 from jaxgru.runs.checkpoints import load_run
 from jaxgru.runs.folders import find_run
 
 
 def main() -> None:
-    """Reads the arguments, checks that they make sense, and makes two calls: load and save."""
+    """Parse and check the arguments, load the model and save it."""
     parser = Parser(__doc__)
     parser.add_argument(
-        "--pretrained", metavar="NAME", help="in place of IN: a model that ships with jaxgru"
+        "--pretrained", metavar="NAME", help="model that ships with jaxgru, in place of IN"
     )
     if early_value("--pretrained") is None:
         parser.add_argument(
@@ -33,28 +33,28 @@ def main() -> None:
         "--tokenizer",
         metavar="RUN_OR_FILE",
         type=Path,
-        help="for a .pth, which holds none: a run, .safetensors, tokenizer.json or tokenizer.model "
-        "(default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
+        help="tokenizer for a .pth, which holds none: a run, .safetensors, tokenizer.json or "
+        "tokenizer.model (default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
-    source = None if arguments.pretrained is not None else arguments.source
+    name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
     if given is not None and (source is None or source.is_dir() or source.suffix != ".pth"):
-        parser.error(f"--tokenizer is for a .pth: {source or arguments.pretrained} has its own.")
+        parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
     if source is None:
-        params, config, tokenizer = load_pretrained(arguments.pretrained)
+        params, config, tokenizer = load_pretrained(name)
     elif given is None:
         params, config, tokenizer = load_run(source)
     else:
-        params, config, tokenizer = load_study_run(source, find_tokenizer(given))
-    place = Path(os.path.realpath(target)) if target.is_symlink() else target  # a link stays one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no part is left
+        params, config, tokenizer = load_pth(source, find_tokenizer(given))
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target  # keep the link
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
         remove_parts(place)
         if target.suffix == ".pth":
-            save_study(place, params, config)
+            save_pth(place, params, config)
         else:
             save_safetensors(place, params, config, tokenizer)
     except OSError as error:
@@ -63,13 +63,13 @@ def main() -> None:
 
 
 def check(source: Path | None, target: Path, force: bool) -> None:
-    """Raises InteropError before anything slow starts where source and target make no sense."""
+    """Raise InteropError, before anything slow starts, if source and target do not fit together."""
     if source is not None:
         check_source(source, target)
     if target.suffix not in (".pth", ".safetensors"):
-        raise InteropError(f"{target} must end in .safetensors or .pth, which say what to write.")
+        raise InteropError(f"{target} must end in .safetensors or .pth, the format to write.")
     if target.is_dir():
-        raise InteropError(f"{target} is a folder.")
+        raise InteropError(f"{target} is a folder; OUT must be a file.")
     if target.exists() and not target.is_file():
         raise InteropError(f"{target} is not a regular file.")
     if target.exists() and not force:
@@ -77,20 +77,20 @@ def check(source: Path | None, target: Path, force: bool) -> None:
 
 
 def check_source(source: Path, target: Path) -> None:
-    """Raises InteropError where there is no such model, or the target is the same kind of file."""
+    """Raise InteropError if there is no such model, or the target is of the same format."""
     if not source.exists():
         raise InteropError(f"there is no {source}.")
     kind = "" if source.is_dir() else source.suffix
     if not source.is_dir() and kind not in (".pth", ".safetensors"):
         raise InteropError(f"{source} is neither a run folder nor a .safetensors or .pth file.")
     if kind == target.suffix:
-        raise InteropError(f"{source} is a {kind} file already; copy it.")
+        raise InteropError(f"{source} is already a {kind} file; copy it instead.")
     if target.exists() and source.samefile(target):
         raise InteropError(f"{target} is the same file as {source}.")
 
 
 def find_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a run, of a .safetensors file, or in a file of its own."""
+    """Load the tokenizer of a run or a .safetensors file, or from a file of its own."""
     if path.suffix in (".json", ".model"):
         return read_tokenizer(path)
     if path.suffix == ".safetensors":

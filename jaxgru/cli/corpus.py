@@ -1,4 +1,4 @@
-"""Finds a corpus, says where it came from, its size and SHA-256, and writes it to a file."""
+"""Find a corpus, print its source, size and SHA-256, and optionally write it to a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from jaxgru.files import write_bytes
 
 
 def main() -> None:
-    """Reads the arguments; finds the corpus, writes it where asked, and says what it is."""
+    """Parse the arguments, load the corpus, write it if asked, and print what it is."""
     parser = Parser(__doc__)
     parser.add_argument(
         "--corpus",
         metavar="NAME_OR_PATH",
         default=TINY_SHAKESPEARE,
-        help="%(default)s, which is the default, or a UTF-8 text file of your own",
+        help="%(default)s (the default), or a UTF-8 text file of your own",
     )
-    parser.add_argument("--path", metavar="FILE", help=f"a copy of {TINY_SHAKESPEARE} to use")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="write the text to this file")
+    parser.add_argument("--path", metavar="FILE", help=f"copy of {TINY_SHAKESPEARE} to use")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="file to write the text to")
     parser.add_argument(
-        "--force", action="store_true", help="let --output replace a file with another text"
+        "--force", action="store_true", help="replace an --output file that holds another text"
     )
     arguments = parser.parse_args()
 
@@ -37,10 +37,11 @@ def main() -> None:
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
-    """Writes `text` as UTF-8, whole or not at all.
+    """Write `text` as UTF-8, whole or not at all.
 
-    Raises CorpusError if `path` is no regular file, has another content and `force` is false, or
-    cannot be written.
+    Raises:
+      CorpusError: `path` is not a regular file, has other content and `force` is false, or cannot
+        be written.
     """
     data = text.encode("utf-8")
     try:
@@ -49,13 +50,13 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
         if path.exists() and path.read_bytes() == data:
             return
         if path.exists() and not force:
-            raise CorpusError(f"{path} has another content; to replace it, add --force.")
-        # Resolved, because renaming would replace a link instead of what it leads to.
+            raise CorpusError(f"{path} has other content; to replace it, add --force.")
+        # Resolved, because renaming would replace a link instead of its target.
         write_bytes(path.resolve(), data)
     except OSError as error:
         raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def num_lines(text: str) -> int:
-    """Returns the number of lines; a last one without a line end counts too."""
+    """Return the number of lines; a last one without a line end counts, too."""
     return text.count("\n") + (not text.endswith("\n"))

@@ -1,6 +1,6 @@
-"""Measures what a trained model loses with its state, on the whole validation split.
+"""Evaluate a trained model on the whole validation split, with and without its state.
 
-Or, with --ngram, the loss of a counted model there.
+With --ngram, print the loss of a counted n-gram model there.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from jaxgru.runs.folders import find_run
 
 
 def main() -> None:
-    """Reads the arguments, makes one call and prints tables."""
+    """Parse the arguments, evaluate the model and print tables."""
     parser = Parser(__doc__)
     parser.add_model()
     parser.add_argument(
-        "--save", action="store_true", help="write it all into the run, too, as report.py reads it"
+        "--save", action="store_true", help="also write the results into the run, for report.py"
     )
     arguments = parser.parse_args()
     run = arguments.run
     is_file = run is not None and (run.endswith((".safetensors", ".pth")) or os.path.isfile(run))
     if arguments.save and (run is None or is_file):
-        parser.error("--save writes into a run folder; name one with --run.")
+        parser.error("--save writes into a run folder; give one with --run.")
     console = Console(highlight=False)
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -42,7 +42,7 @@ def main() -> None:
     config, dataset = load_dataset(config, tokenizer)
     window = config.training.sequence_length
     with console.status("compiling") as status:
-        record = state_cost.measure(
+        record = state_cost.evaluate_model(
             params, tokenizer, dataset, window, lambda what: status.update(f"measuring {what}")
         )
     if arguments.save:
@@ -50,7 +50,7 @@ def main() -> None:
     for table in (
         _losses(config.name, window, record),
         _text(record["text"]),
-        _chain(record["chain"]),
+        _markov_chain(record["chain"]),
     ):
         console.print(table)
 
@@ -63,7 +63,7 @@ def _losses(name: str, window: int, record: state_cost.Record) -> Table:
     rows += [
         ("never: one stream", record["stream"]),
         (f"windows of {window}, as in training", record["windows"]),
-        ("sensitivity: stateless less one stream", record["sensitivity"]),
+        ("sensitivity: stateless minus one stream", record["sensitivity"]),
     ]
     sizes = record["num_tokens"], record["num_characters"]
     return _in_units(name, "state reset to zero", rows, *sizes)
@@ -104,15 +104,15 @@ def _text(record: state_cost.Record) -> Table:
     return table
 
 
-def _chain(record: state_cost.Record) -> Table:
+def _markov_chain(record: state_cost.Record) -> Table:
     table = Table(
-        title=f"the stateless chain: {record['kl_to_bigram']:.4f} nats a token from the counted "
-        "bigram, weighted by the corpus"
+        title=f"the stateless Markov chain: {record['kl_to_bigram']:.4f} nats per token from the "
+        "counted bigram, weighted by the corpus"
     )
     table.add_column("greedy text ends in")
     table.add_column("period", justify="right")
-    table.add_column("from so many of the tokens", justify="right")
+    table.add_column("share of tokens that lead there", justify="right")
     for cycle in record["cycles"]:
-        # as Text, for in a plain str Rich takes "[/b]" for markup
+        # as Text, because in a plain str Rich takes "[/b]" for markup
         table.add_row(Text(repr(cycle["text"])), str(cycle["period"]), f"{cycle['basin']:.0%}")
     return table

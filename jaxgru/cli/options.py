@@ -1,4 +1,4 @@
-"""What the scripts share: one sentence for a user's mistake, an option for each config field."""
+"""What the commands share: options for config fields and models, and errors in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 import jax
 
@@ -41,28 +41,28 @@ ALSO_CALLED = {
     "--num-tokens": "length max_length",
     "--temperature": "greedy",
 }
-"""What other programs call some options, where the spelling would not lead to ours."""
+"""Names of options in other programs that are not spelled like ours."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one sentence and exit 2; options are never abbreviated.
+    """An ArgumentParser whose errors are one sentence; options cannot be abbreviated.
 
-    In their names "-" and "_" mean the same.
+    "-" and "_" are the same in the names of options.
     """
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str | None) -> None:
         super().__init__(description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the sentence and exits 2."""
+        """Print the sentence and exit 2."""
         _end(message)
 
     def print_help(self, file=None) -> None:
-        """As ever, but not in silence where it cannot be written."""
+        """Print the help; unlike argparse's, raise OSError where it cannot be written."""
         print(self.format_help(), end="", file=file)
 
-    def parse_args(self, args=None, namespace=None):
-        """As ever, but what is unknown is answered with what was probably meant."""
+    def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
+        """Parse the arguments; an unknown one is an error that names what was probably meant."""
         args = map(self._as_declared, sys.argv[1:] if args is None else args)
         known, unknown = self.parse_known_args(list(args), namespace)
         if unknown:
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         return known
 
     def _as_declared(self, argument: str) -> str:
-        """The argument; if it is an option, with the dashes and underscores of its declaration."""
+        """Return the argument, an option with the dashes and underscores of its declaration."""
         name, equals, value = argument.partition("=")
         if name.startswith("--"):
             declared = {o.replace("_", "-"): o for o in self._option_string_actions}
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return next((o for o in called if o in known), nearest(name, known))
 
     def _meant(self, word: str) -> str:
-        """What a word that stands without an option may have been meant as."""
+        """Return what a word without an option probably means."""
         known = self._option_string_actions
         if "--config" in known and (word in config_names() or word.endswith(".toml")):
             return f"a config is given as --config {word}"
@@ -96,20 +96,18 @@ class Parser(argparse.ArgumentParser):
         return "--help lists the options"
 
     def add_model(self) -> None:
-        """Adds the ways to name a trained or counted model, one of which is needed."""
+        """Add the options that name a trained or counted model, of which one is required."""
         model = self.add_mutually_exclusive_group(required=True)
-        model.add_argument("--run", help="a run folder, or a .safetensors or .pth file")
-        model.add_argument("--pretrained", metavar="NAME", help="a model that ships with jaxgru")
+        model.add_argument("--run", help="run folder, or a .safetensors or .pth file")
+        model.add_argument("--pretrained", metavar="NAME", help="model that ships with jaxgru")
         model.add_argument(
-            "--ngram", type=int, metavar="N", help="a counted n-gram model of this order, 1 to 8"
+            "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"
         )
-        self.add_argument("--config", help="whose text and tokens --ngram counts (astra_alpha)")
+        self.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
 
     def add_config_fields(self, config: Config) -> None:
-        """Adds `--section.field` for every field; the defaults shown are the config's values."""
+        """Add `--section.field` for every field, with the config's values as the defaults shown."""
         for section in SECTIONS:
-            if section == "published":
-                continue
             group = self.add_argument_group(section)
             values = getattr(config, section)
             for field in dataclasses.fields(values):
@@ -120,45 +118,45 @@ class Parser(argparse.ArgumentParser):
 
 
 def _typed(value: object) -> str:
-    """A field's value as one types it in a shell."""
+    """Return a field's value as it is typed in a shell."""
     return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
 def early_value(option: str) -> str | None:
-    """An option's value on the command line, before the parser that knows the others is made."""
+    """Return an option's value on the command line, before the whole parser can be built."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(option, dest="value")
     try:
         return parser.parse_known_args()[0].value
     except argparse.ArgumentError:
-        return None  # the option lacks its value; the parser that comes after says so
+        return None  # the option lacks its value; the whole parser will report it
 
 
 def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer]:
-    """The trained model that `Parser.add_model`'s options name.
+    """Load the trained model that `Parser.add_model`'s options name.
 
     Raises:
-      UserError: as the loaders do, or there is a --config.
+      UserError: the model cannot be loaded, or --config is given.
     """
     if arguments.config is not None:
-        raise UserError("--config belongs to --ngram; a trained model knows its own.")
+        raise UserError("--config is for --ngram only; a trained model has its own config.")
     if arguments.pretrained is not None:
         return load_pretrained(arguments.pretrained)
     return load_run(arguments.run)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """The config fields given on the command line, by dotted name."""
+    """Return the config fields given on the command line, by dotted name."""
     given = vars(arguments)
     return {name: given[name] for name in dotted_names() if given.get(name) is not None}
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Runs a script: exits 2 with one line on stderr for a UserError, 130 after Ctrl-C.
+    """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
-    What does not fit in memory is the user's to make smaller, and where JAX has no device the user
-    has asked for another: those are one line, too. Where the output cannot be written, it exits 1:
-    in silence if its reader has gone, else with one line.
+    A lack of memory or of the requested device is reported in one line, too, because the user can
+    change what was asked for. If the output cannot be written, exit 1: silently if its reader has
+    gone, else with one line.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -166,8 +164,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError):  # it was a file and has become a pipe
-            sys.stdout.reconfigure(errors="replace")  # "?" for what it cannot encode
-    code = 0
+            sys.stdout.reconfigure(errors="replace")  # "?" for characters that it cannot encode
+    code: str | int | None = 0
     try:
         try:
             main()
@@ -185,7 +183,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         _drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             _end(f"the output cannot be written: {error.strerror}.", 1)
-        code = 1  # whoever read it has gone, as `head` does
+        code = 1  # the reader has gone, as `head` does
     except Exception as error:
         of_jax = isinstance(error, jax.errors.JaxRuntimeError)
         if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
@@ -209,8 +207,8 @@ def _end(sentence: str, code: int = 2) -> NoReturn:
     raise SystemExit(code) from None
 
 
-def _broken(stream: TextIO) -> OSError | None:
-    """What is wrong with a stream, found out by writing an empty line to it."""
+def _broken(stream: Any) -> OSError | None:
+    """Return what is wrong with a stream, found by writing an empty line to it."""
     try:
         print(file=stream, flush=True)
     except OSError as error:
@@ -218,6 +216,6 @@ def _broken(stream: TextIO) -> OSError | None:
     return None
 
 
-def _drop(stream: TextIO) -> None:
-    """Sends what a stream still holds, and would write when Python ends, to nowhere."""
+def _drop(stream: Any) -> None:
+    """Discard what a stream still holds and would write when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""The architecture as a table: a row for each layer, or for each parameter."""
+"""Print the architecture as a table, with a row per layer or per parameter."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jaxgru.model import flatten, init, num_params
 
 
 def print_summary(config: Config, full: bool = False) -> None:
-    """Prints the shapes of every layer's arrays, how many numbers they have, and their float32 MiB.
+    """Print the shapes of every layer's arrays, their number of parameters, and their float32 MiB.
 
     Args:
-      full: a row for each array, in place of one for each layer.
+      full: print a row per array instead of per layer.
     """
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     shapes = defaultdict(list)
@@ -38,12 +38,12 @@ def print_summary(config: Config, full: bool = False) -> None:
 
 
 def _layer(parameter: str) -> str:
-    """The part of the model that has a parameter: "embedding", "layers.0", …, "head"."""
+    """Return the part of the model that has a parameter: "embedding", "layers.0", …, "head"."""
     return ".".join(parameter.split(".")[: 2 if parameter.startswith("layers.") else 1])
 
 
 def _shown(shapes: list[tuple[int, ...]], full: bool) -> str:
-    """Each shape once, with the number of arrays that have it where there are several."""
+    """Return each shape once, with the number of arrays of that shape where there are several."""
     times = " × " if full else "×"  # a layer's shapes have to share a line
     return ", ".join(
         f"{n} of " * (n > 1) + times.join(map(str, shape)) for shape, n in Counter(shapes).items()

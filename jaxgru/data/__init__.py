@@ -1,1 +1,1 @@
-"""A config's corpus as tokens: text, tokenizers, splits, batches. Knows no model."""
+"""Data: corpora, tokenizers, splits and batches; independent of any model."""

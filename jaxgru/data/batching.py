@@ -1,4 +1,4 @@
-"""Tokens to batches, on the device: random crops or streams to train on, windows to evaluate on."""
+"""Tokens to batches, on the device: random crops or streams for training, windows to evaluate."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxgru.config import TrainingConfig
+from jaxgru.data.tokenizers import Tokens
 from jaxgru.errors import UserError
 
 
 def random_crops(
-    key: PRNGKeyArray, tokens: Int[Array, "N"], batch_size: int, sequence_length: int
+    key: PRNGKeyArray, tokens: Tokens, batch_size: int, sequence_length: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1)."""
+    """Draw inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1)."""
     starts = jax.random.randint(key, (batch_size, 1), 0, tokens.shape[0] - sequence_length - 1)
     crops = tokens[starts + jnp.arange(sequence_length + 1)]
     return crops[:, :-1], crops[:, 1:]
 
 
 def stream_windows(
-    tokens: Int[Array, "N"], step: Int[Array, ""], batch_size: int, sequence_length: int
+    tokens: Tokens, step: Int[Array, ""], batch_size: int, sequence_length: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, ""]]:
-    """Window number `step` of B streams, which are the text cut into B equal parts, one a row.
+    """Return window number `step` of B streams: the text cut into B equal parts, one per row.
 
-    A row's windows follow one another, so that the state after one is the state before the next.
-    After the streams' last whole window come their first ones again.
+    The windows of a row are contiguous, so the state after one is the state before the next. After
+    the last whole windows of the streams, the first ones follow again.
 
-    Returns inputs, targets, and whether these are the streams' first windows.
+    Returns inputs, targets, and whether these are the first windows of the streams.
     """
     length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
     window = step % (length // sequence_length)
@@ -37,7 +38,7 @@ def stream_windows(
 
 
 def check_length(num_tokens: int, training: TrainingConfig, sampling: str, name: str) -> None:
-    """Raises UserError unless that many tokens give `random_crops` or `stream_windows` a batch."""
+    """Raise UserError unless `random_crops` or `stream_windows` can make a batch of the tokens."""
     T = training.sequence_length
     B = training.rows_per_step
     least, what = {
@@ -49,12 +50,12 @@ def check_length(num_tokens: int, training: TrainingConfig, sampling: str, name:
 
 
 def windows(
-    tokens: Int[Array, "N"], window: int, batch_size: int
+    tokens: Tokens, window: int, batch_size: int
 ) -> tuple[Int[Array, "M B T"], Int[Array, "M B T"]]:
-    """All N − 1 predictions, cut into windows of T = `window` inputs, `batch_size` a batch.
+    """Cut all N − 1 predictions into windows of T = `window` inputs, `batch_size` per batch.
 
-    Returns inputs and targets. Windows follow one another, row by row, batch by batch, so that the
-    first N − 1 entries are the text's predictions in order, and the rest pads with zeros.
+    Returns inputs and targets. Windows are in order, row by row and batch by batch, so the first
+    N − 1 entries are the text's predictions in order, and the rest is padding with zeros.
     """
     n = tokens.shape[0] - 1
     num_batches = -(-n // (window * batch_size))

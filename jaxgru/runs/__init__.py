@@ -1,1 +1,1 @@
-"""A training run on disk: its folder, its checkpoints, and its life from start to finish."""
+"""Training runs on disk: folders, checkpoints, starting and resuming."""

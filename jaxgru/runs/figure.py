@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.config import PublishedResults
 from jaxgru.files import write_bytes
+from jaxgru.runs.published import PublishedResults
 
 
 def plot_losses(
-    path: Path, title: str, runs: list[list[dict[str, float]]], published: PublishedResults
+    path: Path, title: str, runs: list[list[dict[str, Any]]], published: PublishedResults
 ) -> None:
-    """Draw runs' losses by epoch (nats per token) beside the published ones, as a PNG.
+    """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
 
     Args:
       runs: each run's records, as `metrics.jsonl` holds them.
@@ -54,7 +54,7 @@ def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: 
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG, whole or not at all. Raises OSError where it cannot."""
+    """Write a figure as a PNG, whole or not at all. Raises OSError where it cannot be written."""
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=120)
     write_bytes(path, image.getvalue())

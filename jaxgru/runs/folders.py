@@ -1,8 +1,9 @@
-"""Run folders: made, found, and held by one process at a time.
+"""Run folders: creating, finding and locking them.
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  tokenizer.*  metrics.jsonl  samples.txt  loss.png  checkpoints/<step>/  .lock
+    config.toml  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
+    checkpoints/<step>/  .lock
 
 and `runs/<config>/latest` points at the newest.
 """
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import tomli_w
@@ -25,10 +26,11 @@ from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.files import check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
+from jaxgru.runs import commits
 
-REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt")  # a run's files that are written again
-LOCK = ".lock"  # a file of its own: an editor that replaces config.toml would take its lock away
-UNWRITABLE = ("*", "?", "[", "]", "\\")  # in a path, Orbax takes them for patterns to glob by
+REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)  # while it is trained
+LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
+UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
 UNREADABLE = ("**", "\\")
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
@@ -37,14 +39,14 @@ DISK_ERRORS = (
 
 
 class RunError(UserError):
-    """A run folder that cannot be made, found or used."""
+    """A run folder that cannot be created, found or used."""
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
-    """Make the next free version of a run folder, with its config and tokenizer in it.
+    """Create the next free version of a run folder, with its config and tokenizer.
 
     Raises:
-      RunError: the folder cannot be written, or its path is one that checkpoints cannot have.
+      RunError: the folder cannot be written, or Orbax cannot use its path.
     """
     family = root / config.name
     check_path(family, UNWRITABLE)
@@ -63,14 +65,14 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
 
 
 def save_config(run: Path, config: Config) -> None:
-    """Write a run's config.toml. Raises OSError where it cannot; an older one is then untouched."""
+    """Write a run's config.toml. Raises OSError where that fails; an older file is untouched."""
     write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
 
 
 def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
-    """Raise RunError where Orbax would not find in a folder what it has written there.
+    """Raise RunError where Orbax would not find what it writes in a folder.
 
-    It takes a path for a pattern, and "gs:" in it for a bucket.
+    Orbax takes some characters of a path for glob patterns, and "gs:" for a bucket.
     """
     path = folder.resolve()
     for part in path.parts[1:]:
@@ -79,13 +81,13 @@ def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
             wrong = [part]
         if wrong:
             raise RunError(
-                f"checkpoints cannot be kept in {path}, for {part!r} has {wrong[0]!r} in it; "
+                f"checkpoints cannot be kept in {path}, because {part!r} contains {wrong[0]!r}; "
                 f"choose a path without {' '.join(forbidden)} and 'gs:', or rename the folder."
             )
 
 
 def discard_empty(run: Path) -> bool:
-    """Delete a new run that has no checkpoint yet; `latest` again points at the one before it.
+    """Delete a new run that has no checkpoint, and point `latest` at the run before it.
 
     Returns whether it was deleted.
     """
@@ -98,14 +100,14 @@ def discard_empty(run: Path) -> bool:
     else:
         (family / "latest").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            family.rmdir()  # unless there is something else in it
+            family.rmdir()  # fails where it holds anything else
     return True
 
 
 def _point(latest: Path, run: Path) -> None:
-    """Makes the link name the newest version, even where several are being made at once.
+    """Point the link at the newest version, even while other processes create versions.
 
-    A version has its config before it is linked; so whoever links last has seen the newest.
+    A version gets its config before it is linked, so the last process to link sees the newest.
     """
     link = latest.with_name(f".latest.{run.name}")
     linked = ""
@@ -124,14 +126,14 @@ def _next_version(family: Path) -> Path:
         newest = [int(run.name[1:]) for run in versions(family)[:1]]
         run = family / f"v{max(newest, default=0) + 1}"
         try:
-            run.mkdir()  # fails where another process took the number first
+            run.mkdir()  # fails where another process has taken the number
             return run
         except FileExistsError:
             continue
 
 
 def versions(family: Path) -> list[Path]:
-    """A config's run folders, v1, v2, …, newest first; none where there is no such folder."""
+    """Return a config's run folders, newest first; none where there is no such folder."""
     if not family.is_dir():
         return []
     runs = (run for run in family.iterdir() if re.fullmatch(r"v\d+", run.name))
@@ -139,12 +141,12 @@ def versions(family: Path) -> list[Path]:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run came to its end."""
+    """Return whether a run is finished."""
     return (run / "samples.txt").exists()  # the last file that a run writes
 
 
 def find_run(path: str | Path) -> Path:
-    """The version folder that a path means: itself, or the newest below a config's folder.
+    """Return the version that a path names: itself, or the newest one in a config's folder.
 
     Raises:
       RunError: there is no run.
@@ -153,34 +155,35 @@ def find_run(path: str | Path) -> Path:
     for run in (path, path / "latest"):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return run.resolve()
-    raise RunError(f"there is no run in {path}: no config.toml in it, nor in a folder 'latest'.")
+    raise RunError(f"there is no run in {path}: neither it nor its 'latest' has a config.toml.")
 
 
-def load_run_config(run: Path) -> Config:
-    """A run's config, as it was when the run was made.
+def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Config:
+    """Load a run's config, with these values changed: see `load_config`.
 
     Raises:
-      RunError: its config.toml cannot be used.
+      RunError: its config.toml or an override cannot be used.
     """
     try:
-        return load_config(run / "config.toml")
+        return load_config(run / "config.toml", overrides)
     except ConfigError as error:
-        raise RunError(f"the run {run} cannot be used: {error}") from error
+        what = " with these overrides" if overrides else ""
+        raise RunError(f"the run {run} cannot be used{what}: {error}") from error
 
 
 @contextlib.contextmanager
 def claim(run: Path) -> Iterator[Callable[[], None]]:
-    """Lock a run for training, and delete partial files that a killed process left in it.
+    """Lock a run for training, and delete the partial files of killed processes.
 
-    Yields a function that raises RunError once the folder is no longer where it was. Where the disk
-    fails or is full inside, the error says so and which checkpoint is intact.
+    Yields a function that raises RunError once the folder has been moved or deleted. If the disk is
+    full or fails inside the context, the error says so and names the last intact checkpoint.
 
     Raises:
-      RunError: another process holds it, it cannot be written, or its path is one that checkpoints
-        cannot have.
+      RunError: another process holds the lock, the folder cannot be written, or Orbax cannot use
+        its path.
     """
     if not is_first():
-        yield lambda: None  # the first of several processes that train one run claims it for all
+        yield lambda: None  # of several processes that train one run, the first locks it for all
         return
     check_path(run, UNWRITABLE)
     with contextlib.ExitStack() as stack:
@@ -194,7 +197,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
         except OSError as error:
             raise RunError(f"the run {run} cannot be written: {error.strerror}.") from error
         if not ours:
-            raise RunError(f"the run {run} is being trained by another process, which holds it.")
+            raise RunError(f"the run {run} is being trained by another process.")
         begun_in = os.stat(run)
 
         def check_in_place() -> None:
@@ -202,8 +205,8 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
                 if os.path.samestat(os.stat(run), begun_in):
                     return
             raise RunError(
-                f"the run {run} was moved or deleted while it was trained, and nothing more is "
-                "written; resume it where it is now, for the checkpoints in it are intact."
+                f"the run {run} was moved or deleted while it was trained, so nothing more is "
+                "written; its checkpoints are intact, and it can be resumed from where it is now."
             )
 
         try:
@@ -221,11 +224,11 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
 def _what_is_left(run: Path) -> str:
     steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
     left = f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
-    return f"{left}; when that is mended, resume with: python scripts/train.py --resume {run}"
+    return f"{left}; once that is solved, resume with: python scripts/train.py --resume {run}"
 
 
 def _clear(run: Path) -> None:
-    """Removes what a process left that was stopped while it wrote: none of it was ever whole."""
+    """Delete the partial files of processes that were killed while they wrote."""
     for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
     for name in REWRITTEN:
@@ -233,9 +236,9 @@ def _clear(run: Path) -> None:
 
 
 def _clear_behind_threads(run: Path) -> None:
-    """`_clear` after a write that failed, of which some threads may not know yet.
+    """Delete partial files after a failed write, while some threads may still be writing.
 
-    What they still leave, if it takes them longer than a second, is cleared when the run goes on.
+    What they write more than a second later is deleted when the run is resumed.
     """
     for _ in range(10):
         try:
@@ -246,9 +249,9 @@ def _clear_behind_threads(run: Path) -> None:
 
 
 def disk_error(error: BaseException | None) -> str | None:
-    """What the system says where an error comes from the disk, in its words; else None.
+    """Return the system's message if an error comes from the disk, else None.
 
-    TensorStore raises ValueErrors that quote them; Orbax chains one error to another.
+    TensorStore raises ValueErrors that quote the message; Orbax chains one error to another.
     """
     while error is not None:
         for number in DISK_ERRORS:

@@ -1,4 +1,4 @@
-"""A training run on disk: started, resumed, reported on the terminal."""
+"""Starting and resuming a training run, with its output on the terminal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
-from jaxgru.config import Config, PublishedResults, TrainingConfig, load_config
+from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import warn
@@ -32,7 +39,10 @@ from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, spread
 from jaxgru.runs import checkpoints, folders
+from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
+from jaxgru.runs.published import published_for
 from jaxgru.sampling import generate
 from jaxgru.training import (
     NonFiniteLoss,
@@ -46,18 +56,19 @@ from jaxgru.training import (
 )
 
 MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
+T = TypeVar("T")
 
 
 class _Output:
-    """Standard output, for as long as it takes what is written; then nothing, after one warning.
+    """Standard output until a write fails, then nothing, after one warning.
 
-    A terminal that is closed or a full disk behind `>` must not end a training run.
+    A closed terminal or a full disk behind `>` must not end a training run.
     """
 
     encoding = property(lambda self: getattr(sys.stdout, "encoding", "utf-8"))
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         return self._try(lambda stream: stream.isatty()) or False
 
     def write(self, text: str) -> None:
@@ -69,7 +80,7 @@ class _Output:
         self._try(lambda stream: stream.flush())
 
     def _try(self, do: Callable[[Any], Any]) -> Any:
-        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects it
+        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects stdout
         if stream is None:
             return None
         try:
@@ -80,17 +91,18 @@ class _Output:
             warn(f"standard output is gone ({error}); training continues without it.")
 
 
-console = Console(file=_Output(), highlight=False, markup=False)  # a path may look like markup
+# a path may look like markup
+console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
 
 
 def start_run(config: Config, root: Path) -> Path:
     """Train a config from scratch in the next free version of its run folder; return the folder.
 
-    A run that ends before its first checkpoint leaves no folder behind, unless the disk failed.
+    If the run ends before its first checkpoint, its folder is deleted, unless the disk failed.
 
     Raises:
       UserError: the corpus or the folder cannot be used, or a loss is not finite.
-      KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; everything is saved.
+      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     with _deferred_signals() as interrupted:
         mesh = _devices(config)
@@ -106,12 +118,16 @@ def start_run(config: Config, root: Path) -> Path:
         told = from_first(created and str(created[0].absolute()))
         run = created[0] if created else Path(told)
         try:
-            config, dataset = together(lambda: created[1:] if created else _load(run, {}))
-            with _claimed(run) as in_place:
+            config, dataset = together(
+                lambda: created[1:] if created else
+                load_dataset(folders.load_run_config(run), load_tokenizer(run))
+            )  # fmt: skip
+            with _in_all(folders.claim(run)) as in_place:
                 parts = _fresh_state(config, mesh), None, Progress()
-                _train(run, config, dataset, mesh, *parts, interrupted, in_place)
+                with _in_all(open_checkpoints(run)) as manager:
+                    _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
         except folders.RunError:
-            raise  # the disk failed, under threads of Orbax that still write
+            raise  # the disk failed, and threads of Orbax may still write
         except BaseException:
             with contextlib.suppress(OSError):
                 if created and not many() and folders.discard_empty(run):
@@ -123,23 +139,23 @@ def start_run(config: Config, root: Path) -> Path:
 def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> Path:
     """Resume a run from its newest checkpoint, exactly; return its folder.
 
-    A run that was stopped before its first checkpoint starts again.
+    A run that was stopped before its first checkpoint starts from its first step.
 
     Args:
       path: a run folder, or the folder of its versions.
-      overrides: values as they are typed on a command line, by dotted name, of the fields in
-        MAY_CHANGE; they are written into the run's config.toml. With more `training.epochs`, the
-        epochs that are left have the learning rates of a run that is so long from the start.
+      overrides: new values of fields in MAY_CHANGE, by dotted name, as typed on a command line;
+        they are written to the run's config.toml. With more `training.epochs`, the remaining epochs
+        have the learning rates of a run of that length.
 
     Raises:
       UserError: there is no such run, another process trains it, its folder cannot be written, its
-        checkpoint, corpus or the overrides do not fit, or a loss is not finite.
-      KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came; everything is saved.
+        checkpoint or corpus or the overrides do not fit, or a loss is not finite.
+      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
     if Path(path).suffix in (".safetensors", ".pth"):
         raise folders.RunError(
-            f"{path} cannot be resumed: it holds a model's parameters, and no run; name the run's "
+            f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
         )
     for name in overrides.keys() - MAY_CHANGE:
@@ -150,44 +166,51 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
     with _deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
         run = Path(from_first(found))
-        mesh = _devices(together(lambda: folders.load_run_config(run)))
-        with _claimed(run) as in_place:
-            with console.status("reading the text and the checkpoint"):
-                config, dataset = together(lambda: _load(run, overrides))
-                parts = together(lambda: _restore(run, config, dataset, mesh, overrides))
-            if overrides:
-                config = together(lambda: _change(run, config, overrides, parts[-1]))
-            elif parts[-1].finished:
-                console.print(
-                    f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N beside "
-                    "--resume trains it for more.",
-                    soft_wrap=True,
-                )
-            _train(run, config, dataset, mesh, *parts, interrupted, in_place)
+        with _in_all(folders.claim(run)) as in_place:
+            config = together(lambda: _resumed_config(run, overrides))
+            mesh = _devices(config)
+            with console.status("reading the text"):
+                config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
+            with _in_all(open_checkpoints(run)) as manager:
+                with console.status("reading the checkpoint"):
+                    parts = together(
+                        lambda: _restore(run, manager, config, dataset, mesh, overrides)
+                    )
+                if overrides:
+                    config = together(lambda: _change(run, config, overrides, parts[-1]))
+                elif parts[-1].finished:
+                    console.print(
+                        f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N "
+                        "beside --resume trains it for more.",
+                        soft_wrap=True,
+                    )
+                _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
     return run
 
 
 @contextlib.contextmanager
-def _claimed(run: Path) -> Iterator[Callable[[], None]]:
-    """`folders.claim`; where the first of several processes is refused, all are."""
-    with contextlib.ExitStack() as claim:
-        yield together(lambda: claim.enter_context(folders.claim(run)))
+def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+    """Enter a context in each process of the run; if that fails in one, it fails in all."""
+    with contextlib.ExitStack() as stack:
+        yield together(lambda: stack.enter_context(context))
 
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one ends the process.
+    """Let the first SIGINT, SIGTERM or SIGHUP only set a flag; a second one ends the process.
 
-    An exception that is raised while XLA compiles crashes the process, so none is raised. A second
-    signal ends it as SIGKILL would, which loses no checkpoint. A signal that is ignored stays
-    ignored, as SIGHUP is under nohup. Python handles signals in its main thread alone; in another
-    one, this does nothing.
+    An exception raised while XLA compiles would crash the process, so none is raised. A second
+    signal ends it as SIGKILL would, which loses no checkpoint. Signals that are ignored stay
+    ignored, as SIGHUP under nohup. Python handles signals in its main thread only; in another
+    thread, this does nothing.
+
+    Yields a function that returns whether a signal has come.
     """
     seen: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
         if seen:
-            console.show_cursor(True)  # the bar has hidden it
+            console.show_cursor(True)  # hidden by the bar
             os._exit(130)
         seen.append(number)
 
@@ -207,58 +230,64 @@ def _deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 def _devices(config: Config) -> Mesh:
-    """The devices that share a batch: all of them; of one process on a CPU, its cores.
+    """Return the mesh of all devices, which share a batch; a CPU's cores count as devices.
 
-    Several processes take a CPU's cores as their launcher has shared them out.
+    Several processes on a CPU leave its cores to their launcher.
     """
     if not many():
         share_cpu(config.training.batch_size)
     return data_mesh(config.training.batch_size)
 
 
-def _load(run: Path, overrides: Mapping[str, str]) -> tuple[Config, Dataset]:
-    """A run's config, with the overrides that decide no numbers, and its text."""
-    config = folders.load_run_config(run)
-    free = {name: text for name, text in overrides.items() if name in checkpoints.FREE}
-    config = load_config(run / "config.toml", free | {"name": config.name})
-    return load_dataset(config, load_tokenizer(run))
+def _resumed_config(run: Path, overrides: Mapping[str, str]) -> Config:
+    """Return a run's config with the values given at --resume.
+
+    The corpus is replaced afterwards, because `load_config` would name the config after it.
+    """
+    others = {name: text for name, text in overrides.items() if name != "data.corpus"}
+    config = folders.load_run_config(run, others)
+    corpus = overrides.get("data.corpus", config.data.corpus)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
 
 
 def _restore(
-    run: Path, config: Config, dataset: Dataset, mesh: Mesh, given: Mapping[str, str]
+    run: Path,
+    manager: CheckpointManager,
+    config: Config,
+    dataset: Dataset,
+    mesh: Mesh,
+    given: Mapping[str, str],
 ) -> tuple[TrainState, Params | None, Progress]:
+    if manager.latest_step() is None:
+        return _fresh_state(config, mesh), None, Progress()
     recorded = checkpoints.made_with(config, dataset.tokenizer)
-    with checkpoints.open_checkpoints(run) as manager:
-        if manager.latest_step() is None:
-            return _fresh_state(config, mesh), None, Progress()
-        return checkpoints.restore(manager, run, config, mesh, recorded, given)
+    return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
 
 def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: Progress) -> Config:
-    """Write what was changed at --resume into a run's config.toml; return the new config.
+    """Write the config with the values given at --resume to config.toml; return it.
 
-    What was made of the run when it was finished is renamed, for it is of fewer epochs.
+    The samples and the record of a finished run are renamed, because they are of fewer epochs.
 
     Raises:
       RunError: the epochs leave nothing to train.
     """
     if "training.epochs" in overrides:
-        epochs = load_config(run / "config.toml", dict(overrides)).training.epochs
-        count = config.training.lengthened + 1
-        training = dataclasses.replace(config.training, epochs=epochs, lengthened=count)
+        epochs, count = config.training.epochs, config.training.lengthened + 1
+        training = dataclasses.replace(config.training, lengthened=count)
         begun = progress.epoch + bool(progress.epoch_losses)
         if epochs < begun:
             raise folders.RunError(
                 f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must be "
-                "at least as many."
+                f"at least {begun}."
             )
         if progress.finished and progress.is_over(training):
             raise folders.RunError(
-                f"{run} is finished after {progress.epoch} epochs, the best of them "
-                f"{progress.best_epoch}, and stays so with training.epochs = {epochs} and "
-                f"training.patience = {training.patience}."
+                f"{run} is finished after {progress.epoch} epochs, of which epoch "
+                f"{progress.best_epoch} is the best, and remains finished with training.epochs = "
+                f"{epochs} and training.patience = {training.patience}."
             )
-        config = dataclasses.replace(config, training=training, published=PublishedResults())
+        config = dataclasses.replace(config, training=training)
         progress.finished = False
         console.print(f"to be trained for {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
@@ -272,11 +301,11 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
 
 
 def _schedule(training: TrainingConfig, progress: Progress) -> str:
-    """The learning rates of the epochs that are left, in words."""
+    """Return a message about the learning rates of the remaining epochs."""
     if progress.epoch >= training.epochs:
         return ""
     epochs = np.array([progress.epoch, training.epochs - 1])
-    first, last = learning_rate(training)(epochs * training.steps_per_epoch)
+    first, last = np.asarray(learning_rate(training)(epochs * training.steps_per_epoch))
     return (
         f"; from here on the learning rate is that of {training.epochs} epochs: {first:.3g}"
         f" in epoch {progress.epoch + 1}, {last:.3g} in the last"
@@ -284,13 +313,14 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
 
 
 def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
-    """On the mesh, and nowhere else: a caller that kept the whole would keep its memory, too."""
+    """Return a fresh state on the mesh only; a reference to another copy would keep its memory."""
     state = init_state(config.model, config.training, config.data.sampling)
     return spread(state, state_shardings(state, mesh, config.training))
 
 
 def _train(
     run: Path,
+    manager: CheckpointManager,
     config: Config,
     dataset: Dataset,
     mesh: Mesh,
@@ -310,10 +340,13 @@ def _train(
         soft_wrap=True,
     )
     recorded = checkpoints.made_with(config, dataset.tokenizer)
-    with checkpoints.open_checkpoints(run) as manager, _bar(config) as (bar, task):
+    commit, begun = current_commit(), int(state.step)
+    with _bar(config) as (bar, task):
 
         def save(state: TrainState, best: Params | None, progress: Progress) -> None:
             check_in_place()
+            if is_first():
+                record_commit(run, commit, begun)
             checkpoints.save(manager, state, best, progress, recorded)
 
         def on_steps(epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
@@ -358,7 +391,7 @@ def _train(
         except NonFiniteLoss as error:
             step = manager.latest_step()
             kept = f"the last good checkpoint is of step {step}" if step else "none was saved yet"
-            raise NonFiniteLoss(f"{error} Nothing after it is kept; {kept}.") from error
+            raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
         if is_first():
             check_in_place()
             bar.update(task, loss="writing samples")
@@ -372,14 +405,15 @@ def _finish(
     samples = sample_text(params, dataset.tokenizer, opening(dataset))
     write_text(run / "samples.txt", samples)
     console.print(
-        f"Done: validation loss {progress.best_val_loss:.4f} in epoch {progress.best_epoch}, the "
-        f"best. Read what it writes:\n  python scripts/sample.py --run {run}",
+        f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
+        f"{progress.best_epoch}. Sample from the model with:\n"
+        f"  python scripts/sample.py --run {run}",
         soft_wrap=True,
     )
 
 
 def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
-    """The prompt, or the validation split's first tokens where the vocabulary lacks it."""
+    """Return the prompt, or the validation split's first tokens if the vocabulary lacks it."""
     try:
         dataset.tokenizer.encode(prompt)
         return prompt
@@ -388,7 +422,7 @@ def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
 
 
 def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
-    """Text from one prompt with and without the state, greedily and at temperature 0.8."""
+    """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
     tokens = jnp.asarray(tokenizer.encode(prompt))[None]
     parts = []
     for temperature in (0.0, 0.8):
@@ -403,19 +437,19 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: i
             )
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            text = tokenizer.decode(jnp.concatenate([tokens, new], axis=1)[0])
+            text = tokenizer.decode(np.concatenate([tokens, new], axis=1)[0])
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)
 
 
 def _write_reports(run: Path, config: Config, progress: Progress) -> None:
-    """Write metrics.jsonl and the figure, both whole, from the records alone."""
+    """Write metrics.jsonl and the figure from the records."""
     lines = [json.dumps(record) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     try:
-        plot_losses(run / "loss.png", title, [progress.records], config.published)
-    except Exception as error:  # matplotlib's settings are the user's, and may ask for LaTeX
+        plot_losses(run / "loss.png", title, [progress.records], published_for(config))
+    except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if folders.disk_error(error) is not None:
             raise
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
@@ -427,7 +461,7 @@ def _warn_once(sentence: str) -> None:
 
 
 def _peak_memory() -> dict[str, float]:
-    """The most memory used so far, in MB of 10⁶ bytes: the device's, or on a CPU the process's."""
+    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process."""
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         peak = statistics["peak_bytes_in_use"]
@@ -437,11 +471,12 @@ def _peak_memory() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _bar(config: Config) -> Iterator[tuple[Bar, int]]:
-    """A progress bar as wide as the terminal: what is narrower has fewer numbers beside it."""
+def _bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
+    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one."""
     total = config.training.epochs * config.training.steps_per_epoch
     width = console.width
-    columns = [SpinnerColumn(), BarColumn(bar_width=None), TimeRemainingColumn()]
+    columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
+    columns += [TimeRemainingColumn()]
     columns += [TextColumn("{task.fields[loss]}")] * (width >= 40)
     columns[1:1] = [TextColumn("{task.fields[epoch]}")] * (width >= 50)
     columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)

@@ -1,1 +1,1 @@
-"""Measuring speed: contestants, timing, how cost grows with size, and the roofline."""
+"""Speed: contestants, timing, how cost grows with size, and the roofline."""

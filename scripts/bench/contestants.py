@@ -1,8 +1,8 @@
 """Who takes part in benchmark.py: jaxgru, and the libraries that people use now.
 
-Each contestant is a function from a Task to a Contestant. In JAX and in PyTorch alike, whoever can
-say what its model is gets training, forward pass and sampling from here; so they differ in the
-recurrence and nothing else.
+Each contestant is a function from a Task to a Contestant. The peers, in JAX and in PyTorch, define
+only their model: training, forward pass and sampling are shared, so that peers differ in the
+recurrence alone.
 """
 
 from __future__ import annotations
@@ -36,74 +36,47 @@ from jaxgru.training import init_state, train_step
 
 TEMPERATURE, TOP_K = 0.8, 30
 
-NEEDS = {
-    "jaxgru": [],
-    "wavefront": [],
-    "hopper": [],
-    "plain_scan": [],
-    "torchref": ["torch", "torchref"],
-    "torch.nn": ["torch", "torchref"],
-    "haiku": ["haiku"],
-    "nnx": ["flax.nnx"],
-    "torch.compile": ["torch", "torchref"],
-}
-"""What each contestant imports beyond jaxgru's own dependencies."""
+TORCH = ["torch", "torchref"]
+NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
+         "haiku": ["haiku"], "nnx": ["flax.nnx"]}  # fmt: skip
+"""What contestants import besides jaxgru's own dependencies."""
 
 
 def on_cpu() -> bool:
-    """Whether JAX computes on a CPU."""
+    """Return whether JAX computes on a CPU."""
     return jax.default_backend() == "cpu"
 
 
 def missing(name: str) -> str | None:
-    """Why a contestant cannot take part here; None: it can."""
-    for module in NEEDS[name]:
+    """Return why a contestant cannot take part here; None if it can."""
+    needs = NEEDS.get(name, [])
+    for module in needs:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever an installation in disorder raises
+        except Exception as error:  # a broken installation may raise anything
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
     if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
         return "there is no Hopper GPU"
-    if "torch" in NEEDS[name] and not on_cpu() and torch_device() == "cpu":
+    if "torch" in needs and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
 
 
 def build(name: str, task: Task, precision: str) -> Contestant:
-    """A contestant, ready to be called.
+    """Return a contestant, ready to be called.
 
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    config = task.config
     if name in ("plain_scan", "haiku", "nnx") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
-    match name:
-        case "jaxgru":
-            return _jaxgru(task, precision)
-        case "wavefront":
-            return _wavefront(task, precision)
-        case "hopper":
-            return _hopper(task, precision)
-        case "plain_scan":
-            return _unrolled(task, precision, "plain")
-        case "torchref":
-            return _torch(task, precision, _torchref_model(config))
-        case "torch.nn":
-            return _torch(task, precision, _torch_nn_model(config))
-        case "haiku":
-            return _jax(task, _haiku_model(config))
-        case "nnx":
-            return _jax(task, _nnx_model(config))
-        case "torch.compile":
-            return _torch_compile(task, precision, _torchref_model(config))
-    raise ValueError(name)
+    return BUILDERS[name](task, precision)
 
 
 def measured_kinds(name: str) -> tuple[str, ...]:
-    """What a contestant is measured at."""
+    """Return the kinds of task that a contestant is measured at."""
     unrolls = ("training", "forward")
     return unrolls if name in ("wavefront", "hopper", "plain_scan") else (*unrolls, "sampling")
 
@@ -112,7 +85,7 @@ def measured_kinds(name: str) -> tuple[str, ...]:
 
 
 def _random_tokens(task: Task) -> jax.Array:
-    """A corpus of random tokens, for training; a batch of them, for the forward pass."""
+    """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
     shape = {
         "training": (100_000 + 2 * task.num_tokens,),
         "forward": (task.batch_size, task.num_tokens),
@@ -139,7 +112,7 @@ def _jaxgru(task: Task, precision: str) -> Contestant:
         return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
     key = jax.random.key(2)
-    # Each core its own rows, where weights are so small that it need not matter that each reads all
+    # Split the rows over the cores where the weights are small: each core reads all of them
     if task.batch_size % jax.device_count() == 0 and model.hidden_dim <= 256:
         mesh = data_mesh(task.batch_size)
         tokens = spread(tokens, row_shardings(tokens, mesh))
@@ -160,21 +133,21 @@ def _wavefront(task: Task, precision: str) -> Contestant:
 def _hopper(task: Task, precision: str) -> Contestant:
     model = task.config.model
     if (precision, model.cell, model.reset) != ("bfloat16", "gru", "before"):
-        raise UserError("the kernel is of a GRU that resets before, and multiplies in bfloat16")
+        raise UserError("the kernel is for a GRU with reset = before, in bfloat16")
     if not gru_hopper.supports(task.batch_size, model.hidden_dim):
         raise UserError(f"there is no kernel for {model.hidden_dim} units")
     return _unrolled(task, precision, "hopper")
 
 
 def _unrolled(task: Task, precision: str, how: str) -> Contestant:
-    """jaxgru with its layers computed in another way."""
+    """Return jaxgru with another implementation of its layers."""
     model = dataclasses.replace(task.config.model, unroll=how)
     config = dataclasses.replace(task.config, model=model)
     return _jaxgru(dataclasses.replace(task, config=config), precision)
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
-    """(state, tokens) → (state, loss), compiled, the state donated; a call returns the loss."""
+    """Compile (state, tokens) → (state, loss) with the state donated; a call returns the loss."""
     program, seconds = compiled(step, state, tokens, donate=(0,))
 
     def call() -> jax.Array:
@@ -196,17 +169,16 @@ def _ahead(function: Callable, *arguments: Any) -> Contestant:
 
 
 class JaxModel(NamedTuple):
-    """A peer's model."""
+    """A peer's model, as pure functions."""
 
     params: Any
     apply: Callable  # (params, tokens (B, T), carry) → (logits (B, T, V), carry)
     zeros: Callable  # batch size → carry
 
 
-def _jax(task: Task, model: JaxModel) -> Contestant:
-    return {"training": _jax_training, "forward": _jax_forward, "sampling": _jax_sampling}[
-        task.what
-    ](task, model)
+def _jax(task: Task, precision: str, make_model: Callable[[Config], JaxModel]) -> Contestant:
+    make = {"training": _jax_training, "forward": _jax_forward, "sampling": _jax_sampling}
+    return make[task.what](task, make_model(task.config))
 
 
 def _jax_training(task: Task, model: JaxModel) -> Contestant:
@@ -256,7 +228,7 @@ def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
 
 
 def _zeros(config: Config) -> Callable[[int], list]:
-    """A batch size's zero states, one a layer: h, or two of them for an LSTM."""
+    """Return a function from a batch size to zero states, one per layer: h, or two for an LSTM."""
 
     def zeros(batch_size: int) -> list:
         h = jnp.zeros((batch_size, config.model.hidden_dim))
@@ -308,11 +280,13 @@ def _nnx_model(config: Config) -> JaxModel:
                 new_carry.append(state)
             return self.head(self.norm(x)).swapaxes(0, 1), new_carry
 
-    # split and merged by hand: nnx.jit would do it in Python at every call
+    # Split and merge by hand: nnx.jit would do so in Python at every call
     graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
 
     def apply(params: Any, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
-        state = jax.tree.map(lambda leaf: leaf, (params, rest))  # nnx wants it made in this trace
+        state = jax.tree.map(
+            lambda leaf: leaf, (params, rest)
+        )  # nnx requires a state created in this trace
         return nnx.merge(graph, *state)(tokens, carry)
 
     return JaxModel(params, apply, _zeros(config))
@@ -322,7 +296,7 @@ def _nnx_model(config: Config) -> JaxModel:
 
 
 def torch_device() -> str:
-    """Where torch computes: on a GPU only if JAX does, too."""
+    """Return torch's device: a GPU only if JAX computes on one, too."""
     import torch
 
     return "cuda" if not on_cpu() and torch.cuda.is_available() else "cpu"
@@ -337,7 +311,7 @@ def _synchronize() -> None:
 
 @contextlib.contextmanager
 def _torch_precision(precision: str) -> Iterator[None]:
-    """Matrix products inside are of this precision, oneDNN's and cuDNN's recurrences included."""
+    """Set the precision of matrix products inside, also in oneDNN's and cuDNN's recurrences."""
     import torch
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -352,7 +326,7 @@ def _torch_precision(precision: str) -> Iterator[None]:
 
 
 def torch_product(size: int, precision: str) -> Contestant:
-    """`timing.jax_product` through torch."""
+    """Return `timing.jax_product` in torch."""
     import torch
 
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -368,7 +342,7 @@ def torch_product(size: int, precision: str) -> Contestant:
 
 
 def torch_copy(num_bytes: int) -> Contestant:
-    """`timing.jax_copy` through torch."""
+    """Return `timing.jax_copy` in torch."""
     import torch
 
     a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=torch_device())
@@ -386,7 +360,9 @@ def _torchref_model(config: Config) -> Any:
 
     m = config.model
     if (m.reset, m.layer_norm) != ("before", m.cell == "lstm"):
-        raise UserError("torchref has no such model: reset before; LayerNorm in the LSTM alone.")
+        raise UserError(
+            "torchref has no such model: it needs reset = before, and LayerNorm only in LSTMs."
+        )
     cls = {
         "gru": torchref.MyGRUModel,
         "lstm": torchref.MyLSTMModel,
@@ -404,7 +380,7 @@ def _torch_nn_model(config: Config) -> Any:
     layers = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}[m.cell]
 
     class Network(nn.Module):
-        """Called as torchref's models are, so that torchref's loss and sampler take it, too."""
+        """Has the signature of torchref's models, so that torchref's loss and sampler accept it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -420,17 +396,20 @@ def _torch_nn_model(config: Config) -> Any:
     return Network()
 
 
-def _torch_compile(task: Task, precision: str, model: Any) -> Contestant:
+def _torch_compile(task: Task, precision: str) -> Contestant:
     import torch
 
-    torch.compiler.reset()  # else what it saw of other sizes makes it compile for any size
-    return _torch(task, precision, model, torch.compile)
+    torch.compiler.reset()  # or it compiles for any size after it has seen others
+    return _torch(task, precision, _torchref_model, torch.compile)
 
 
 def _torch(
-    task: Task, precision: str, model: Any, wrap: Callable[[Any], Any] = lambda model: model
+    task: Task,
+    precision: str,
+    make_model: Callable[[Config], Any],
+    wrap: Callable[[Any], Any] = lambda model: model,
 ) -> Contestant:
-    """A contestant of a module that is called as torchref's are; `wrap` is put around it."""
+    """Return a contestant from a module with the signature of torchref's; calls go to wrap(it)."""
     import torch
 
     device = torch_device()
@@ -439,14 +418,10 @@ def _torch(
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         memory = lambda: torch.cuda.max_memory_allocated() - before
-    model = model.to(device).train(task.what == "training")
+    model = make_model(task.config).to(device).train(task.what == "training")
     tokens = torch.as_tensor(np.array(_random_tokens(task), np.int64), device=device)
-    make_call = {
-        "training": _torch_training,
-        "forward": _torch_forward,
-        "sampling": _torch_sampling,
-    }[task.what]
-    call = make_call(task, model, wrap(model), tokens)
+    make = {"training": _torch_training, "forward": _torch_forward, "sampling": _torch_sampling}
+    call = make[task.what](task, model, wrap(model), tokens)
 
     def run(calls: int) -> Any:
         with _torch_precision(precision):
@@ -459,7 +434,7 @@ def _torch(
 
 
 def _torch_training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
-    """torchref's step, but that it does not wait for the loss: no more than the others do."""
+    """Return torchref's step, but without waiting for the loss, as the others do not."""
     import torch
 
     from torchref.training import loss_fn, make_optimizer
@@ -498,3 +473,16 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
     return lambda: torchref.generate(
         model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
     )
+
+
+BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
+    "jaxgru": _jaxgru,
+    "wavefront": _wavefront,
+    "hopper": _hopper,
+    "plain_scan": partial(_unrolled, how="plain"),
+    "torchref": partial(_torch, make_model=_torchref_model),
+    "torch.nn": partial(_torch, make_model=_torch_nn_model),
+    "haiku": partial(_jax, make_model=_haiku_model),
+    "nnx": partial(_jax, make_model=_nnx_model),
+    "torch.compile": _torch_compile,
+}

@@ -1,4 +1,4 @@
-"""Measures how a training step's time and memory grow with T, B and H; writes docs/cost.md."""
+"""Measure how a training step's time and memory grow with T, B and H, and write docs/cost.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +30,16 @@ from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
 from jaxgru.training import init_state, train_step
 from pages.figures import plot_growth
 from pages.markdown import render
-from pages.records import CostPoint, CostRun, dumps, load
+from pages.records import CostPoint, CostRun, dumps, load_or
 
 console = Console(highlight=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One size that grows while the others stand still; all else is astra_alpha's."""
+    """One size that grows while the others are fixed; all else is astra_alpha's."""
 
-    letter: str
+    letter: Literal["T", "B", "H"]
     field: str
     what: str
     fixed: dict[str, int]
@@ -56,23 +56,27 @@ SERIES = (
 
 
 def sized(series: Series, value: int, remat: bool) -> Config:
-    """astra_alpha with the series' sizes."""
+    """Return astra_alpha with the series' sizes."""
     fields = {**series.fixed, series.field: value, "training.remat": str(remat).lower()}
     return load_config("astra_alpha", {name: str(size) for name, size in fields.items()})
 
 
 def main() -> None:
-    """Reads the arguments; measures; writes the page."""
+    """Read the arguments, measure, and write the page."""
     parser = Parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="%(default)s")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (%(default)s)")
     parser.add_argument("--largest", type=int, default=2**14, metavar="SIZE",
-                        help="of T, B or H that is measured (%(default)s)")  # fmt: skip
-    parser.add_argument("--docs", default="docs", metavar="FOLDER", help="where to write")
+                        help="the largest T, B or H to measure (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--docs", default="docs", metavar="FOLDER", help="where to write (%(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
     if arguments.largest < 256:
-        parser.error(f"--largest is {arguments.largest}; it must be at least 256, for two T's.")
+        parser.error(
+            f"--largest is {arguments.largest}; it must be at least 256, for two values of T."
+        )
     keep_freed_memory()
 
     def on_point(point: CostPoint) -> None:
@@ -93,7 +97,7 @@ def main() -> None:
 
 
 def measure_step(config: Config, repeats: int) -> dict[str, Any]:
-    """One optimizer step on one device: median seconds, and the bytes that XLA plans for it."""
+    """Return an optimizer step's median seconds on one device, and the bytes that XLA plans."""
     model, training = config.model, config.training
     length = 2 * training.sequence_length + 1000
     tokens = np.random.default_rng(0).integers(model.vocab_size, size=length).astype(np.int32)
@@ -109,7 +113,7 @@ def measure_step(config: Config, repeats: int) -> dict[str, Any]:
 def measure_all(
     repeats: int, largest: int, on_point: Callable[[CostPoint], None]
 ) -> list[CostPoint]:
-    """Every series, of T with and without remat, up to `largest` of each size."""
+    """Measure every series up to `largest`, that of T with and without remat."""
     points = []
     for series in SERIES:
         for value in (value for value in series.values if value <= largest):
@@ -125,13 +129,13 @@ def measure_all(
 
 
 def save(docs: Path, run: CostRun) -> None:
-    """Keep the run, one per kind of device, in cost.json, and remake cost.md and its figures.
+    """Put the run into cost.json, which has one per kind of device, and remake page and figures.
 
     Raises:
-      RecordError: there is a cost.json that cannot be read.
+      RecordError: cost.json exists and cannot be read.
     """
     path = docs / "cost.json"
-    runs = load(path, dict[str, CostRun]) if path.exists() else {}
+    runs = load_or({}, path, dict[str, CostRun])
     runs[jax.default_backend()] = run
     write(docs, runs)
 
@@ -146,14 +150,14 @@ def write(docs: Path, runs: Mapping[str, CostRun]) -> None:
 
 
 def page(runs: Mapping[str, CostRun]) -> str:
-    """docs/cost.md."""
+    """Return docs/cost.md."""
     tables = {name: [rows(series, run.points) for series in SERIES] for name, run in runs.items()}
     found = {name: findings(run.points) for name, run in runs.items()}
     return render("cost.md.jinja", runs=runs, tables=tables, found=found)
 
 
 def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, float]]]]:
-    """What `plot_growth` draws: by axis label, by what is measured, the plain curve and remat's."""
+    """Return the panels of `plot_growth`: by axis label and measure, the curves plain and remat."""
     return {
         f"{series.letter}: {series.what}": {
             what: [curve(points, series.letter, remat, what) for remat in (False, True)]
@@ -164,13 +168,13 @@ def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, fl
 
 
 def curve(points: Sequence[CostPoint], letter: str, remat: bool, what: str) -> dict[int, float]:
-    """`what` ("seconds" or "bytes") by size, of one series."""
+    """Return `what` ("seconds" or "bytes") of one series by size."""
     chosen = (p for p in points if p.letter == letter and p.remat == remat)
     return {p.value: y for p in chosen if (y := getattr(p, what)) is not None}
 
 
 def exponent(values: Mapping[int, float]) -> float:
-    """The k of y ∝ sizeᵏ over the larger half of the sizes: the slope in a log-log plot."""
+    """Return the k of y ∝ sizeᵏ over the larger half of the sizes: the slope in a log-log plot."""
     sizes = sorted(values)[len(values) // 2 - 1 :] if len(values) > 2 else sorted(values)
     if len(sizes) < 2:
         return math.nan
@@ -178,7 +182,7 @@ def exponent(values: Mapping[int, float]) -> float:
 
 
 def findings(points: Sequence[CostPoint]) -> dict[str, Any]:
-    """The exponents by letter, measure and remat; ratios of the longest T to T = 1,024, if any."""
+    """Return exponents by letter, measure and remat; ratios of the longest T to T = 1,024."""
     curves = {
         (letter, what, remat): curve(points, letter, remat, what)
         for letter in "TBH" for what in ("seconds", "bytes") for remat in (False, True)
@@ -199,22 +203,22 @@ def findings(points: Sequence[CostPoint]) -> dict[str, Any]:
 
 
 def rows(series: Series, points: Sequence[CostPoint]) -> tuple[list[str], list[list[str]]]:
-    """The head of a series' table, and a row per size."""
+    """Return the head of a series' table, and its rows, one per size."""
     kinds = (False, True) if series.letter == "T" else (False,)
     head = [series.letter]
     for remat in kinds:
         head += [f"{what}{', remat' * remat}" for what in ("ms per step", "µs per token", "MB")]
+    found = {(p.value, p.remat): p for p in points if p.letter == series.letter}
     lines = []
-    for value in sorted({p.value for p in points if p.letter == series.letter}):
+    for value in sorted({value for value, _ in found}):
         cells = [f"{value:,}"]
         for remat in kinds:
-            seconds = curve(points, series.letter, remat, "seconds").get(value)
-            training = sized(series, value, remat).training
-            tokens = training.batch_size * training.sequence_length
-            memory = curve(points, series.letter, remat, "bytes").get(value)
-            cells += ["–"] * 2 if seconds is None else [
-                f"{1e3 * seconds:,.1f}", f"{1e6 * seconds / tokens:.2f}"]  # fmt: skip
-            cells.append("–" if memory is None else f"{memory / 1e6:,.1f}")
+            if (p := found.get((value, remat))) is None:
+                cells += ["–"] * 3
+                continue
+            tokens = sized(series, value, remat).training.tokens_per_step
+            cells += [f"{1e3 * p.seconds:,.1f}", f"{1e6 * p.seconds / tokens:.2f}",
+                      "–" if p.bytes is None else f"{p.bytes / 1e6:,.1f}"]  # fmt: skip
         lines.append(cells)
     return head, lines
 

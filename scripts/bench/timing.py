@@ -1,6 +1,6 @@
-"""Measuring speed: contestants timed side by side, operations counted, the machine's own ceiling.
+"""Timing of contestants side by side, counts of operations, and the machine's ceiling.
 
-Nothing here knows who the contestants are; contestants.py builds them.
+This module does not know who the contestants are; contestants.py builds them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from pages.records import Measurement
 
 KINDS = ("training", "forward", "sampling")
 SAMPLING = {1: 128, 64: 64, 512: 32}
-"""Batch sizes that are sampled, and how many tokens a row in one call."""
+"""Batch sizes for sampling, and the number of tokens per row in one call."""
 
 PRECISIONS = {
     "float32": "float32",
     "tf32": "tensorfloat32",
     "bfloat16": "BF16_BF16_F32",
 }
-"""Of matrix products, all else being float32: our names, and JAX's."""
+"""Precisions of matrix products (all else is float32): our names, and JAX's."""
 
-MIN_SECONDS = 0.05  # a repeat makes at least so many calls that it takes this long
+MIN_SECONDS = 0.05  # a repeat makes as many calls as take at least this long
 
 
-# --- What is done, and how many operations it takes
+# --- Tasks, and how many operations they take
 
 
 @dataclass(frozen=True)
 class Task:
     """What every contestant does: a training step, a forward pass, or sampling.
 
-    Training and forward: on (batch_size, num_tokens) tokens. Sampling: num_tokens, one after
-    another, in each of batch_size rows.
+    Training and forward process (batch_size, num_tokens) tokens. Sampling draws num_tokens tokens,
+    one after another, in each of batch_size rows.
     """
 
     config: Config
@@ -55,12 +55,12 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """What is done, and in sampling with how many rows: "training", "sampling_64"."""
+        """`what`, for sampling with the number of rows: "training", "sampling_64"."""
         return f"sampling_{self.batch_size}" if self.what == "sampling" else self.what
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of one call: see `operations_per_token`; training is 3 times.
+        """Floating-point operations of one call: of `operations_per_token`, or 3 times in training.
 
         Each product x·W of the forward pass has two of the same size in the backward pass: one for
         the gradient of x and one for that of W.
@@ -71,7 +71,7 @@ class Task:
 
 
 def tasks(config: Config, what: str) -> list[Task]:
-    """What is measured of a config: one task, or, for sampling, one a batch size."""
+    """Return the tasks of a config: one, or for sampling one per batch size."""
     if what == "sampling":
         return [Task(config, what, batch, tokens) for batch, tokens in SAMPLING.items()]
     return [Task(config, what, config.training.batch_size, config.training.sequence_length)]
@@ -79,13 +79,13 @@ def tasks(config: Config, what: str) -> list[Task]:
 
 @functools.cache
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter by its path, "layers.0.Wz"; nothing is computed."""
+    """Return the shape of each parameter by its path, "layers.0.Wz", without computing any."""
     params = jax.eval_shape(lambda: init(jax.random.key(0), model))
     return {path: leaf.shape for path, leaf in flatten(params).items()}
 
 
 def recurrent_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
-    """The shapes of the matrices that multiply a layer's state: those whose name begins with U.
+    """Return the shapes of the matrices that multiply a state: those whose name begins with U.
 
     Raises:
       UserError: the model has none.
@@ -98,10 +98,10 @@ def recurrent_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def operations_per_token(model: ModelConfig) -> int:
-    """Floating-point operations of a forward pass per token: those of its matrix products.
+    """Return the floating-point operations of a forward pass per token, in matrix products.
 
-    2 per entry of every weight matrix, a multiplication and an addition. The embedding is looked
-    up, which costs none; nor does anything elementwise.
+    They are 2 per entry of every weight matrix, a multiplication and an addition. The lookup of the
+    embedding and elementwise operations are not counted.
 
     Raises:
       UserError: the model has no recurrence.
@@ -118,9 +118,9 @@ def operations_per_token(model: ModelConfig) -> int:
 class Contestant:
     """Something to be timed.
 
-    run: makes so many calls one after another and returns when the device has finished the last.
-    compile_seconds: where compiling is timed apart; None: the first call less a later one.
-    memory: the bytes it takes on an accelerator, asked for after the first call; None: unknown.
+    run: makes that many calls and returns when the device has finished the last one.
+    compile_seconds: if compiling is timed separately; None: the first call minus a later one.
+    memory: the bytes it takes on an accelerator, called after the first call; None: unknown.
     """
 
     run: Callable[[int], Any]
@@ -130,7 +130,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Started:
-    """A contestant that has been called twice: seconds of the first call and of the next."""
+    """A contestant that was called twice: seconds of the first and of the second call."""
 
     contestant: Contestant
     first: float
@@ -138,14 +138,14 @@ class Started:
 
     @property
     def compile_seconds(self) -> float:
-        """What compiling took."""
+        """Seconds that compiling took."""
         apart = self.contestant.compile_seconds
         return max(self.first - self.later, 0.0) if apart is None else apart
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, one figure a repeat, each the mean of so many calls."""
+    """Seconds per call, one value per repeat, each the mean over `calls`."""
 
     seconds: tuple[float, ...]
     calls: int
@@ -167,7 +167,7 @@ Clock = Callable[[], float]
 
 
 def start(build: Callable[[], Contestant], clock: Clock = time.perf_counter) -> Started:
-    """Builds a contestant and calls it twice: compiling and warming up are over after that."""
+    """Build a contestant and call it twice, so that it is compiled and warm."""
     contestant = build()
     return Started(
         contestant, first=_timed(contestant, 1, clock), later=_timed(contestant, 1, clock)
@@ -181,9 +181,9 @@ def measure(
     clock: Clock = time.perf_counter,
     on_repeat: Callable[[str, int], None] = lambda name, repeat: None,
 ) -> dict[str, Timing]:
-    """Times contestants in turn, `repeats` rounds, so that what disturbs one disturbs them all.
+    """Time contestants in turn, `repeats` rounds, so that a disturbance hits all of them.
 
-    Each repeat makes as many calls as take `min_seconds`, judged by the warm call before.
+    Each repeat makes as many calls as take `min_seconds`, judged by the second call of `start`.
     """
     calls = {
         name: max(1, math.ceil(min_seconds / s.later)) if s.later > 0 else 1
@@ -211,7 +211,7 @@ def make_record(
     result: tuple[Started, Timing] | str,
     memory: int | None,
 ) -> Measurement:
-    """One contestant at one task, for docs/benchmarks.json; the result: its timing, or why not."""
+    """Return a record for docs/benchmarks.json; `result` is the timing, or why there is none."""
     training = task.config.training
     steps = training.epochs * training.steps_per_epoch
     if isinstance(result, str):
@@ -242,12 +242,12 @@ def make_record(
 
 
 class TooSlow(BaseException):
-    """A time limit has passed. No Exception: a compiler's own `except` shall not swallow it."""
+    """A time limit has passed. Not an Exception, which a compiler's own `except` would catch."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TooSlow inside after so long; whole seconds or parts of them, in the main thread."""
+    """Raise TooSlow inside after so many seconds; works in the main thread only."""
 
     def late(number: int, frame: Any) -> None:
         raise TooSlow
@@ -267,15 +267,15 @@ Maker = Callable[[int], Contestant]
 
 
 def product_ceiling(makers: Sequence[Maker], sizes: Sequence[int], repeats: int) -> float:
-    """Operations a second of the fastest product of two square matrices, of any size and maker.
+    """Return the operations per second of the fastest square matrix product, 2·n³ for n × n.
 
-    2·n³ operations for n × n matrices; the fastest repeat counts, for it is a ceiling.
+    The fastest repeat over all sizes and makers counts: it is a ceiling.
     """
     return max(2 * size**3 / _fastest(make, size, repeats) for make in makers for size in sizes)
 
 
 def copy_ceiling(makers: Sequence[Maker], num_bytes: int, repeats: int) -> float:
-    """Bytes a second, read and written ones together, of copying so many within the device."""
+    """Return the bytes per second, read plus written, of copying within the device."""
     return max(2 * num_bytes / _fastest(make, num_bytes, repeats) for make in makers)
 
 
@@ -284,7 +284,7 @@ def _fastest(make: Maker, size: int, repeats: int) -> float:
 
 
 def jax_product(size: int, precision: str) -> Contestant:
-    """A matrix product through JAX, float32, or bfloat16 where the precision is that."""
+    """Return a matrix product in JAX; its operands are float32, or bfloat16 for that precision."""
     dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.float32
     a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
     with jax.default_matmul_precision(PRECISIONS[precision] if dtype == jnp.float32 else None):
@@ -293,7 +293,7 @@ def jax_product(size: int, precision: str) -> Contestant:
 
 
 def jax_copy(num_bytes: int) -> Contestant:
-    """Copying so many bytes within the device through JAX; adding 1 keeps it from being elided."""
+    """Return a copy within the device in JAX; it adds 1, or the copy would be elided."""
     x = jnp.zeros(num_bytes // 4, jnp.float32)
     program, _ = compiled(lambda x: x + 1, x)
     return Contestant(calling(lambda: program(x)))
@@ -305,14 +305,14 @@ def jax_copy(num_bytes: int) -> Contestant:
 def compiled(
     function: Callable, *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[jax.stages.Compiled, float]:
-    """The function compiled for these arguments, and the seconds it took, tracing included."""
+    """Compile a function for these arguments; return it and the seconds, tracing included."""
     began = time.perf_counter()
     program = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     return program, time.perf_counter() - began
 
 
 def calling(call: Callable[[], Any]) -> Callable[[int], Any]:
-    """A `Contestant.run` that waits for the last call's result and returns it."""
+    """Return a `Contestant.run` that waits for the last call's result and returns it."""
 
     def run(calls: int) -> Any:
         for _ in range(calls):
@@ -323,9 +323,9 @@ def calling(call: Callable[[], Any]) -> Callable[[int], Any]:
 
 
 def planned_memory(program: jax.stages.Compiled) -> int | None:
-    """Bytes of device memory that XLA has planned for a program: all it is given, makes and uses.
+    """Return the bytes that XLA plans for a program: its inputs, outputs and temporaries.
 
-    The device's own statistics cannot tell: their peak is the process's, and cannot be reset.
+    The device's own statistics are of no use here: their peak is the process's and cannot be reset.
     """
     plan = program.memory_analysis()
     if plan is None:

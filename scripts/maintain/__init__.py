@@ -1,1 +1,1 @@
-"""What only the maintainers run: the corpus table, planted errors, releases, the GPU day."""
+"""Scripts for the maintainers: the corpus table, planted errors, releases, GPU measurements."""

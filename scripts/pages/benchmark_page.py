@@ -1,46 +1,44 @@
-"""docs/benchmarks.json, and docs/performance.md and its figure made from it.
+"""docs/benchmarks.json, and docs/performance.md and its figure, which are made from it.
 
 The prose is in templates/performance.md.jinja.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxgru.files import write_text
 from pages.figures import plot_benchmark
 from pages.markdown import render, table
-from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps
-from pages.records import load as load_record
+from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps, grouped, load_or
 
 CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
-    "wavefront": 'this library with its layers at once, for GPUs (`model.unroll = "wavefront"`)',
+    "wavefront": 'this library, layers in parallel, for GPUs (`model.unroll = "wavefront"`)',
     "hopper": 'this library with its kernel for Hopper GPUs (`model.unroll = "hopper"`)',
     "plain_scan": 'this library with `model.unroll = "plain"`: the cell in a `lax.scan`, '
-    "differentiated by JAX (not measured at sampling, which takes one step at a time)",
-    "torchref": "the same model in plain PyTorch, a Python loop over time",
+    "differentiated by JAX (not measured for sampling, which takes one step at a time)",
+    "torchref": "the same model in plain PyTorch, with a Python loop over time",
     "torch.nn": "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, "
-    "without dropout: not the same equations, but the same amount of work",
+    "without dropout: other equations, but the same amount of work",
     "haiku": "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
     "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
     "resets after the product, which is cheaper",
-    "torch.compile": "torchref's step with its model under `torch.compile`",
+    "torch.compile": "torchref's step, with its model under `torch.compile`",
 }
-"""Who is compared, in order; the last one takes minutes to build."""
+"""The contestants, in order; the last one takes minutes to build."""
 
 SAME = ("precision", "config", "kind", "batch_size", "num_tokens", "contestant")
 
 
 def load(path: Path) -> Benchmarks:
-    """Read the file's runs and records; none where there is no file. Raises RecordError."""
-    return load_record(path, Benchmarks) if path.exists() else Benchmarks()
+    """Read the file's runs and records; none if there is no file. Raises RecordError."""
+    return load_or(Benchmarks(), path, Benchmarks)
 
 
 def save(path: Path, data: Benchmarks) -> None:
-    """Write the data, a run or record per line."""
+    """Write the data, one run or record per line."""
     runs = ",\n".join(f"{dumps(name)}: {dumps(run)}" for name, run in data.runs.items())
     records = ",\n".join(map(dumps, data.records))
     write_text(path, f'{{"runs": {{\n{runs}\n}},\n"records": [\n{records}\n]}}\n')
@@ -49,9 +47,9 @@ def save(path: Path, data: Benchmarks) -> None:
 def merge(
     data: Benchmarks, name: str, run: BenchmarkRun, records: Iterable[Measurement]
 ) -> Benchmarks:
-    """Add a run's records, which replace older ones of the same thing on the same hardware.
+    """Add a run's records, which replace older ones of the same task on the same hardware.
 
-    Runs that are left without records are dropped.
+    Runs without any records left are dropped.
     """
     runs = data.runs | {name: run}
 
@@ -67,14 +65,14 @@ def merge(
 
 
 def unit(kind: str) -> str:
-    """What a kind's times are given in."""
+    """Return the unit in which a kind's times are given."""
     if not kind.startswith("sampling"):
         return "ms"
     return "µs per token" if kind == "sampling_1" else "tokens/s"
 
 
 def title(record: Measurement) -> str:
-    """What was done, in words."""
+    """Return the task in words."""
     B, T = record.batch_size, record.num_tokens
     if record.kind.startswith("sampling"):
         return f"sampling, {B} {'rows' if B > 1 else 'row'}, {record.precision}"
@@ -83,12 +81,12 @@ def title(record: Measurement) -> str:
 
 
 def head(kind: str) -> list[str]:
-    """The columns' titles of `rows`."""
+    """Return the column titles of `rows`."""
     return ["contestant", unit(kind), "min … max", "× jaxgru", "of ceiling", "compile", "memory"]
 
 
 def rows(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> list[list[str]]:
-    """A row per contestant; the records are of one task, precision and machine."""
+    """Return a row per contestant, from records of one task, precision and machine."""
     order = {name: i for i, name in enumerate(CONTESTANTS)}
     ours = next((r for r in records if r.contestant == "jaxgru" and r.failed is None), None)
     lines = []
@@ -115,28 +113,28 @@ def rows(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> list[
 
 
 def failures(records: Iterable[Measurement]) -> list[str]:
-    """A sentence for each contestant that failed."""
+    """Return a sentence for each contestant that failed."""
     return [
         f"{r.config}: {r.contestant} failed: {r.failed}." for r in records if r.failed is not None
     ]
 
 
 def ceiling_text(what: str, much: float) -> str:
-    """A ceiling in words."""
+    """Return a ceiling in words."""
     if what == "copy":
         return f"copy {much / 1e12:.2f} TB/s, reading and writing counted"
     return f"{what} product {much / 1e9:,.0f} GFLOP/s"
 
 
 def _value(record: Measurement, seconds: float) -> float:
-    """Seconds per call in the kind's unit."""
+    """Convert seconds per call to the kind's unit."""
     B, T = record.batch_size, record.num_tokens
     per_unit = {"ms": seconds * 1e3, "µs per token": seconds / T * 1e6, "tokens/s": B * T / seconds}
     return per_unit[unit(record.kind)]
 
 
 def _number(value: float) -> str:
-    """Three digits or more, and none that mean nothing."""
+    """Format a number with three significant digits, or all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -156,7 +154,7 @@ def write(docs: Path, data: Benchmarks) -> None:
 
 
 def page(data: Benchmarks) -> str:
-    """docs/performance.md."""
+    """Return docs/performance.md."""
     return render(
         "performance.md.jinja",
         data=data,
@@ -170,7 +168,7 @@ def page(data: Benchmarks) -> str:
 
 
 def section_table(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> str:
-    """The table of one task: a row per config and contestant."""
+    """Return the table of one task: a row per config and contestant."""
     lines = []
     for config, of_config in grouped(records, lambda r: r.config).items():
         for i, line in enumerate(rows(of_config, runs)):
@@ -179,7 +177,7 @@ def section_table(records: Sequence[Measurement], runs: dict[str, BenchmarkRun])
 
 
 def plot(path: Path, data: Benchmarks) -> None:
-    """Draw every machine's training steps. Raises OSError where the file cannot be written."""
+    """Draw every machine's training steps. Raises OSError if the file cannot be written."""
     training = [r for r in data.records if r.kind == "training" and r.failed is None]
     panels = grouped(training, lambda r: f"{title(r)}\n{data.runs[r.run].hardware}")
     plot_benchmark(path, {
@@ -187,11 +185,3 @@ def plot(path: Path, data: Benchmarks) -> None:
                for contestant, of_one in grouped(records, lambda r: r.contestant).items()}
         for name, records in panels.items()
     }, list(CONTESTANTS))  # fmt: skip
-
-
-def grouped(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Any, list]:
-    """Items by key, in the order in which the keys first come."""
-    groups: dict[Any, list] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups

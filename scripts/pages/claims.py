@@ -1,4 +1,4 @@
-"""What the study says, and for each claim a function from the page to its verdict and numbers."""
+"""The study's claims, each with a function from the page to its verdict and numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxgru.config import load_config
+from jaxgru.runs.published import load_published
 
 if TYPE_CHECKING:
     from pages.study_page import Page
 
-LADDER = ["bengio_mlp", "elman_alpha"]  # not of the study: what the GRU is compared with
+LADDER = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
 Verdict = tuple[str, str]
@@ -21,20 +22,18 @@ def _bigram(page: Page) -> Verdict:
     if not page.alpha:
         return OPEN
     alpha, bigram = page.alpha.measured, page.bigram
-    return "refuted: it is a chain of first order, but a worse one", (
-        f"exactly first order by construction; {alpha.chain.kl_to_bigram:.3f} nats from the "
-        f"counted bigram on the training text, and {alpha.stateless:.3f} against {bigram:.3f} "
-        "on the validation split"
+    return "refuted: it is a first-order chain, but a worse one", (
+        f"first order by construction; {alpha.chain.kl_to_bigram:.3f} nats from the counted bigram "
+        f"on the training text; {alpha.stateless:.3f} against {bigram:.3f} on the validation split"
     )
 
 
 def _one_epoch(page: Page) -> Verdict:
-    rows = []
-    for name, run in page.first.items():
-        if name in LADDER:
-            continue
-        once, stateless = run.epochs[0].val_loss, run.measured.stateless
-        rows.append((name, once, stateless, len(run.epochs)))
+    rows = [
+        (name, run.epochs[0].val_loss, run.measured.stateless, len(run.epochs))
+        for name, run in page.first.items()
+        if name not in LADDER
+    ]
     if not rows:
         return OPEN
     holds = all(once < stateless for _, once, stateless, _ in rows)
@@ -83,7 +82,7 @@ def _capacity(page: Page) -> Verdict:
 
 
 def _leviathan(page: Page) -> Verdict:
-    log = load_config("leviathan").published.val_loss[0]
+    log = load_published("leviathan").val_loss[0]
     numbers = f"its own published log improves to epoch {log.index(min(log)) + 1} of {len(log)}"
     if run := page.first.get("leviathan"):
         best = min(run.epochs, key=lambda epoch: epoch.val_loss)
@@ -113,7 +112,7 @@ def _dropout(page: Page) -> Verdict:
     between = page.variant({"model.dropout_site": "between"})
     if not (page.alpha and between):
         return OPEN
-    published = load_config("astra_alpha").published.train_loss[0][-1]
+    published = load_published("astra_alpha").train_loss[0][-1]
     ours, theirs = (r.epochs[-1].train_loss for r in (page.alpha, between))
     return "refuted: it is inside the recurrence", (
         f"last training loss published {published:.3f}; measured {ours:.3f} inside the recurrence, "
@@ -123,8 +122,8 @@ def _dropout(page: Page) -> Verdict:
 
 def _scribe_sampling(page: Page) -> Verdict:
     return "refuted by the study's own code: they are stateless", (
-        "its subword model's `forward` calls `layer(h)` without the state that it was handed; "
-        "logits with a state and without are the same bits, and its greedy text is that of "
+        "its subword model's `forward` calls `layer(h)` without the state it is given; logits with "
+        "and without a state are bit-identical, and its greedy text is that of "
         "`generate(stateful=False)` (`parity_tests/test_sampling.py`)"
     )
 

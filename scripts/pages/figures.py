@@ -1,6 +1,6 @@
 """The figures of docs/: the study's, the benchmark's, and how cost grows with size.
 
-Each function draws one PNG and raises OSError where the file cannot be written.
+Each function draws one PNG and raises OSError if the file cannot be written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Points = Sequence[tuple[int, float]]
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches."""
+    """Return an empty figure of this size in inches."""
     from matplotlib.figure import Figure  # takes long to import
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -24,19 +24,19 @@ def new_figure(width: float, height: float) -> Any:
 def plot_memory(
     path: Path, curves: Mapping[str, tuple[Points, float]], ngrams: Sequence[float]
 ) -> None:
-    """Draw the loss of each model when its state is reset to zero every k tokens.
+    """Draw the loss of each model by the number of tokens k between resets of its state.
 
     Args:
-      curves: by model: the losses by k, and the loss without resets; nats per character.
+      curves: by model, the losses by k and the loss without resets; nats per character.
       ngrams: the losses of counted n-gram models, orders 1, 2, …; nats per character.
     """
     figure = new_figure(8, 5)
     axes = figure.subplots()
     ticks = sorted({k for points, _ in curves.values() for k, _ in points})
     never = 2 ** (1 + ticks[-1].bit_length())
-    for order, loss in list(enumerate(ngrams, 1))[1:]:  # order 1 lies far above all else
+    for order, loss in list(enumerate(ngrams, 1))[1:]:  # order 1 is far above the rest
         if loss > ngrams[order - 2] - 0.03:
-            break  # the lines would lie on one another
+            break  # the lines would overlap
         name = {2: "counted bigram", 3: "trigram"}.get(order, f"{order}-gram")
         axes.axhline(loss, color="0.6", lw=0.8, ls="--", zorder=1)
         axes.annotate(name, (1, loss), xycoords=("axes fraction", "data"), xytext=(3, 0),
@@ -60,7 +60,7 @@ def plot_memory(
 
 
 def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
-    """Draw by how much a reset still raises the loss, by the number of predictions since.
+    """Draw by how much a reset raises the loss, by the number of predictions since the reset.
 
     Args:
       curves: by model, the excess at the 1st, 2nd, … prediction after a reset; nats per token.
@@ -90,7 +90,7 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]])
     """Draw the stateful loss and the sensitivity against the number of parameters.
 
     Args:
-      points: by model: parameters, the loss over one stream, the sensitivity; nats per character.
+      points: by model, parameters, the loss on one stream and the sensitivity; nats per character.
     """
     figure = new_figure(11, 4.5)
     for axes, column, title in zip(
@@ -112,11 +112,11 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]])
 def plot_growth(
     path: Path, panels: Mapping[str, Mapping[str, Sequence[Mapping[int, float]]]], title: str
 ) -> None:
-    """Draw a step's time and memory against one size after another, log-log.
+    """Draw a step's time and memory against each size, log-log.
 
     Args:
-      panels: by axis label, by "seconds" and "bytes": the plain curve and the one with remat
-        (which may be empty), each the measured value by size.
+      panels: by axis label and by "seconds" or "bytes", two curves, plain and with remat (which may
+        be empty): the measured value by size.
     """
     figure = new_figure(11, 6)
     units = {"seconds": ("milliseconds per step", 1e3), "bytes": ("megabytes", 1e-6)}
@@ -128,7 +128,7 @@ def plot_growth(
                 if values:
                     y = [scale * value for value in values.values()]
                     axes.plot(list(values), y, color=f"C{i}", marker="o", ms=3.5, label=name)
-            if curves[0]:  # the line of what is proportional, through the last point
+            if curves[0]:  # proportional growth, through the last point
                 first, last = min(curves[0]), max(curves[0])
                 end = scale * curves[0][last]
                 axes.plot([first, last], [end * first / last, end], color="0.6", lw=0.8, ls="--",
@@ -148,11 +148,11 @@ def plot_benchmark(
     panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float, float]]]],
     order: Sequence[str],
 ) -> None:
-    """Draw training steps, a panel per machine and task, a group of bars per config.
+    """Draw training steps: a panel per machine and task, a group of bars per config.
 
     Args:
-      panels: by title, contestant and config: minimum, median and maximum seconds per step.
-      order: every contestant, for the order of the bars and the colours.
+      panels: by title, contestant and config, the minimum, median and maximum seconds per step.
+      order: all contestants, for the order and colours of the bars.
     """
     figure = new_figure(9, 4 * max(len(panels), 1))
     for i, (title, contestants) in enumerate(panels.items()):

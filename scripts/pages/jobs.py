@@ -1,4 +1,4 @@
-"""Every run of the study: which there are, and which of them a folder of runs already has."""
+"""The jobs of the study: which runs it needs, and which of them a folder already has."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SEEDS = {
     "elman_alpha": 3,
     "bengio_mlp": 3,
 }
-"""How many seeds, 0 and up, each config is trained with."""
+"""The number of seeds, from 0 on, that each config is trained with."""
 
 VARIANTS = [
     *({"model.dropout": "0", "training.seed": str(seed)} for seed in range(3)),
-    {"model.dropout_site": "between"},  # with one layer: nowhere
+    {"model.dropout_site": "between"},  # with one layer, there is no such place
     {"model.hidden_dim": "32"},
     {"model.hidden_dim": "64"},
     {"model.hidden_dim": "256"},
@@ -38,14 +38,13 @@ VARIANTS = [
     ),
     *({"model.compute_dtype": "bfloat16", "training.seed": str(seed)} for seed in range(3)),
 ]
-"""What is changed in astra_alpha: what its dropout costs; what a state is worth, size by size; what
-training on contiguous streams in place of random crops is worth, with dropout and without; what
-products in bfloat16 cost."""
+"""Changes to astra_alpha, to measure the cost of its dropout, the cost of a lost state by size, the
+gain of contiguous streams over random crops with and without dropout, and the cost of bfloat16."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a config's name and the fields that differ from it, by dotted name."""
+    """One run: a config's name and the fields to change in it, by dotted name."""
 
     name: str
     overrides: tuple[tuple[str, str], ...]
@@ -60,7 +59,7 @@ class Job:
 
 
 def all_jobs() -> list[Job]:
-    """Every run: the first seed of every config, then the other seeds, then the variants."""
+    """Return every job: the first seed of every config, then the other seeds, then the variants."""
     seeds = [
         Job(name, (("training.seed", str(seed)),) if seed else ())
         for seed in range(max(SEEDS.values()))
@@ -71,12 +70,12 @@ def all_jobs() -> list[Job]:
 
 
 def find_job(runs: Path, job: Job) -> Path | None:
-    """The newest run of a job, finished or not, on the published corpus; None: there is none."""
+    """Return the newest run of a job, finished or not, on the study's corpus, or None."""
     config = job.config
     for run in versions(runs / job.name):
         try:
             found = load_run_config(run)
-        except RunError:  # made by a process that was killed at once
+        except RunError:  # of a process that was killed at once
             continue
         data = dataclasses.replace(config.data, sha256=found.data.sha256)
         if found.data == data and (found.model, found.training) == (config.model, config.training):
@@ -85,5 +84,5 @@ def find_job(runs: Path, job: Job) -> Path | None:
 
 
 def is_measured(run: Path) -> bool:
-    """Whether its record is in its folder."""
+    """Return whether a run's measurements are in its folder."""
     return (run / FILE_NAME).exists()

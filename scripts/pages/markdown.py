@@ -1,8 +1,9 @@
-"""Markdown: the one table helper, and the pages' templates."""
+"""Markdown: tables, the pages' templates, and what pages say of installed packages."""
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") 
     """Return a Markdown table; "|" is escaped, and a line break becomes a space.
 
     Args:
-      align: "l" or "r" for each column; the last letter holds for all columns after it.
+      align: "l" or "r" per column; the last letter also applies to all further columns.
     """
     letters = itertools.chain(align, itertools.repeat(align[-1]))
     rules = ["---:" if letter == "r" else "---" for _, letter in zip(head, letters, strict=False)]
@@ -28,7 +29,7 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") 
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page: the template with these values, in which `table` and the filter `f` work.
+    """Return a page: a template with these values, `table` and the filter `f`.
 
     `{{ loss | f(3) }}` is the number with three decimals.
 
@@ -37,6 +38,17 @@ def render(template: str, **values: Any) -> str:
     """
     page = _environment().get_template(template).render(table=table, **values)
     return page.rstrip("\n") + "\n"
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package, or "absent"."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
 
 
 @functools.cache

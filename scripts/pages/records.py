@@ -1,13 +1,14 @@
-"""The files of measurements: what each holds, as types, and how they are read.
+"""The files of measurements: their contents as types, and how they are read.
 
-metrics.jsonl and study.json of a run; docs/study.json, docs/benchmarks.json and docs/cost.json.
-A file is checked against its type when it is read, so a damaged or edited one is refused with one
-sentence. A page copes with whatever a type allows to be absent.
+These are metrics.jsonl and study.json of a run, docs/study.json, docs/benchmarks.json and
+docs/cost.json. A file is checked against its type when it is read, so a damaged one is refused with
+one sentence. A page can be made of any data that its type allows.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,10 +23,10 @@ from jaxgru.errors import UserError
 from jaxgru.files import read_bytes
 
 MAX_BYTES = 2**23
-"""Of a file: 40,000 epochs."""
+"""Size limit of a file; 40,000 epochs fit."""
 
 Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
-"""A finite number; an integer stays one, so that a file that is written again stays the same."""
+"""A finite number. An integer stays an integer, so that rewriting a file does not change it."""
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
@@ -33,11 +34,11 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class RecordError(UserError):
-    """A file of measurements that cannot be read; the message says which and why."""
+    """A file of measurements cannot be read; the message says which and why."""
 
 
 class Record(Struct, frozen=True, omit_defaults=True):
-    """What all records share; unknown fields are ignored."""
+    """Base of all records; unknown fields are ignored."""
 
 
 # --- The study
@@ -53,7 +54,7 @@ class Epoch(Record, kw_only=True):
     val_loss: Number
     tokens_per_second: Number
     seconds: Number
-    peak_memory_mb: Number | None = None  # not every operating system tells
+    peak_memory_mb: Number | None = None  # unknown on some operating systems
 
 
 class Cycle(Record):
@@ -111,7 +112,7 @@ class Measured(Record):
 
 
 class Run(Record):
-    """A run in docs/study.json: a config's name, what differs from it, and what was measured."""
+    """A run in docs/study.json: a config's name, the fields changed in it, and the measurements."""
 
     config: str
     changes: dict[str, str | bool | Number]
@@ -124,7 +125,7 @@ class Run(Record):
         self.full_config()
 
     def full_config(self) -> Config:
-        """Return the config with its changes. Raises ValueError where there is none."""
+        """Return the config with its changes. Raises ValueError if it is not valid."""
         if self.config not in config_names():
             raise ValueError(f"there is no config {self.config!r}")
         table = to_dict(load_config(self.config))
@@ -137,7 +138,7 @@ class Run(Record):
 
 
 class Kept(Record):
-    """docs/study.json: every run, and the losses of the n-gram models by config."""
+    """docs/study.json: every run; its n-gram losses are always counted again."""
 
     runs: list[Run]
 
@@ -186,7 +187,7 @@ class Measurement(Record):
 
 
 class Benchmarks(Record):
-    """docs/benchmarks.json: runs by the date and time at which they began, and measurements."""
+    """docs/benchmarks.json: runs by the date and time of their start, and measurements."""
 
     runs: dict[Annotated[str, Meta(pattern=MOMENT)], BenchmarkRun] = {}
     records: list[Measurement] = []
@@ -197,11 +198,11 @@ class Benchmarks(Record):
                 raise ValueError(f"there is no run {record.run!r}")
 
 
-# --- What grows with what
+# --- How cost grows
 
 
 class CostPoint(Record):
-    """A training step with one size set to `value`; bytes are those that XLA plans, if it says."""
+    """A training step with one size set to `value`; bytes: those that XLA plans, if known."""
 
     letter: Literal["T", "B", "H"]
     value: Annotated[int, Meta(ge=1, le=2**15)]
@@ -225,7 +226,7 @@ T = TypeVar("T")
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """Read a file of JSON that holds a `kind`.
+    """Read a JSON file that holds a `kind`.
 
     Raises:
       RecordError: it cannot be read, or holds something else.
@@ -233,8 +234,13 @@ def load(path: Path, kind: type[T]) -> T:
     return _decode(path, msgspec.json.Decoder(kind).decode)
 
 
+def load_or(default: T, path: Path, kind: type[T]) -> T:
+    """Read a JSON file as `load` does, or return the default if there is none."""
+    return load(path, kind) if path.exists() else default
+
+
 def load_metrics(path: Path) -> list[Epoch]:
-    """Read a run's metrics.jsonl, a record per line. Raises as `load` does."""
+    """Read a run's metrics.jsonl, one record per line. Raises as `load` does."""
     epochs = _decode(path, msgspec.json.Decoder(Epoch).decode_lines)
     if not epochs:
         raise RecordError(f"{path} is empty.")
@@ -242,8 +248,16 @@ def load_metrics(path: Path) -> list[Epoch]:
 
 
 def dumps(record: Any, indent: int | None = None) -> str:
-    """Return the record as JSON, as the files in docs/ hold it."""
+    """Return the record as JSON, in the form of the files in docs/."""
     return json.dumps(msgspec.to_builtins(record), indent=indent)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
+    """Return lists of items by key, in the order in which the keys first occur."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def _decode(path: Path, decode: Any) -> Any:

@@ -1,6 +1,6 @@
 """docs/study.md: the rows of its tables and the curves of its figures.
 
-The prose is in templates/study.md.jinja, which asks a `Page` for what it shows.
+The prose is in templates/study.md.jinja, which gets its numbers from a `Page`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 import msgspec
 
 from jaxgru.analysis import state_cost
-from jaxgru.config import Config, PublishedResults, load_config
+from jaxgru.config import Config, load_config
 from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.published import PublishedResults, load_published
 from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS
 from pages.markdown import render
-from pages.records import Run
+from pages.records import Run, grouped
 
-FILLED = 0.01  # nats per token above the stream: below this a state counts as filled
-POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, of the table of recoveries
+FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
+POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
 
 Row = list[Any]
 
@@ -34,7 +35,7 @@ def write_page(runs: Sequence[Run], ngrams: Mapping[str, list[float]], figures: 
     """Draw the figures into a folder and return the page as Markdown.
 
     Args:
-      ngrams: the losses of counted n-gram models by config, nats per character, orders 1 to 8.
+      ngrams: by config, the losses of counted n-gram models, orders 1 to 8, nats per character.
     """
     page = Page(runs, ngrams)
     page.draw(figures)
@@ -42,7 +43,7 @@ def write_page(runs: Sequence[Run], ngrams: Mapping[str, list[float]], figures: 
 
 
 class Page:
-    """What the page shows of these runs; a part for which there is no run is empty."""
+    """What the page shows of these runs; a part without runs is empty."""
 
     def __init__(self, runs: Sequence[Run], ngrams: Mapping[str, list[float]]) -> None:
         self.runs, self.ngrams = runs, ngrams
@@ -66,13 +67,13 @@ class Page:
         self.sized = list(sized.values())
 
     def markdown(self) -> str:
-        """The page."""
+        """Return the page."""
         return render(
             "study.md.jinja", page=self, study=state_cost, filled=FILLED, positions=POSITIONS
         )
 
     def draw(self, figures: Path) -> None:
-        """Draw every figure that the page shows."""
+        """Draw every figure of the page."""
         if self.first:
             curves = {}
             for name, run in self.first.items():
@@ -88,34 +89,31 @@ class Page:
             plot_sensitivity(figures / "sensitivity.png", points)
         for name in self.first:
             records = [msgspec.to_builtins(run.epochs) for run in self.of(name)]
-            plot_losses(figures / f"{name}.png", name, records, load_config(name).published)
+            plot_losses(figures / f"{name}.png", name, records, load_published(name))
 
     # --- Choosing runs
 
     def of(self, name: str) -> list[Run]:
-        """The runs of a config as it is published, every seed."""
+        """Return the runs of an unchanged config, one per seed."""
         return [run for run in self.plain if run.config == name]
 
     def variant(self, changes: dict[str, Any]) -> Run | None:
-        """The first run of astra_alpha with these changes."""
+        """Return the first run of astra_alpha with these changes, or None."""
         same = (r for r in self.runs if r.config == "astra_alpha" and r.changes == changes)
         return next(same, None)
 
     def alphas(self, fields: set[str], kind: Callable[[Config], Hashable]) -> dict[Any, list[Run]]:
-        """The runs of astra_alpha in which only these fields may differ, by their kind."""
-        groups: dict[Any, list[Run]] = {}
-        for run in self.runs:
-            if run.config == "astra_alpha" and run.changes.keys() <= fields:
-                groups.setdefault(kind(run.full_config()), []).append(run)
-        return groups
+        """Return the runs of astra_alpha that differ in these fields at most, by their kind."""
+        runs = (r for r in self.runs if r.config == "astra_alpha" and r.changes.keys() <= fields)
+        return grouped(runs, lambda run: kind(run.full_config()))
 
     # --- Rows of tables
 
     def models(self) -> list[Row]:
-        """A row per published run: training losses, and what was measured."""
+        """Return a row per run of an unchanged config: training losses and measurements."""
         rows = []
         for run in self.plain:
-            theirs = [losses[-1] for losses in load_config(run.config).published.train_loss]
+            theirs = [losses[-1] for losses in load_published(run.config).train_loss]
             measures = [run.measured.windows, run.measured.stream, run.measured.stateless]
             nats = [*measures, run.measured.sensitivity, *map(run.measured.per_character, measures)]
             rows.append([
@@ -127,7 +125,7 @@ class Page:
         return rows
 
     def memory(self) -> tuple[Row, list[Row]]:
-        """The head, and a row per model: the loss by number of tokens between resets."""
+        """Return the head, and a row per model: the loss by number of tokens between resets."""
         curves = {
             name: dict(run.measured.memory_curve) | {math.inf: run.measured.stream}
             for name, run in self.first.items()
@@ -140,13 +138,13 @@ class Page:
         return ["model", *(f"k = {k}" for k in every[:-1]), "never"], rows
 
     def counted(self) -> list[Row]:
-        """A row per vocabulary: the loss of each order of n-grams."""
+        """Return a row per vocabulary: the loss of each order of n-grams."""
         names = {"astra_alpha": "characters", "scribe_alpha": "Scribe's subwords"}
         return [[what, *(f"{loss:.3f}" for loss in self.ngrams[name])]
                 for name, what in names.items()]  # fmt: skip
 
     def recovery(self) -> list[Row]:
-        """A row per model: the excess at each of POSITIONS, and when it is over."""
+        """Return a row per model: the excess at each of POSITIONS, and where it ends."""
         return [
             [name, *(f"{excess[i - 1]:.4f}" if i <= len(excess) else "–" for i in POSITIONS),
              first_below(excess)]
@@ -154,7 +152,7 @@ class Page:
         ]  # fmt: skip
 
     def sensitivity(self) -> list[Row]:
-        """A row per size of model."""
+        """Return a row per size of model."""
         rows = []
         for run in self.sized:
             model = run.full_config().model
@@ -164,7 +162,7 @@ class Page:
         return rows
 
     def chains(self) -> list[Row]:
-        """A row per model: its chain without state."""
+        """Return a row per model: its chain without state."""
         rows = []
         for name, run in self.first.items():
             chain = run.measured.chain
@@ -174,13 +172,13 @@ class Page:
         return rows
 
     def text_measures(self, run: Run) -> list[Row]:
-        """A row per measure, a column for each way to sample."""
+        """Return a row per measure, with a column for each way to sample."""
         texts = run.measured.text.values()
         return [[what, *(number(getattr(text, name), spec=".3g") for text in texts)]
                 for name, what in state_cost.TEXT_MEASURES.items()]  # fmt: skip
 
     def texts(self) -> list[tuple[str, str]]:
-        """astra_alpha's texts to read, each with its name."""
+        """Return astra_alpha's sample texts with their names."""
         found = self.alpha.measured.text if self.alpha else {}
         return [
             (f"{name}, {how}", text)
@@ -190,7 +188,7 @@ class Page:
         ]
 
     def dropouts(self) -> dict[str, list[Run]]:
-        """Runs of astra_alpha by the site and rate of dropout."""
+        """Return the runs of astra_alpha by the site and rate of dropout."""
 
         def kind(config: Config) -> str:
             rate, site = config.model.dropout, config.model.dropout_site
@@ -199,51 +197,49 @@ class Page:
         return self.alphas({"model.dropout", "model.dropout_site"}, kind)
 
     def samplings(self) -> dict[tuple[str, float], list[Run]]:
-        """Runs of astra_alpha by crops or streams and the rate of dropout, more dropout first."""
+        """Return the runs of astra_alpha by sampling and rate of dropout, more dropout first."""
         groups = self.alphas(
             {"data.sampling", "model.dropout"}, lambda c: (c.data.sampling, c.model.dropout)
         )
         return dict(sorted(groups.items(), key=lambda item: -item[0][1]))
 
     def precisions(self) -> dict[str, list[Run]]:
-        """Runs of astra_alpha by the dtype of their matrix products."""
+        """Return the runs of astra_alpha by the dtype of their matrix products."""
         return self.alphas({"model.compute_dtype"}, lambda config: config.model.compute_dtype)
 
     def over_seeds(self, groups: Mapping[Any, list[Run]], *measures: str) -> list[Row]:
-        """A row per group: its kind, number of runs, last training loss and these measures.
+        """Return a row per group: its kind, number of runs, last training loss and these measures.
 
-        Losses are means and ranges; "filled" is when a lost state is filled again, run by run.
+        Losses are means and ranges; "filled" is a number per run: see `filled`.
         """
         rows = []
         for kind, runs in groups.items():
             row = [*([kind] if isinstance(kind, str) else kind), len(runs)]
             row.append(mean_and_range([run.epochs[-1].train_loss for run in runs]))
             for measure in measures:
-                if measure == "filled":
-                    row.append(self.filled(runs))
-                else:
-                    row.append(mean_and_range([getattr(run.measured, measure) for run in runs]))
+                values = [getattr(run.measured, measure, math.nan) for run in runs]
+                row.append(self.filled(runs) if measure == "filled" else mean_and_range(values))
             rows.append(row)
         return rows
 
     def filled(self, runs: Sequence[Run]) -> str:
-        """For each run, after how many predictions a lost state is filled again."""
+        """Return for each run after how many predictions a lost state is filled again."""
         return ", ".join(str(first_below(run.measured.recovery)) for run in runs)
 
     def mean_stream(self, runs: Sequence[Run]) -> float:
-        """The loss over one stream, the mean over seeds, in nats per token."""
+        """Return the loss on one stream, the mean over seeds, in nats per token."""
         return statistics.mean(run.measured.stream for run in runs)
 
     def claims(self) -> list[Row]:
-        """A row per claim of the study: its verdict and numbers."""
+        """Return a row per claim of the study: its verdict and numbers."""
         return [[claim, *verdict(self)] for claim, verdict in CLAIMS]
 
     def epochs(self, name: str) -> tuple[Row, list[Row], float | None]:
-        """Published beside measured losses: the head, a row per epoch, the largest difference."""
-        return epoch_table(self.of(name), load_config(name).published)
+        """Return `epoch_table` of a config's runs."""
+        return epoch_table(self.of(name), load_published(name))
 
     def resources(self) -> list[Row]:
-        """A row per run: steps, speed, minutes and memory."""
+        """Return a row per run: steps, speed, minutes and memory."""
         rows = []
         for run in self.runs:
             tokens = load_config(run.config).training.tokens_per_step
@@ -258,7 +254,7 @@ class Page:
 
 
 def title(run: Run) -> str:
-    """The config's name, and what is changed."""
+    """Return the config's name and the changes."""
     changes = (f"{k.removeprefix('model.')} {v}" for k, v in run.changes.items())
     return ", ".join([run.config, *changes])
 
@@ -266,31 +262,31 @@ def title(run: Run) -> str:
 def number(
     value: float | None, convert: Callable[[float], float] = float, spec: str = ".3f"
 ) -> str:
-    """A cell of a table; a dash where there is no value."""
+    """Format a table's cell; a dash if there is no value."""
     return "–" if value is None else format(convert(value), spec)
 
 
 def per_character(run: Run, *measures: str) -> list[float]:
-    """These measures of a run in nats per character."""
+    """Return these measures of a run in nats per character."""
     return [run.measured.per_character(getattr(run.measured, measure)) for measure in measures]
 
 
 def best_epoch(run: Run) -> int:
-    """The epoch whose weights are the run's result."""
+    """Return the epoch whose weights are the run's result."""
     if not load_config(run.config).training.patience:
         return len(run.epochs)
     return min(run.epochs, key=lambda epoch: epoch.val_loss).epoch
 
 
 def first_below(excess: Sequence[float]) -> int | str:
-    """After how many predictions the excess stays below FILLED."""
+    """Return after how many predictions the excess stays below FILLED."""
     above = [i for i, nats in enumerate(excess, 1) if abs(nats) >= FILLED]
     last = above[-1] if above else 0
     return last if last < len(excess) else f"more than {len(excess)}"
 
 
 def mean_and_range(values: Sequence[float]) -> str:
-    """For a cell of a table."""
+    """Format the mean and the range of values."""
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{statistics.mean(values):.4f} ({min(values):.4f} … {max(values):.4f})"
@@ -299,10 +295,10 @@ def mean_and_range(values: Sequence[float]) -> str:
 def epoch_table(
     runs: Sequence[Run], published: PublishedResults
 ) -> tuple[Row, list[Row], float | None]:
-    """The head and the rows of a table of losses by epoch, published beside measured.
+    """Return the head and rows of a table of losses by epoch, published beside measured.
 
-    Third, the largest difference of a training loss, from the 2nd epoch on, to the nearer published
-    run; None where none is published.
+    The third value is the largest difference between a training loss, from the 2nd epoch on, and
+    the nearest published one; None if none is published.
     """
     head, columns = ["epoch"], []
     for what, word, theirs in (

@@ -30,7 +30,7 @@ def measured(tiny_run, tiny_text):
         patch.setattr(state_cost, "GREEDY_TOKENS", 90)
         patch.setattr(state_cost, "SAMPLED_TOKENS", 60)
         said: list[str] = []
-        record = state_cost.measure(params, tokenizer, dataset, 16, said.append)
+        record = state_cost.evaluate_model(params, tokenizer, dataset, 16, said.append)
         return params, dataset, record, said
 
 

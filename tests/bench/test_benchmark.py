@@ -265,7 +265,7 @@ class TestPage:
 
 class TestContestants:
     def test_the_page_knows_them_all(self):
-        assert list(peers.NEEDS) == list(CONTESTANTS)
+        assert list(peers.BUILDERS) == list(CONTESTANTS)
 
     @pytest.mark.parametrize(
         "name", [n for n in CONTESTANTS if n not in (*FOR_GPUS, "torch.compile")]
@@ -339,7 +339,7 @@ class TestScript:
             (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, wavefront"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
-            (["--precision", "tf32"], "--precision tf32 is a GPU's; a CPU knows float32 and"),
+            (["--precision", "tf32"], "--precision tf32 needs a GPU; a CPU has float32 and"),
             (["--repeats", "0"], "--repeats is 0; it must be at least 1"),
             (["--compile-limit", "0"], "--compile-limit is 0"),
             (["--batch-size", "0"], "training.batch_size is 0"),

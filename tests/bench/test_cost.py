@@ -1,4 +1,4 @@
-"""What grows with what: exponents of known curves, and a small measurement that really runs."""
+"""How cost grows: exponents of known curves, and a small real measurement."""
 
 import json
 

@@ -17,8 +17,8 @@ def test_leviathan_on_eight_devices_by_hand():
     seen = estimate(load_config("leviathan"), 8, 512, machine)
     P = 24_248_129
     assert (seen.parameters, seen.moments, seen.gradients) == (4 * P, 8 * P, 4 * P)
-    assert seen.cut_parameters == 4 * ((P - 65) // 8 + 65)
-    assert seen.cut_moments == 2 * seen.cut_parameters
+    assert seen.sharded_parameters == 4 * ((P - 65) // 8 + 65)
+    assert seen.sharded_moments == 2 * seen.sharded_parameters
     assert seen.sent == 2 * 7 * 4 * P // 8
     assert seen.sending == seen.sent / 1e9
     # 4 gates of (input + hidden) × hidden in 3 layers and the head; 2 operations, 3 passes

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,7 +77,7 @@ def test_it_is_saved(run, tmp_path):
     save_safetensors(tmp_path / "mgu.safetensors", params, config, tokenizer)
     again, config_again, _ = load_safetensors(tmp_path / "mgu.safetensors")
     assert config_again == config
-    jax.tree.map(np.testing.assert_array_equal, again, params)
+    chex.assert_trees_all_equal(again, params)
 
 
 def test_another_of_its_name_is_refused(registered):

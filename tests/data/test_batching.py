@@ -57,7 +57,7 @@ class TestCheckLength:
     def test_streams_need_a_window_each(self):
         recipe = TrainingConfig(batch_size=3, gradient_accumulation=2, sequence_length=5)
         check_length(31, recipe, "streams", "the text")
-        inputs, targets, _ = stream_windows(jnp.arange(31), 9, 6, 5)
+        inputs, targets, _ = stream_windows(jnp.arange(31), jnp.int32(9), 6, 5)
         np.testing.assert_array_equal(inputs.ravel(), np.arange(30))
         np.testing.assert_array_equal(targets.ravel(), np.arange(1, 31))
         with pytest.raises(
@@ -69,7 +69,7 @@ class TestCheckLength:
 class TestStreamWindows:
     def test_by_hand(self):
         """Two streams of 5 predictions, in windows of 2: the fifth of each is left out."""
-        steps = [stream_windows(jnp.arange(10, 22), step, 2, 2) for step in range(3)]
+        steps = [stream_windows(jnp.arange(10, 22), step, 2, 2) for step in jnp.arange(3)]
         np.testing.assert_array_equal(
             [inputs for inputs, _, _ in steps],
             [[[10, 11], [15, 16]], [[12, 13], [17, 18]], [[10, 11], [15, 16]]],
@@ -80,7 +80,7 @@ class TestStreamWindows:
     def test_a_rows_windows_are_one_piece_of_the_text(self, n, B, T):
         tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, n))
         length = (n - 1) // B
-        steps = [stream_windows(tokens, step, B, T) for step in range(length // T)]
+        steps = [stream_windows(tokens, step, B, T) for step in jnp.arange(length // T)]
         inputs, targets = (np.concatenate([s[i] for s in steps], axis=1) for i in (0, 1))
         assert inputs.shape[1] > length - T
         for row in range(B):

@@ -424,8 +424,8 @@ class TestSplit:
         np.testing.assert_array_equal(np.concatenate([train, validation]), tokens)
 
     def test_references_validation_sizes(self):
-        assert len(corpus.split(np.zeros(1_115_394))[1]) == 111_540
-        assert len(corpus.split(np.zeros(403_513))[1]) == 40_352
+        assert len(corpus.split(np.zeros(1_115_394, np.int32))[1]) == 111_540
+        assert len(corpus.split(np.zeros(403_513, np.int32))[1]) == 40_352
 
     def test_other_fractions(self):
         train, validation = corpus.split(np.arange(4), 0.25)
@@ -433,7 +433,7 @@ class TestSplit:
         train, validation = corpus.split(np.arange(4), 0.5)
         assert (train.tolist(), validation.tolist()) == ([0, 1], [2, 3])
 
-    @pytest.mark.parametrize("fraction", [0, 1, -0.1, 10, float("nan")])
+    @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 10.0, float("nan")])
     def test_bad_fraction(self, fraction):
         with pytest.raises(corpus.CorpusError, match=f"validation_fraction is {fraction}"):
             corpus.split(np.arange(3), fraction)
@@ -490,7 +490,7 @@ class TestScript:
         link.symlink_to(output)
         arguments += ["--output", link]
 
-        error = f"corpus.py: {link} has another content; to replace it, add --force.\n"
+        error = f"corpus.py: {link} has other content; to replace it, add --force.\n"
         assert script("corpus", *arguments) == Outcome(2, "", error)
         assert output.read_bytes() == b"precious"
 

@@ -270,10 +270,10 @@ class Lab:
 
     def result_of(self, run: Path) -> Result:
         """Reads what a finished run came to."""
-        from jaxgru.runs import checkpoints, folders
+        from jaxgru.runs import checkpoints, folders, orbax
 
         config = folders.load_run_config(run)
-        with checkpoints.open_checkpoints(run) as manager:
+        with orbax.open_checkpoints(run) as manager:
             state, best, progress = checkpoints.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))
         digest = hashlib.sha256()

@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["tomllib", "pickletools", "jaxgru.confi
 def pickle(data: bytes) -> None:
     try:
         check_pickle(data)
-    except (ValueError, IndexError):  # what it may raise; `load_study` says it in a sentence
+    except (ValueError, IndexError):  # what it may raise; `load_pth_model` says it in a sentence
         pass
 
 

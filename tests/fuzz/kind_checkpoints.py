@@ -24,8 +24,9 @@ from jaxgru import Config, ModelConfig
 from jaxgru.config import TrainingConfig
 from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.files import hashes
-from jaxgru.runs.checkpoints import CHECKSUMS, open_checkpoints, restore, save
+from jaxgru.runs.checkpoints import restore, save
 from jaxgru.runs.folders import create_run, load_run_config
+from jaxgru.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.training import Progress, init_state
 from pages.records import load_metrics
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from fuzzing import Made
 
 import jaxgru
-from jaxgru.cli.writing import Options, pieces
+from jaxgru.cli.printing import Options, pieces
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.data.tokenizers import read_tokenizer
 from jaxgru.interop import import_torch
+from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors
-from jaxgru.interop.study import load_study
 from pages.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}
@@ -57,7 +57,7 @@ CASES: list[tuple[str, Callable[[], bytes], Callable[[Path], object]]] = [
      read_tokenizer),
     ("tokenizer.model", lambda: b"\x0a\x03\x0a\x01a" * (20 * MB), read_tokenizer),
     ("model.safetensors", lambda: b"\xff" * (100 * MB), load_safetensors),
-    ("model.pth", lambda: b"PK\5\6" * (25 * MB), load_study),
+    ("model.pth", lambda: b"PK\5\6" * (25 * MB), load_pth_model),
     ("metrics.jsonl", lambda: b"{}\n" * (10 * MB), load_metrics),
 ]  # fmt: skip
 

@@ -18,8 +18,8 @@ from jaxgru import Config, ModelConfig
 from jaxgru.config import from_dict, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
 from jaxgru.interop import import_torch
+from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study
 from jaxgru.runs.folders import create_run, find_run, load_run_config, versions
 
 MODEL = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1)
@@ -172,7 +172,7 @@ def _load_all(family: Path) -> None:
         calls += [lambda p=place: load_run_config(find_run(p)), lambda p=place: load_tokenizer(p)]
     calls += [
         lambda: load_safetensors(family / "model.safetensors"),
-        lambda: load_study(family / "model.pth"),
+        lambda: load_pth_model(family / "model.pth"),
         lambda: read_tokenizer(family / "model.json"),
         lambda: read_tokenizer(family / "model.model"),
         lambda: load_config(family / "model.toml"),

@@ -13,7 +13,7 @@ from mutations import text
 
 import jaxgru
 from jaxgru import ModelConfig
-from jaxgru.cli.writing import Options, pieces
+from jaxgru.cli.printing import Options, pieces
 from jaxgru.data.tokenizers import CharacterTokenizer
 
 BOUNDS = {"seconds": 60.0}

@@ -182,7 +182,7 @@ def _contents(rng: random.Random) -> bytes:
                 f"[model]\nnum_layers = {rng.choice((30, 1000, 2**31, 2**39))}\n",
                 "[model]\nvocab_size = 1099511627775\nhidden_dim = 1099511627775",
                 "[model]\nhidden_dim = 0x" + "f" * n,
-                "[published]\ntrain_loss = [[0x" + "f" * n + "]]",
+                "[training]\nlearning_rate = 0x" + "f" * n,
             ))  # fmt: skip
         case 2:
             old = metadata["tokenizer_data"]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import jaxgru
 from jaxgru import Config, ModelConfig
-from jaxgru.cli import evaluate, writing
+from jaxgru.cli import evaluate, printing
 from jaxgru.config import ConfigError, from_dict, load_config
 from jaxgru.data import tokenizers
 from jaxgru.data.corpus import CorpusError
@@ -29,8 +29,8 @@ from jaxgru.data.tokenizers import (
 from jaxgru.errors import UserError
 from jaxgru.interop import InteropError
 from jaxgru.interop.pickles import check_pickle
+from jaxgru.interop.pth import load_pth_model, save_pth
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study, save_study
 from pages.records import Kept, Measured, RecordError, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,17 +97,15 @@ class TestConfigs:
             {"model": 1 << 99_999},
             {"model": {"cell": 1 << 99_999}},
             {"data": {"corpus": 1 << 99_999}},
-            {"published": {"train_loss": [1 << 99_999]}},
         ],
     )
     def test_endless_numbers(self, table):
         """TOML may write them in hexadecimal; Python does not write them in decimal."""
         assert "a number of thousands of digits" in refusal(ConfigError, from_dict, table)
 
-    def test_a_loss_that_no_float_holds(self):
-        assert from_dict({"published": {"val_loss": [[10**400]]}}).published.val_loss == (
-            (float("inf"),),
-        )
+    def test_a_number_that_no_float_holds(self):
+        table = {"training": {"learning_rate": 10**400}}
+        assert "learning_rate is inf; it must be finite" in refusal(ConfigError, from_dict, table)
 
     def test_a_path_that_no_folder_takes(self):
         assert "there is no config file" in refusal(ConfigError, load_config, "x" * 300 + ".toml")
@@ -148,7 +146,7 @@ class TestFilesThatAreNone:
         assert "it is a pipe or a device" in refusal(TokenizerError, read_tokenizer, link)
 
     def test_models(self, pipe, tmp_path):
-        for call, suffix in ((load_safetensors, ".safetensors"), (load_study, ".pth")):
+        for call, suffix in ((load_safetensors, ".safetensors"), (load_pth_model, ".pth")):
             for name in ("x" * 300 + suffix, pipe):
                 assert "there is no file" in refusal(InteropError, call, tmp_path / name)
 
@@ -171,7 +169,7 @@ class TestTokenizers:
 
     def test_a_long_text_without_a_word(self, pieces, monkeypatch):
         monkeypatch.setattr(tokenizers, "BLOCK", 100)
-        assert "there is no new word in 50 characters" in refusal(
+        assert "no word begins in 50 characters" in refusal(
             TokenizerError, pieces.encode, "to" * 99
         )
 
@@ -196,7 +194,7 @@ class TestSafetensors:
         [
             ("config", "a." * 9999 + "a = 1", "too large for a config"),
             ("config", "a = " + "[" * 9999, "recursion"),
-            ("config", "[published]\ntrain_loss = [0x" + "f" * 9999 + "]", "list of lists"),
+            ("config", "[model]\ncell = 0x" + "f" * 9999, "thousands of digits"),
             ("tokenizer", "x" * 10**5, "no kind of tokenizer"),
             ("tokenizer_data", r'{"characters": "a\ud800c"}', "surrogates not allowed"),
         ],
@@ -213,7 +211,7 @@ class TestStudyCheckpoints:
         pytest.importorskip("torch")
         path = tmp_path / "x.pth"
         model = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1, second_bias=True)
-        save_study(path, jaxgru.init(jax.random.key(0), model), Config("x", model))
+        save_pth(path, jaxgru.init(jax.random.key(0), model), Config("x", model))
         return path
 
     def pickle(self, path: Path, data: bytes) -> Path:
@@ -235,20 +233,24 @@ class TestStudyCheckpoints:
     def test_a_pickle_that_takes_all(self, data, path):
         with pytest.raises((ValueError, IndexError)):
             check_pickle(data)
-        assert "nothing in it was run" in refusal(InteropError, load_study, self.pickle(path, data))
+        assert "nothing in it was run" in refusal(
+            InteropError, load_pth_model, self.pickle(path, data)
+        )
 
     def test_what_torch_writes_passes(self, path):
         with zipfile.ZipFile(path) as file:
             (name,) = (n for n in file.namelist() if n.endswith("data.pkl"))
             check_pickle(file.read(name))
-        assert load_study(path)[1].hidden_dim == 1
+        assert load_pth_model(path)[1].hidden_dim == 1
 
     def test_a_directory_of_one_member_many_times(self, path):
         """10 MB could be compared with its check sum 60,000 times."""
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x/data/0", bytes(10**5))
             file.filelist *= 1000  # the directory that is written at the end
-        assert "members claim to be larger than the file" in refusal(InteropError, load_study, path)
+        assert "members claim to be larger than the file" in refusal(
+            InteropError, load_pth_model, path
+        )
 
 
 class TestRecords:
@@ -316,12 +318,12 @@ class TestWriting:
         tokenizer = CharacterTokenizer("abcdefg")
         model = ModelConfig(vocab_size=7, embedding_dim=3, hidden_dim=5, num_layers=2)
         params = jax.tree.map(lambda w: 3 * w, jaxgru.init(jax.random.key(1), model))
-        options = writing.Options(num_tokens=20, stateful=stateful)
+        options = printing.Options(num_tokens=20, stateful=stateful)
         prompt = "abcgfeddca"
-        whole = "".join(writing.pieces(params, tokenizer, prompt, options))
-        monkeypatch.setattr(writing, "READ", 4)
-        assert "".join(writing.pieces(params, tokenizer, prompt, options)) == whole
-        other = "".join(writing.pieces(params, tokenizer, "g" + prompt[1:], options))
+        whole = "".join(printing.pieces(params, tokenizer, prompt, options))
+        monkeypatch.setattr(printing, "READ", 4)
+        assert "".join(printing.pieces(params, tokenizer, prompt, options)) == whole
+        other = "".join(printing.pieces(params, tokenizer, "g" + prompt[1:], options))
         assert (other[10:] == whole[10:]) != stateful  # what it read first matters
 
 
@@ -329,5 +331,5 @@ def test_a_cycle_that_looks_like_markup():
     """Of a text with tags, evaluate.py's greedy cycles are such: Rich raised MarkupError."""
     cycle = {"text": "[/b]", "period": 4, "basin": 1.0}
     console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    console.print(evaluate._chain({"kl_to_bigram": 0.1, "cycles": [cycle]}))
+    console.print(evaluate._markov_chain({"kl_to_bigram": 0.1, "cycles": [cycle]}))
     assert "'[/b]'" in console.export_text()

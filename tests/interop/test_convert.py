@@ -14,10 +14,11 @@ from random_models import random_params, same_bits
 import jaxgru
 from jaxgru import Config, ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.interop.study import load_study
-from jaxgru.runs.checkpoints import open_checkpoints, save
+from jaxgru.runs.checkpoints import save
 from jaxgru.runs.folders import create_run
+from jaxgru.runs.orbax import open_checkpoints
 from jaxgru.training import Progress, init_state
 
 torch = pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def run(tmp_path) -> Path:
 
 def test_there_and_back(script, saved, tmp_path):
     assert script("convert", "m.safetensors", "m.pth").out == "my_model written to m.pth\n"
-    assert same_bits(load_study(tmp_path / "m.pth")[0], random_params(MODEL))
+    assert same_bits(load_pth_model(tmp_path / "m.pth")[0], random_params(MODEL))
     assert torch.load(tmp_path / "m.pth", weights_only=True)["model_name"] == "My_model"
     outcome = script("convert", "m.pth", "n.safetensors", "--tokenizer", "m.safetensors")
     assert (outcome.code, outcome.err) == (0, "")
@@ -69,7 +70,7 @@ def test_a_run(script, run, tmp_path):
     assert tokenizer.vocabulary == TOKENIZER.vocabulary
 
     assert script("convert", run.parent, "run.pth").code == 0
-    assert same_bits(load_study(tmp_path / "run.pth")[0], params)
+    assert same_bits(load_pth_model(tmp_path / "run.pth")[0], params)
     for i, where in enumerate((run, run / "tokenizer.json")):
         assert script("convert", "run.pth", f"{i}.safetensors", "--tokenizer", where).code == 0
         again, _, tokenizer = load_safetensors(tmp_path / f"{i}.safetensors")
@@ -114,14 +115,14 @@ def test_an_existing_file(script, saved, tmp_path):
     assert outcome.code == 2 and "m.pth exists; to replace it, add --force." in outcome.err
     assert old.read_bytes() == b"old"
     assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
-    assert same_bits(load_study(old)[0], random_params(MODEL))
+    assert same_bits(load_pth_model(old)[0], random_params(MODEL))
 
 
 def test_a_model_that_ships(script, tmp_path):
     params, config, tokenizer = jaxgru.load_pretrained("astra_alpha")
     outcome = script("convert", "--pretrained", "astra_alpha", "a.pth")
     assert (outcome.code, outcome.out, outcome.err) == (0, "astra_alpha written to a.pth\n", "")
-    assert same_bits(load_study(tmp_path / "a.pth")[0], params)
+    assert same_bits(load_pth_model(tmp_path / "a.pth")[0], params)
     assert script("convert", "b.safetensors", "--pretrained=astra_alpha").code == 0
     again, copied, characters = load_safetensors(tmp_path / "b.safetensors")
     assert same_bits(again, params) and copied.model == config.model
@@ -167,7 +168,7 @@ def test_a_link_is_written_through(script, saved, tmp_path):
     assert real.read_bytes() == b"old"
     assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
     assert os.readlink(link) == "store/real.bin"
-    assert same_bits(load_study(real)[0], random_params(MODEL))
+    assert same_bits(load_pth_model(real)[0], random_params(MODEL))
     assert sorted(os.listdir(tmp_path / "store")) == ["real.bin"]
 
 
@@ -227,8 +228,8 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
         (["m.safetensors", "x.onnx"], "x.onnx must end in .safetensors or .pth"),
         (["m.safetensors", "x"], "x must end in .safetensors or .pth"),
-        (["m.safetensors", "x.safetensors"], "m.safetensors is a .safetensors file already"),
-        (["m.pth", "x.pth"], "m.pth is a .pth file already"),
+        (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
+        (["m.pth", "x.pth"], "m.pth is already a .pth file"),
         (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
         (["m.safetensors", "none/x.pth"], "none/x.pth cannot be written: No such file"),
         (["folder.pth", "x.safetensors"], "there is no run in folder.pth"),
@@ -242,7 +243,7 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors or .pth"),
         (
             ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
-            "--tokenizer is for a .pth: astra_alpha has its own",
+            "--tokenizer is for a .pth; astra_alpha has its own",
         ),
         (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
     ],

@@ -313,7 +313,7 @@ class TestRefusals:
         after = self.layers(reset="after", num_layers=2)
         with pytest.raises(InteropError, match="there is no layer"):
             to_torch(())
-        with pytest.raises(InteropError, match="resets after the product"):
+        with pytest.raises(InteropError, match="resets before the product"):
             to_torch(self.layers())
         with pytest.raises(InteropError, match="of one kind"):
             to_torch([*self.layers(cell="rnn"), *self.layers(cell="lstm")])
@@ -323,7 +323,7 @@ class TestRefusals:
             to_torch([after[0], jax.tree.map(lambda w: w.astype(jnp.float64), after[1])])
         with pytest.raises(InteropError, match="layer 1 is 2 → 3, .* it must be 3 → 3"):
             to_torch([after[0], after[0]])
-        with pytest.raises(InteropError, match="a dict is no layer"):
+        with pytest.raises(InteropError, match="a dict is not the parameters of a layer"):
             to_torch([{}])
 
     def test_without_pytorch(self, monkeypatch):

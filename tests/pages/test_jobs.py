@@ -148,7 +148,7 @@ class TestScript:
         options = ["--only", "elman_alpha", "--runs", tmp_path, "--minutes", "5"]
         done = script("reproduce", *options)
         assert done.code == 3
-        assert "0 of 3 done. The same command goes on." in done.out
+        assert "0 of 3 done. The same command continues." in done.out
         assert fake.signals == [signal.SIGTERM] and len(fake.commands) == 1
 
     def test_a_failure_does_not_keep_the_others_from_their_turn(self, script, fake, tmp_path):

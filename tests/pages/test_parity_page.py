@@ -1,7 +1,14 @@
 """docs/parity.md: the largest difference of each quantity, counts, and a bar in a test's name."""
 
+import pytest
+
 import parity
+from jaxgru.cli.options import run_script
+from jaxgru.errors import UserError
+from maintain import plant_errors
 from maintain.plant_errors import Outcome, table
+
+FAILS = "def test_it():\n    assert 'ours' == 'theirs'\n"
 
 
 def test_the_page_says_what_was_recorded():
@@ -24,3 +31,37 @@ def test_the_page_says_what_was_recorded():
     assert "| init | 5,000 | 0.500 |" in text
     assert text.endswith("| none | 0 of 3 | – |\n| a bias | 1 of 3 | `b[c\\|d]` |\n")
     assert "Planted" not in parity.page(records, "3 passed", "python scripts/parity.py")
+
+
+def test_a_suite_that_fails_shows_pytests_output_and_then_one_sentence(
+    tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "parity_tests").mkdir()
+    (tmp_path / "parity_tests" / "test_it.py").write_text(FAILS)
+    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["parity.py"])
+    with pytest.raises(SystemExit, match="2"):
+        run_script(parity.main)
+    out, err = capfd.readouterr()
+    *shown, sentence = err.splitlines()
+    assert out == "" and "E   AssertionError: assert 'ours' == 'theirs'" in shown
+    assert sentence.startswith("parity.py: the tests do not pass (pytest's exit code is 1)")
+
+
+def test_planted_errors_need_a_suite_that_passes_without_them(tmp_path, capfd):
+    (tmp_path / "jaxgru").mkdir()
+    (tmp_path / "jaxgru" / "__init__.py").touch()
+    (tmp_path / "test_it.py").write_text(FAILS + "\ndef test_other():\n    pass\n")
+    assert plant_errors._run(tmp_path, ("test_it.py",)) == (("test_it.py::test_it",), 2)
+    for tests, code in (("test_it.py", 1), ("test_none.py", 4)):
+        with pytest.raises(UserError, match=f"exit code is {code}"):
+            plant_errors._run(tmp_path, (tests,), may_fail=False)
+    assert "E   AssertionError: assert 'ours' == 'theirs'" in capfd.readouterr().err.splitlines()
+    with pytest.raises(UserError, match="no test noticed: a bias."):
+        plant_errors.check([Outcome("none", (), 3), Outcome("a bias", (), 3)])
+
+
+def test_the_texts_of_the_planted_errors_are_in_the_package():
+    for _, *changes in plant_errors.ERRORS.values():
+        for file, right, _ in changes:
+            assert right in (plant_errors.ROOT / "jaxgru" / file).read_text(), (file, right)

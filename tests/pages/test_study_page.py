@@ -231,7 +231,7 @@ def test_runs_of_several_machines_come_together(script, tmp_path):
     (newer / "study.json").write_text(json.dumps(record))
     make_run(there / "astra_alpha" / "v2", seed=2)
     done = script("report", "--runs", there, "--docs", docs)
-    assert done.code == 0 and "made of 3 runs" in done.out
+    assert done.code == 0 and "made from 3 runs" in done.out
     kept = json.loads((docs / "study.json").read_text())["runs"]
     hardware = {(r["seed"], len(r["changes"])): r["study"]["hardware"] for r in kept}
     assert hardware == {(0, 1): "a machine", (0, 0): "another machine", (2, 0): "a machine"}

@@ -14,13 +14,9 @@ import tomli_w
 import jaxgru
 from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
 from jaxgru.data.tokenizers import CharacterTokenizer, TokenizerError
-from jaxgru.runs.checkpoints import (
-    CHECKSUMS,
-    open_checkpoints,
-    restore,
-    save,
-)
+from jaxgru.runs.checkpoints import restore, save
 from jaxgru.runs.folders import LOCK, RunError, claim, create_run
+from jaxgru.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.training import Progress, init_state, train_steps
 
 TOKENIZER = CharacterTokenizer("abc")

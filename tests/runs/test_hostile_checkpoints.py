@@ -19,8 +19,9 @@ from jaxgru.config import TrainingConfig
 from jaxgru.data.tokenizers import CharacterTokenizer, load_tokenizer
 from jaxgru.errors import UserError
 from jaxgru.files import hashes
-from jaxgru.runs.checkpoints import CHECKSUMS, open_checkpoints, restore, save
+from jaxgru.runs.checkpoints import restore, save
 from jaxgru.runs.folders import RunError, create_run, load_run_config
+from jaxgru.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.training import Progress, init_state
 from pages.records import load_metrics
 

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 
-import jax
+import chex
 import numpy as np
 import pytest
 from conftest import SCRIPTS
 
 import jaxgru
-from jaxgru.runs import lifecycle
+from jaxgru.runs import commits, lifecycle
 
 TRAIN = SCRIPTS / "train.py"
 OPTIONS = {
@@ -53,8 +53,10 @@ def losses(run):
 
 def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                     "samples.txt", "loss.png", ".lock"}  # fmt: skip
+    named = {commits.FILE_NAME} if commits.current_commit() else set()  # outside a checkout: none
+    assert names - named == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
+                             "samples.txt", "loss.png", ".lock"}  # fmt: skip
+    assert commits.trained_by(undisturbed) == [commits.current_commit()] * len(named)
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",
                             "tokens_per_second", "seconds"}  # fmt: skip
@@ -104,7 +106,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text
     subprocess.run(resumed, check=True, capture_output=True)
     assert losses(run) == losses(undisturbed)
     ours, expected = jaxgru.load_run(run)[0], jaxgru.load_run(undisturbed)[0]
-    jax.tree.map(np.testing.assert_array_equal, ours, expected)
+    chex.assert_trees_all_equal(ours, expected)
     assert (run / "samples.txt").read_text() == (undisturbed / "samples.txt").read_text()
 
 

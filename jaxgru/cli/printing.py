@@ -1,4 +1,4 @@
-"""From a prompt to text on the terminal, piece by piece as it is generated."""
+"""Generate text from a prompt and print it piece by piece."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from jaxgru.model import ModelCarry, Params, apply
 from jaxgru.sampling import check_sampling, generate
 
 PIECE = 16  # tokens generated between two prints
-READ = 2**13  # tokens of a prompt read at once: what is held grows with them
+READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 
 
 @dataclass(frozen=True)
 class Options:
-    """How text is written; the meanings are those of `jaxgru.generate`.
+    """How text is sampled: the arguments of `jaxgru.generate`, and two more.
 
-    last_token_only gives the model no more of the prompt than its last token, as the study's own
-    samplers do.
+    last_token_only: give the model only the last token of the prompt, as the study's samplers do.
     """
 
     num_tokens: int = 400
@@ -44,14 +43,14 @@ class Options:
 def pieces(
     model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
 ) -> Iterator[str]:
-    """The prompt, then the text that follows it, in pieces of about 16 tokens.
+    """Yield the prompt, then the text generated from it, in pieces of about 16 tokens.
 
-    The state that one piece ends with is where the next begins. `sample` numbers the samples of one
+    Each piece starts from the state after the one before it. `sample` numbers the samples of a
     seed.
 
     Raises:
-      UserError: before anything is generated: the prompt is empty or has unknown characters, or an
-        option is out of range.
+      UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
+        at the call, before anything is generated.
     """
     check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
     if not 0 <= options.seed < 2**32:
@@ -64,10 +63,10 @@ def pieces(
     return _pieces(model, tokenizer, known, options, sample)
 
 
-def write(
+def print_samples(
     model: Params | NGram, tokenizer: Tokenizer, prompt: str, options: Options, num_samples: int = 1
 ) -> None:
-    """Prints samples, one after another, each as it is generated. Raises as `pieces` does."""
+    """Print samples one after another, each while it is generated. Raises as `pieces` does."""
     if num_samples < 1:
         raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
     for sample in range(num_samples):
@@ -79,8 +78,8 @@ def write(
         print()
 
 
-def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
-    """Prints stateless and stateful text side by side: same weights, prompt, seed and options.
+def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
+    """Print stateless and stateful text side by side, of the same weights, prompt and options.
 
     Raises as `pieces` does.
     """
@@ -95,32 +94,39 @@ def compare(params: Params, tokenizer: Tokenizer, prompt: str, options: Options)
 
 
 def _pieces(
-    model: Params | NGram, tokenizer: Tokenizer, prompt: np.ndarray, options: Options, sample: int
+    model: Params | NGram,
+    tokenizer: Tokenizer,
+    prompt: Int[np.ndarray, "P"],
+    options: Options,
+    sample: int,
 ) -> Iterator[str]:
     read = prompt[-1:] if options.last_token_only else prompt
-    go_on = (_ngram if isinstance(model, NGram) else _recurrent)(model, read, options, sample)
-    known, said = prompt, tokenizer.decode(prompt)
-    yield said
+    if isinstance(model, NGram):
+        next_tokens = _ngram(model, read, options, sample)
+    else:
+        next_tokens = _recurrent(model, read, options, sample)
+    known, printed = prompt, tokenizer.decode(prompt)
+    yield printed
     for start in range(0, options.num_tokens, PIECE):
-        known = np.concatenate([known, go_on(min(PIECE, options.num_tokens - start))])
+        known = np.concatenate([known, next_tokens(min(PIECE, options.num_tokens - start))])
         text = tokenizer.decode(known)
-        yield text[len(said) :]
-        said = text
+        yield text[len(printed) :]
+        printed = text
 
 
 def _recurrent(
-    params: Params, prompt: np.ndarray, options: Options, sample: int
-) -> Callable[[int], np.ndarray]:
-    """What gives the next so many tokens, each time from the state where it stopped."""
+    params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+) -> Callable[[int], Int[np.ndarray, "N"]]:
+    """Return a function that generates the next n tokens, from the state after the last ones."""
     key = jax.random.fold_in(jax.random.key(options.seed), sample)
     carry = None
     if not options.stateful:
-        prompt = prompt[-1:]  # the state after the others would be thrown away
+        prompt = prompt[-1:]  # the state after the others would be reset
     while len(prompt) > READ:
         carry, prompt = _read(params, prompt[None, :READ], carry), prompt[READ:]
     tokens = jnp.asarray(prompt)[None]
 
-    def go_on(num_tokens: int) -> np.ndarray:
+    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
         new, carry, key = generate(
             params,
@@ -136,22 +142,22 @@ def _recurrent(
         tokens = new[:, -1:]
         return np.asarray(new[0])
 
-    return go_on
+    return next_tokens
 
 
 @jax.jit
 def _read(params: Params, tokens: Int[Array, "B T"], carry: ModelCarry | None) -> ModelCarry:
-    """The state after these tokens; no logits are computed."""
+    """Return the state after these tokens, without computing logits."""
     return apply(params, tokens, carry)[1]
 
 
 def _ngram(
-    model: NGram, prompt: np.ndarray, options: Options, sample: int
-) -> Callable[[int], np.ndarray]:
-    """The same for an n-gram model, whose state is the text so far."""
+    model: NGram, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+) -> Callable[[int], Int[np.ndarray, "N"]]:
+    """Return such a function for an n-gram model, whose state is the text so far."""
     rng, text = np.random.default_rng([options.seed, sample]), prompt
 
-    def go_on(num_tokens: int) -> np.ndarray:
+    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
         nonlocal text
         new = model.generate(
             rng,
@@ -164,4 +170,4 @@ def _ngram(
         text = np.concatenate([text, new])
         return new
 
-    return go_on
+    return next_tokens
