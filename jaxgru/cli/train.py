@@ -65,10 +65,11 @@ def main() -> None:
             lifecycle.resume_run(arguments.resume, overrides)
             return
         if arguments.config is None:
-            config = config_from(init, overrides)
+            config = config_from(overrides["training.init"], overrides)
         else:
-            sha256 = {} if init is None else {"training.init_sha256": ""}  # of another model
-            config = load_config(arguments.config, sha256 | overrides)
+            if init is not None:  # not the model that the config itself starts from
+                overrides = {"training.init_sha256": "", **overrides}
+            config = load_config(arguments.config, overrides)
         if arguments.summary:
             print_summary(config, arguments.summary == "full")
         else:

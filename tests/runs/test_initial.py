@@ -115,6 +115,13 @@ class TestARun:
         assert out.count(config.training.init_sha256[:12]) == 1
         assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
 
+    def test_is_better_than_chance_before_it_has_learned(self, train, tiny_text):
+        """astra_alpha on verse that it has not seen: below ln V nats, though V is learned anew."""
+        run, _ = train("--data.corpus", tiny_text, "--training.steps-per-epoch", 1,
+                       *options(FROZEN), init="astra_alpha")  # fmt: skip
+        record = json.loads((run / "metrics.jsonl").read_text())
+        assert max(record["val_loss"], record["train_loss"]) < np.log(28) - 0.3
+
     def test_learns_a_vocabulary_where_the_model_lacks_characters(self, train, tiny_run, tmp_path):
         (tmp_path / "mine.txt").write_text("Öde Süße\n" * 300)
         run, out = train("--data.corpus", "mine.txt", *options(FROZEN))
