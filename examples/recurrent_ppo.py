@@ -305,17 +305,24 @@ def main() -> None:
                             help=f"default: {default}")  # fmt: skip
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
+    results = {}
     for rnn in RNNS if arguments.rnn == "both" else [arguments.rnn]:
         program = jax.jit(partial(train, rnn=RNNS[rnn], s=s)).lower(jax.random.key(0)).compile()
         count = sum(leaf.size for leaf in jax.tree.leaves(program.out_info[0]))
         print(f"{rnn}: {count:,} parameters, {s.num_envs // s.minibatches} rows per minibatch")
+        results[rnn] = []
         for seed in range(arguments.seeds):
             start = time.perf_counter()
             _, returns = jax.block_until_ready(program(jax.random.key(seed)))
             seconds = time.perf_counter() - start
             curve = " ".join(f"{part.mean():+.2f}" for part in np.array_split(returns, 10))
-            steps = s.updates * s.num_steps * s.num_envs
-            print(f"  seed {seed}: mean return {curve}; {steps / seconds:,.0f} environment steps/s")
+            speed = s.updates * s.num_steps * s.num_envs / seconds
+            results[rnn].append((float(returns[-s.updates // 10 :].mean()), speed))
+            print(f"  seed {seed}: mean return {curve}; {speed:,.0f} environment steps/s")
+    print("medians of the seeds: last return, environment steps/s")
+    for rnn, of_seeds in results.items():
+        last, speed = np.median(of_seeds, axis=0)
+        print(f"  {rnn:<7} {last:+.2f} {speed:>10,.0f}")
 
 
 if __name__ == "__main__":

@@ -138,6 +138,8 @@ class TestRecurrentPPO:
             monkeypatch, capsys, "recurrent_ppo", "--updates", 10, "--num-envs", 4,
             "--num-steps", 8, "--delay", 2, "--hidden-dim", 4, "--seeds", 2,
         )  # fmt: skip
+        out, medians = out.split("medians of the seeds: last return, environment steps/s\n")
+        assert [line.split()[0] for line in medians.splitlines()] == list(ppo.RNNS)
         lines = out.splitlines()
         counts = {line.split(":")[0]: line.split()[1] for line in lines[::3]}
         assert counts["jaxgru"] == counts["flax"] and counts.keys() == ppo.RNNS.keys()
