@@ -175,6 +175,10 @@ class TrainingConfig(_Section):
     lengthened: int = _field(
         0, "how often --resume has set training.epochs; filled in", at_least=0, below=2**31
     )
+    init: str = _field(
+        "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
+    )
+    init_sha256: str = _field("", "expected SHA-256 of that model; filled in")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,18 +257,21 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    table = {"name": path.stem, **table}
-    corpus = from_dict(table).data.corpus
-    overrides = dict(overrides or {})
+    return override(from_dict({"name": path.stem, **table}), overrides or {})
+
+
+def override(config: Config, overrides: Mapping[str, str]) -> Config:
+    """Return the config with values changed and named as `load_config` does, and its errors."""
+    corpus = config.data.corpus
+    table = to_dict(config)
+    overrides = dict(overrides)
     given_name = overrides.pop("name", None)
     for dotted, text in overrides.items():
         section, _, field = dotted.partition(".")
         if section not in SECTIONS or field not in _field_names(section):
             raise ConfigError(_unknown("field", dotted, dotted_names()))
-        table.setdefault(section, {})
-        if isinstance(table[section], dict):
-            type_ = get_type_hints(SECTIONS[section])[field]
-            table[section][field] = _parse_value(text, type_)
+        type_ = get_type_hints(SECTIONS[section])[field]
+        table[section][field] = _parse_value(text, type_)
     config = from_dict(table)
     if given_name is None and config.data.corpus != corpus:
         stem = Path(config.data.corpus).stem
@@ -322,8 +329,15 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as nested dictionaries; `from_dict` is the inverse."""
-    return dataclasses.asdict(config)
+    """Return the config as nested dictionaries; `from_dict` is the inverse.
+
+    `training.init` is left out if empty: files without it are the same as those of older versions.
+    """
+    table = dataclasses.asdict(config)
+    for name in ("init", "init_sha256"):
+        if not table["training"][name]:
+            del table["training"][name]
+    return table
 
 
 def dotted_names() -> list[str]:

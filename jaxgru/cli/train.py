@@ -1,4 +1,4 @@
-"""Train a published model, or any config, or resume a run."""
+"""Train a published model, any config, or a trained model on another text; or resume a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxgru.config import Config, config_names, load_config
 from jaxgru.parallel import processes
 from jaxgru.parallel.hardware import keep_freed_memory
 from jaxgru.runs import lifecycle
+from jaxgru.runs.initial import config_from
 from jaxgru.runs.orbax import silence_orbax
 
 
@@ -19,6 +20,11 @@ def main() -> None:
     parser.add_argument(
         "--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file"
     )
+    parser.add_argument(
+        "--init", metavar="MODEL", dest="training.init",
+        help="start from the weights of this pretrained model, run folder or .safetensors file; "
+        "without --config, its config applies, too",
+    )  # fmt: skip
     parser.add_argument("--resume", metavar="RUN", help="resume this run exactly")
     parser.add_argument("--name", help="name of the run's folder (default: of config and text)")
     parser.add_argument("--runs", metavar="FOLDER", default="runs", help="folder of all runs")
@@ -38,8 +44,12 @@ def main() -> None:
     parser.add_config_fields(load_config(name) if name else Config())
     arguments = parser.parse_args()
     overrides = config_overrides(arguments)
-    if (arguments.config is None) == (arguments.resume is None):
-        parser.error("give either --config NAME (to start a run) or --resume RUN (to resume one).")
+    init = overrides.get("training.init")
+    if (arguments.config is None and init is None) == (arguments.resume is None):
+        parser.error(
+            "give either --config NAME or --init MODEL (to start a run) or --resume RUN (to resume "
+            "one)."
+        )
     if arguments.resume and (arguments.name or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
     if arguments.name:
@@ -53,7 +63,14 @@ def main() -> None:
     with processes.ending_together():
         if arguments.resume:
             lifecycle.resume_run(arguments.resume, overrides)
-        elif arguments.summary:
-            print_summary(load_config(arguments.config, overrides), arguments.summary == "full")
+            return
+        if arguments.config is None:
+            config = config_from(overrides["training.init"], overrides)
         else:
-            lifecycle.start_run(load_config(arguments.config, overrides), Path(arguments.runs))
+            if init is not None:  # not the model that the config itself starts from
+                overrides = {"training.init_sha256": "", **overrides}
+            config = load_config(arguments.config, overrides)
+        if arguments.summary:
+            print_summary(config, arguments.summary == "full")
+        else:
+            lifecycle.start_run(config, Path(arguments.runs))

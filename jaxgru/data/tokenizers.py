@@ -34,6 +34,7 @@ class Tokenizer(Protocol):
     kind: Kind  # config.data.tokenizer
     file_name: str  # in a run folder
     vocab_size: int
+    pieces: list[str]  # of each token: what it stands for; no two are alike
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
@@ -63,6 +64,7 @@ class CharacterTokenizer:
 
     def __init__(self, vocabulary: str) -> None:
         self.vocabulary = vocabulary
+        self.pieces = list(vocabulary)
         self.vocab_size = len(vocabulary)
         self._token_of = {character: token for token, character in enumerate(vocabulary)}
 
@@ -121,8 +123,8 @@ class SentencePieceTokenizer:
         self._model = model
         self._processor = SentencePieceProcessor(model_proto=model)
         self.vocab_size = self._processor.vocab_size()
-        pieces = map(self._processor.id_to_piece, range(self.vocab_size))
-        self._lengths = np.array([len(piece) for piece in pieces])
+        self.pieces = [self._processor.id_to_piece(token) for token in range(self.vocab_size)]
+        self._lengths = np.array([len(piece) for piece in self.pieces])
 
     @classmethod
     def learn(cls, text: str, vocab_size: int) -> SentencePieceTokenizer:

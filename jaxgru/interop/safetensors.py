@@ -99,6 +99,18 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     return unflatten(like, {n: jnp.asarray(t) for n, t in tensors.items()}), config, tokenizer
 
 
+def load_safetensors_config(path: str | Path) -> Config:
+    """Return the config in such a file, without its tensors. Raises as `load_safetensors`."""
+    where = f"{path} cannot be used"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
+    _check_metadata(where, metadata)
+    return _config(where, metadata)
+
+
 def _check_metadata(where: str, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != "jaxgru":
         raise InteropError(f"{where}: it is not a model of this library (no format = jaxgru).")

@@ -38,7 +38,7 @@ from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, spread
-from jaxgru.runs import checkpoints, folders
+from jaxgru.runs import checkpoints, folders, initial
 from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.figure import plot_losses
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
@@ -96,12 +96,14 @@ console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
 
 
 def start_run(config: Config, root: Path) -> Path:
-    """Train a config from scratch in the next free version of its run folder; return the folder.
+    """Train a config in the next free version of its run folder; return the folder.
 
-    If the run ends before its first checkpoint, its folder is deleted, unless the disk failed.
+    Training starts from random weights, or from those of the model `training.init`. If the run ends
+    before its first checkpoint, its folder is deleted, unless the disk failed.
 
     Raises:
-      UserError: the corpus or the folder cannot be used, or a loss is not finite.
+      UserError: the corpus, the model to start from or the folder cannot be used, or a loss is not
+        finite.
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     with _deferred_signals() as interrupted:
@@ -111,7 +113,7 @@ def start_run(config: Config, root: Path) -> Path:
             if not is_first():
                 return None
             with console.status("reading the text"):
-                complete, dataset = load_dataset(config)
+                complete, dataset = initial.load_text(config)
             return folders.create_run(root, complete, dataset.tokenizer), complete, dataset
 
         created = together(create)
@@ -123,7 +125,8 @@ def start_run(config: Config, root: Path) -> Path:
                 load_dataset(folders.load_run_config(run), load_tokenizer(run))
             )  # fmt: skip
             with _in_all(folders.claim(run)) as in_place:
-                parts = _fresh_state(config, mesh), None, Progress()
+                state = together(lambda: _fresh_state(config, mesh, dataset.tokenizer))
+                parts = state, None, Progress()
                 with _in_all(open_checkpoints(run)) as manager:
                     _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
         except folders.RunError:
@@ -259,7 +262,7 @@ def _restore(
     given: Mapping[str, str],
 ) -> tuple[TrainState, Params | None, Progress]:
     if manager.latest_step() is None:
-        return _fresh_state(config, mesh), None, Progress()
+        return _fresh_state(config, mesh, dataset.tokenizer), None, Progress()
     recorded = checkpoints.made_with(config, dataset.tokenizer)
     return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
@@ -312,9 +315,14 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
     )
 
 
-def _fresh_state(config: Config, mesh: Mesh) -> TrainState:
+def _fresh_state(config: Config, mesh: Mesh, tokenizer: Tokenizer) -> TrainState:
     """Return a fresh state on the mesh only; a reference to another copy would keep its memory."""
     state = init_state(config.model, config.training, config.data.sampling)
+    if config.training.init:
+        params, told = initial.initial_params(state.params, config, tokenizer)
+        state = dataclasses.replace(state, params=params)
+        if is_first():
+            console.print(told, soft_wrap=True)
     return spread(state, state_shardings(state, mesh, config.training))
 
 

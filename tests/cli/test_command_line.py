@@ -92,7 +92,7 @@ class TestMeant:
             ("--hidden-size", "--model.hidden_dim"),
             ("--seed", "--training.seed"),
             ("--text", "--data.corpus"),
-            ("--init", "--resume"),
+            ("--finetune", "--init"),
             ("--checkpoint", "--resume"),
             ("--model", "--config"),
             ("--out", "--runs"),

@@ -1,0 +1,329 @@
+"""Train a recurrent policy with PPO on a task that needs memory, everything in JAX.
+
+    python examples/recurrent_ppo.py                # jaxgru and Flax side by side, and no memory
+    python examples/recurrent_ppo.py --rnn jaxgru --seeds 3 --hidden-dim 512
+
+The policy acts with `jaxgru.step`. It is trained with `jaxgru.unroll(..., reset=starts)`, because
+an episode may start anywhere inside a sequence. `--rnn flax` uses the common `ScannedRNN` instead:
+a `flax.linen.GRUCell` under `nn.scan`, with as many parameters. `--rnn none` has no memory at all.
+
+The task is the memory chain of bsuite (Osband et al. 2020, arXiv 1908.03568, "memory length"): a
+sign is shown in the first step only. The action of the last step must equal it, for a reward of 1,
+else −1. A policy without memory is right half of the time, so its mean return is 0.
+
+PPO is that of Schulman et al. 2017 (arXiv 1707.06347), with the generalised advantage estimates of
+Schulman et al. 2016 (arXiv 1506.02438). As in PureJaxRL, one program holds the environment, the
+policy and its training; a minibatch is whole sequences of some environments.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxgru
+
+# --- The environment
+
+
+class State(NamedTuple):
+    """The step of the episode, from 0 on, and the sign (±1) that is shown in step 0."""
+
+    step: jax.Array
+    sign: jax.Array
+
+
+def new_episode(key: jax.Array) -> State:
+    """Start an episode with a random sign."""
+    return State(jnp.int32(0), jax.random.rademacher(key, (), jnp.float32))
+
+
+def observe(state: State, delay: int) -> jax.Array:
+    """Return the observation: the sign (0 after step 0), whether to answer, the time left."""
+    first, last = state.step == 0, state.step == delay
+    return jnp.stack([jnp.where(first, state.sign, 0), last, 1 - state.step / delay])
+
+
+def act(key: jax.Array, state: State, action: jax.Array, delay: int) -> tuple[State, Any, Any]:
+    """Return the next state, the reward, and whether a new episode has started."""
+    done = state.step == delay
+    reward = jnp.where(done, state.sign * (2 * action - 1), 0.0)
+    after = State(state.step + 1, state.sign)
+    return jax.tree.map(partial(jnp.where, done), new_episode(key), after), reward, done
+
+
+# --- The policy: a dense layer, a recurrent one, and heads for two actions and for the value
+
+
+class RNN(NamedTuple):
+    """A recurrent layer. `starts` says where an episode starts: the carry is reset before."""
+
+    init: Callable  # (key, features, hidden_dim) -> parameters
+    step: Callable  # (parameters, x (B, F), carry (B, H), starts (B,)) -> y (B, H), carry
+    unroll: Callable  # (parameters, x (T, B, F), carry (B, H), starts (T, B)) -> y (T, B, H), carry
+
+
+def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUParams:
+    """Draw a GRU with the equations, and as many biases, as those of `flax.linen.GRUCell`."""
+    gru = jaxgru.init_gru(key, features, hidden_dim, reset="after")
+    return dataclasses.replace(gru, cn=jnp.zeros(hidden_dim))
+
+
+class ScannedRNN(nn.Module):
+    """The usual way to run a Flax cell with resets."""
+
+    @partial(
+        nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False}
+    )
+    @nn.compact
+    def __call__(self, carry, inputs):
+        """Reset the carry where an episode starts, then compute one step of the cell."""
+        x, starts = inputs
+        carry = jnp.where(starts[:, None], 0, carry)
+        return nn.GRUCell(carry.shape[-1])(carry, x)
+
+
+def init_flax(key: jax.Array, features: int, hidden_dim: int) -> Any:
+    """Draw the parameters of a `ScannedRNN`."""
+    inputs = jnp.zeros((1, 1, features)), jnp.zeros((1, 1), bool)
+    return ScannedRNN().init(key, jnp.zeros((1, hidden_dim)), inputs)
+
+
+def unroll_flax(params: Any, x: jax.Array, carry: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
+    """Run a `ScannedRNN`."""
+    carry, y = ScannedRNN().apply(params, carry, (x, starts))
+    return y, carry
+
+
+def step_flax(params: Any, x: jax.Array, carry: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
+    """Run a `ScannedRNN` for one step."""
+    y, carry = unroll_flax(params, x[None], carry, starts[None])
+    return y[0], carry
+
+
+def dense(key: jax.Array, inputs: int, outputs: int) -> tuple[jax.Array, jax.Array]:
+    """Draw the weights and biases of a dense layer."""
+    return jax.nn.initializers.lecun_normal()(key, (inputs, outputs)), jnp.zeros(outputs)
+
+
+def no_memory(p: tuple, x: jax.Array, carry: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
+    """Compute a dense layer in place of a recurrent one."""
+    return jnp.tanh(x @ p[0] + p[1]), carry
+
+
+RNNS = {
+    "jaxgru": RNN(
+        init_gru,
+        step=lambda p, x, carry, starts: jaxgru.step(p, x, carry, reset=starts),
+        unroll=lambda p, x, carry, starts: jaxgru.unroll(
+            p, x, carry, reset=starts, time_major=True
+        ),
+    ),
+    "flax": RNN(init_flax, step_flax, unroll_flax),
+    "none": RNN(dense, no_memory, no_memory),
+}
+
+
+def init_policy(key: jax.Array, rnn: RNN, hidden_dim: int) -> dict[str, Any]:
+    """Draw the parameters of a policy for 3 observed numbers and 2 actions."""
+    keys = jax.random.split(key, 3)
+    weights, biases = dense(keys[2], hidden_dim, 3)
+    return {
+        "encoder": dense(keys[0], 3, hidden_dim),
+        "rnn": rnn.init(keys[1], hidden_dim, hidden_dim),
+        "heads": (0.01 * weights, biases),
+    }
+
+
+def policy(
+    params: dict[str, Any], rnn: Callable, x: jax.Array, carry: jax.Array, starts: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return log-probabilities of the actions, the value, and the next carry.
+
+    rnn is `RNN.step` for x (B, 3), or `RNN.unroll` for x (T, B, 3).
+    """
+    W, b = params["encoder"]
+    y, carry = rnn(params["rnn"], nn.relu(x @ W + b), carry, starts)
+    W, b = params["heads"]
+    out = y @ W + b
+    return jax.nn.log_softmax(out[..., :2]), out[..., 2], carry
+
+
+# --- PPO
+
+
+class Settings(NamedTuple):
+    """The sizes of a training, and PPO's numbers."""
+
+    delay: int = 15  # steps from the sign to the answer
+    updates: int = 40
+    num_envs: int = 32
+    num_steps: int = 128  # of each environment between two updates
+    hidden_dim: int = 128
+    epochs: int = 4
+    minibatches: int = 4
+    learning_rate: float = 1e-3
+    gamma: float = 0.99
+    lambda_: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+    max_grad_norm: float = 0.5
+
+
+class Rollout(NamedTuple):
+    """What the policy saw and did, each (T, B, ...)."""
+
+    x: jax.Array
+    starts: jax.Array  # an episode starts with this x
+    action: jax.Array
+    log_p: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+class Actors(NamedTuple):
+    """The environments, the policy's memory of each, and where an episode starts now."""
+
+    state: State
+    carry: jax.Array
+    starts: jax.Array
+
+
+def new_actors(key: jax.Array, s: Settings) -> Actors:
+    """Start an episode in every environment."""
+    state = jax.vmap(new_episode)(jax.random.split(key, s.num_envs))
+    return Actors(state, jnp.zeros((s.num_envs, s.hidden_dim)), jnp.ones(s.num_envs, bool))
+
+
+def rollout(
+    params: dict[str, Any], rnn: RNN, key: jax.Array, actors: Actors, s: Settings
+) -> tuple[Actors, Rollout, jax.Array]:
+    """Let the policy act for some steps; return also the value of the state after them."""
+
+    def step(actors: Actors, key: jax.Array) -> tuple[Actors, Rollout]:
+        for_action, for_envs = jax.random.split(key)
+        state, carry, starts = actors
+        x = jax.vmap(partial(observe, delay=s.delay))(state)
+        log_p, value, carry = policy(params, rnn.step, x, carry, starts)
+        action = jax.random.categorical(for_action, log_p)
+        keys = jax.random.split(for_envs, s.num_envs)
+        state, reward, done = jax.vmap(partial(act, delay=s.delay))(keys, state, action)
+        log_p = jnp.take_along_axis(log_p, action[:, None], 1)[:, 0]
+        return Actors(state, carry, done), Rollout(x, starts, action, log_p, value, reward, done)
+
+    actors, seen = jax.lax.scan(step, actors, jax.random.split(key, s.num_steps))
+    x = jax.vmap(partial(observe, delay=s.delay))(actors.state)
+    _, value, _ = policy(params, rnn.step, x, actors.carry, actors.starts)
+    return actors, seen, value
+
+
+def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
+    """Compute Â_t = δ_t + γλ Â_{t+1} with δ_t = r_t + γ V_{t+1} − V_t, within episodes."""
+
+    def step(later: tuple, now: Rollout) -> tuple[tuple, jax.Array]:
+        advantage, value = later
+        discount = s.gamma * (1 - now.done)
+        advantage = now.reward + discount * (value + s.lambda_ * advantage) - now.value
+        return (advantage, now.value), advantage
+
+    zeros = jnp.zeros_like(last_value)
+    return jax.lax.scan(step, (zeros, last_value), seen, reverse=True)[1]
+
+
+def ppo_loss(
+    params: dict[str, Any], rnn: RNN, carry: jax.Array, seen: Rollout, advantage: jax.Array,
+    s: Settings,
+) -> jax.Array:  # fmt: skip
+    """Compute the clipped surrogate loss + ½ the value's squared error − the entropy bonus."""
+    log_p, value, _ = policy(params, rnn.unroll, seen.x, carry, seen.starts)
+    taken = jnp.take_along_axis(log_p, seen.action[..., None], -1)[..., 0]
+    ratio = jnp.exp(taken - seen.log_p)
+    scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    surrogate = jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * scaled)
+    error = (value - (advantage + seen.value)) ** 2
+    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+    return -surrogate.mean() + 0.5 * error.mean() - s.entropy * entropy.mean()
+
+
+def train(key: jax.Array, rnn: RNN, s: Settings) -> tuple[dict[str, Any], jax.Array]:
+    """Train a policy; return its parameters, and the mean return of each update's episodes."""
+    init_key, env_key, key = jax.random.split(key, 3)
+    params = init_policy(init_key, rnn, s.hidden_dim)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(s.max_grad_norm), optax.adam(s.learning_rate, eps=1e-5)
+    )
+
+    def minibatch(state: tuple, batch: tuple) -> tuple[tuple, None]:
+        params, opt_state = state
+        gradient = jax.grad(ppo_loss)(params, rnn, *batch, s)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    def update(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+        params, opt_state, actors = state
+        keys = jax.random.split(key, 1 + s.epochs)
+        carry = actors.carry  # before the rollout
+        actors, seen, last_value = rollout(params, rnn, keys[0], actors, s)
+        whole = seen, advantages(seen, last_value, s)
+
+        def epoch(state: tuple, key: jax.Array) -> tuple[tuple, None]:
+            order = jax.random.permutation(key, s.num_envs).reshape(s.minibatches, -1)
+            batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), whole)
+            return jax.lax.scan(minibatch, state, (carry[order], *batches))
+
+        (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), keys[1:])
+        return (params, opt_state, actors), seen.reward.sum() / seen.done.sum()
+
+    state = params, optimizer.init(params), new_actors(env_key, s)
+    (params, _, _), returns = jax.lax.scan(update, state, jax.random.split(key, s.updates))
+    return params, returns
+
+
+# --- The command
+
+
+def main() -> None:
+    """Parse the arguments, train, and print what was learnt and how fast."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rnn", choices=[*RNNS, "both"], default="both",
+                        help="both: jaxgru and flax, and none for comparison")  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=1, help="train with seeds 0, 1, …")
+    for name, default in Settings()._asdict().items():
+        option = f"--{name.strip('_').replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, dest=name,
+                            help=f"default: {default}")  # fmt: skip
+    arguments = parser.parse_args()
+    s = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
+    results = {}
+    for rnn in RNNS if arguments.rnn == "both" else [arguments.rnn]:
+        program = jax.jit(partial(train, rnn=RNNS[rnn], s=s)).lower(jax.random.key(0)).compile()
+        count = sum(leaf.size for leaf in jax.tree.leaves(program.out_info[0]))
+        print(f"{rnn}: {count:,} parameters, {s.num_envs // s.minibatches} rows per minibatch")
+        results[rnn] = []
+        for seed in range(arguments.seeds):
+            start = time.perf_counter()
+            _, returns = jax.block_until_ready(program(jax.random.key(seed)))
+            seconds = time.perf_counter() - start
+            curve = " ".join(f"{part.mean():+.2f}" for part in np.array_split(returns, 10))
+            speed = s.updates * s.num_steps * s.num_envs / seconds
+            results[rnn].append((float(returns[-s.updates // 10 :].mean()), speed))
+            print(f"  seed {seed}: mean return {curve}; {speed:,.0f} environment steps/s")
+    print("medians of the seeds: last return, environment steps/s")
+    for rnn, of_seeds in results.items():
+        last, speed = np.median(of_seeds, axis=0)
+        print(f"  {rnn:<7} {last:+.2f} {speed:>10,.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The examples, in a smaller form: that they learn, and that they compute what they say."""
+
+import importlib.util
+import itertools
+import runpy
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import jaxgru
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ppo, labelling = example("recurrent_ppo"), example("sequence_labelling")
+
+
+def run(monkeypatch, capsys, name, *arguments):
+    path = str(ROOT / "examples" / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+    runpy.run_path(path, run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_help_begins_with_what_the_example_does(path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(monkeypatch, capsys, path.stem, "--help")
+    shown = capsys.readouterr().out
+    assert example(path.stem).__doc__.splitlines()[0] in shown
+
+
+SMALL_PPO = ppo.Settings(
+    delay=3, updates=40, num_envs=16, num_steps=26, hidden_dim=16, learning_rate=5e-3
+)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The parameters and returns of each policy."""
+    train = {name: partial(ppo.train, rnn=rnn, s=SMALL_PPO) for name, rnn in ppo.RNNS.items()}
+    return {name: jax.jit(train[name])(jax.random.key(0)) for name in train}
+
+
+class TestRecurrentPPO:
+    def test_only_a_policy_with_memory_succeeds(self, trained):
+        """The return of any other is 0 in expectation: the mean of n episodes is within 5/√n."""
+        n = 10 * SMALL_PPO.num_envs * (SMALL_PPO.num_steps // (SMALL_PPO.delay + 1))
+        last = {name: float(returns[-10:].mean()) for name, (_, returns) in trained.items()}
+        assert abs(last["none"]) < 5 / n**0.5
+        assert min(last["jaxgru"], last["flax"]) > 0.9
+
+    def test_nothing_but_the_first_observation_shows_the_sign(self):
+        for step in range(4):
+            seen = [ppo.observe(ppo.State(jnp.int32(step), jnp.float32(s)), 3) for s in (-1, 1)]
+            assert (seen[0] == seen[1]).all() == (step > 0)
+
+    @pytest.mark.parametrize("name", ppo.RNNS)
+    def test_training_sees_the_policy_as_it_acted(self, trained, name):
+        """The unroll with resets gives the steps' log p and values, across episodes and rollouts.
+
+        So PPO's ratio starts from 1. The second rollout begins within episodes of 4 steps.
+        """
+        params, _ = trained[name]
+        actors = ppo.new_actors(jax.random.key(1), SMALL_PPO)
+        for key in jax.random.split(jax.random.key(2)):
+            carry = actors.carry
+            rnn = ppo.RNNS[name]
+            actors, seen, _ = ppo.rollout(params, rnn, key, actors, SMALL_PPO)
+            log_p, value, end = ppo.policy(params, rnn.unroll, seen.x, carry, seen.starts)
+            taken = jnp.take_along_axis(log_p, seen.action[..., None], -1)[..., 0]
+            np.testing.assert_allclose(taken, seen.log_p, atol=1e-5)
+            np.testing.assert_allclose(value, seen.value, atol=1e-5)
+            np.testing.assert_allclose(end, actors.carry, atol=1e-5)
+        assert not seen.starts[0].any() and seen.starts.any()
+
+    def test_flax_computes_the_same_function(self):
+        """Outputs, the carry and the gradients, with the same weights: 1 − z is Flax's z."""
+        rng = np.random.default_rng(0)
+        T, B, F, H = 11, 3, 4, 5
+        x, carry = rng.normal(size=(T, B, F)), rng.normal(size=(B, H))
+        starts, weights = rng.random((T, B)) < 0.3, rng.normal(size=(T, B, H))
+        x, carry, weights = (jnp.asarray(a, jnp.float32) for a in (x, carry, weights))
+        flax = ppo.RNNS["flax"].init(jax.random.key(0), F, H)
+        flax = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32), flax)
+
+        def converted(flax):
+            [p] = flax["params"].values()
+            W, U, b = (
+                [scale * p[f"{part}{g}"][what] for g, scale in (("z", -1), ("r", 1), ("n", 1))]
+                for part, what in (("i", "kernel"), ("h", "kernel"), ("i", "bias"))
+            )
+            names = (f"{kind}{gate}" for gate in "zrn" for kind in "WUb")
+            leaves = itertools.chain(*zip(W, U, b, strict=True))
+            fields = dict(zip(names, leaves, strict=True))
+            return jaxgru.GRUParams(**fields, cn=p["hn"]["bias"], reset="after")
+
+        def total(params, name):
+            params = converted(params) if name == "jaxgru" else params
+            y, end = ppo.RNNS[name].unroll(params, x, carry, starts)
+            return (y * weights).sum() + end.sum(), (y, end)
+
+        results = [
+            jax.value_and_grad(total, has_aux=True)(flax, name) for name in ("jaxgru", "flax")
+        ]
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *results)
+        ours = ppo.RNNS["jaxgru"].init(jax.random.key(0), F, H)
+        assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, converted(flax))
+
+    def test_advantages_are_sums_of_later_rewards(self):
+        """With λ = 1: discounted rewards up to the end of the episode or V, minus V now."""
+        rng = np.random.default_rng(0)
+        T, s = 9, ppo.Settings(lambda_=1.0)
+        reward, value, done = rng.normal(size=T), rng.normal(size=T), rng.random(T) < 0.3
+        seen = ppo.Rollout(*[None] * 4, *(jnp.asarray(a)[:, None] for a in (value, reward, done)))
+        found = ppo.advantages(seen, jnp.array([0.7]), s)[:, 0]
+        for t in range(T):
+            ends = [i for i in range(t, T) if done[i]]
+            stop = ends[0] + 1 if ends else T
+            expected = sum(s.gamma ** (i - t) * reward[i] for i in range(t, stop)) - value[t]
+            expected += 0 if ends else s.gamma ** (T - t) * 0.7
+            assert found[t] == pytest.approx(expected, abs=1e-5)
+
+    def test_the_command(self, monkeypatch, capsys):
+        out = run(
+            monkeypatch, capsys, "recurrent_ppo", "--updates", 10, "--num-envs", 4,
+            "--num-steps", 8, "--delay", 2, "--hidden-dim", 4, "--seeds", 2,
+        )  # fmt: skip
+        out, medians = out.split("medians of the seeds: last return, environment steps/s\n")
+        assert [line.split()[0] for line in medians.splitlines()] == list(ppo.RNNS)
+        lines = out.splitlines()
+        counts = {line.split(":")[0]: line.split()[1] for line in lines[::3]}
+        assert counts["jaxgru"] == counts["flax"] and counts.keys() == ppo.RNNS.keys()
+        assert all("environment steps/s" in line for i, line in enumerate(lines) if i % 3)
+
+
+class TestSequenceLabelling:
+    SMALL = labelling.Settings(
+        hidden_dim=16, num_layers=1, longest=4, steps=200, batch_size=64, learning_rate=1e-2
+    )
+
+    def test_labels_the_first_place_better_than_any_reader_from_left_to_right(self):
+        """Which knows only the first digit d there: at best it guesses the likeliest minimum."""
+        s = self.SMALL
+        params, losses, _ = labelling.train(s)
+        digits, lengths, labels = labelling.batch(jax.random.key(1), s._replace(batch_size=2000))
+        found = labelling.scores(params, params["embedding"][digits], lengths).argmax(-1)
+        at_least = (10 - np.arange(11)) / 10  # the probability that a digit is k or more
+        best = 0.0
+        for d in range(10):
+            minimum = np.zeros(10)
+            for n in range(s.longest):  # that many digits follow
+                minimum[:d] += (at_least[:d] ** n - at_least[1 : d + 1] ** n) / s.longest
+                minimum[d] += at_least[d] ** n / s.longest
+            assert minimum.sum() == pytest.approx(1)
+            best += minimum.max() / 10
+        assert (found == labels)[:, 0].mean() > best + 5 * (best * (1 - best) / 2000) ** 0.5
+        assert losses[-1] < losses[0] / 2
+
+    @pytest.mark.parametrize(
+        "cell, one_direction", [("gru", False), ("gru", True), ("lstm", False), ("rnn", True)]
+    )
+    def test_padding_has_no_influence(self, cell, one_direction):
+        s = self.SMALL._replace(cell=cell, one_direction=one_direction, num_layers=2)
+        params = labelling.init(jax.random.key(0), s)
+        assert labelling.padding_has_no_influence(params, s, jax.random.key(1))
+        digits, lengths, _ = labelling.batch(jax.random.key(1), s._replace(batch_size=8))
+        x = params["embedding"][digits]
+        scores = labelling.scores(params, x, lengths)
+        for i, n in enumerate(lengths.tolist()):  # each sequence by itself, without padding
+            alone = labelling.scores(params, x[i : i + 1, :n], jnp.array([n]))
+            np.testing.assert_allclose(scores[i, :n], alone[0], atol=1e-5)
+
+    def test_a_leak_would_be_seen(self, monkeypatch):
+        """If the layers did not know the lengths, the check would fail."""
+        unroll = jaxgru.unroll
+        monkeypatch.setattr(jaxgru, "unroll", lambda *a, lengths, **k: unroll(*a, **k))
+        s = self.SMALL._replace(one_direction=True)
+        params = labelling.init(jax.random.key(0), s)
+        assert not labelling.padding_has_no_influence(params, s, jax.random.key(1))
+
+    def test_the_command(self, monkeypatch, capsys):
+        out = run(
+            monkeypatch, capsys, "sequence_labelling", "--steps", 10, "--hidden-dim", 4,
+            "--longest", 3, "--cell", "lstm",
+        )  # fmt: skip
+        assert out.startswith("step     0  loss") and "of the whole sequences are right" in out
+        assert out.endswith("padding has no influence on outputs and gradients.\n")
