@@ -336,7 +336,7 @@ class TestScript:
         [
             (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
             (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
-            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, jaxgru-one-device, wavefront"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, jaxgru-one"),
             (["--what", "resting"], "--what knows no 'resting'"),
             (["--precision", "float8"], "--precision knows no 'float8'"),
             (["--precision", "tf32"], "--precision tf32 needs a GPU; a CPU has float32 and"),
