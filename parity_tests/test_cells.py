@@ -96,7 +96,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
-        h, theirs_out = torchref.models.unroll_layer(module, theirs_x, theirs_in)
+        h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)
         results = [h, *theirs_out]
         sum((to_torch(w) * r).sum() for w, r in zip(weights, results, strict=True)).backward()
 
