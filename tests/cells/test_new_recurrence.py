@@ -83,7 +83,7 @@ def test_it_is_saved(run, tmp_path):
 def test_another_of_its_name_is_refused(registered):
     with pytest.raises(ValueError, match="the cell mgu has the same name or class of parameters"):
         cells.register(dataclasses.replace(MGU, name="gru2"))
-    with pytest.raises(jaxgru.UserError, match="is after; it must be before, for only gru"):
+    with pytest.raises(jaxgru.UserError, match="reset is after; it must be before: only gru has"):
         jaxgru.ModelConfig(cell="mgu", reset="after")
 
 

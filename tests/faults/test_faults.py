@@ -21,9 +21,14 @@ from fault_kinds import ALL, NEVER, Outcome, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 
 ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/runs/test_lifecycle.py; kills
-LONG = {"SIGTERM twice", "clock set back a year", "newest checkpoint: a file cut short",
-        "newest checkpoint: an item missing"}  # campaign.py alone  # fmt: skip
-QUICK = [name for name in ALL if name not in ELSEWHERE | LONG]
+FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "no file above a limit (EFBIG)",
+       "newest checkpoint: a bit flipped", "two resumes at once", "run folder read-only",
+       "metrics.jsonl with a torn last line"}  # the others are `slow`  # fmt: skip
+KINDS = [
+    pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+    for name in ALL
+    if name not in ELSEWHERE
+]
 KILLS = {"at random": fault_kinds.at_random, "in a write": fault_kinds.in_a_write}
 
 
@@ -33,13 +38,16 @@ def lab(tmp_path_factory) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def outcomes(lab, tmp_path_factory) -> dict[str, Future]:
-    """All of them, under way two at a time: they wait for a disk as often as for a core."""
+def outcomes(lab, tmp_path_factory, request) -> dict[str, Future]:
+    """Those that are selected, two at a time: they wait for a disk as often as for a core."""
+    chosen = {getattr(item, "callspec", None) and item.callspec.params.get("name")
+              for item in request.session.items}  # fmt: skip
+    wanted = [name for name in ALL if name in chosen]
     mounts = can_mount(tmp_path_factory.mktemp("mount"))
     pool, work = ThreadPoolExecutor(2), {}
-    for name, moment in KILLS.items():
+    for name, moment in KILLS.items() if chosen & set(KILLS) else ():
         work[name] = pool.submit(killed, lab, random.Random(name), moment)
-    for name in QUICK:
+    for name in wanted:
         if mounts or not needs_mount(name):
             work[name] = pool.submit(ALL[name], lab, random.Random(name))
     yield work
@@ -67,7 +75,7 @@ def test_a_killed_run_ends_with_the_same_bits(outcomes, name):
         assert outcome.note != NEVER or outcome.steps_lost == 0
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_run_recovers_and_loses_no_more_than_an_epoch(outcomes, name):
     if name not in outcomes:
         pytest.skip("needs the right to mount file systems")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tensorstore as ts
 from fuzzing import Finding, Made
 from mutations import NUMBERS, TEXTS, mutate, text
@@ -111,7 +112,7 @@ def _metrics(run: Path) -> Path:
 
 def _use(run: Path) -> None:
     params, config, tokenizer = jaxgru.load_run(run)
-    jaxgru.apply(params, tokenizer.encode(tokenizer.decode(range(tokenizer.vocab_size)))[None])
+    jaxgru.apply(params, tokenizer.encode(tokenizer.decode(np.arange(tokenizer.vocab_size)))[None])
     repr(config)
 
 
