@@ -14,7 +14,14 @@ from jaxgru.runs.published import load_published
 LADDER = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
 
 
-@pytest.mark.parametrize("name", pretrained_names())
+LARGE = ["astra_beta", "scribe_alpha"]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+    for name in pretrained_names()
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_card_says_what_is_measured_again(name):
     """The published model, trained on the canonical corpus, with the loss that the card gives."""
     params, config, tokenizer = jaxgru.load_pretrained(name)

@@ -32,11 +32,6 @@ from jaxgru.runs import lifecycle
 class TestProcesses:
     """In real processes; that train.py works in one, the fixture `tiny_run` has shown."""
 
-    def test_evaluate(self, tiny_run):
-        done = python_script("evaluate", "--run", tiny_run.parent)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "299 tokens, 299 characters" in done.stdout
-
     def test_sample(self, tiny_run):
         options = ["--prompt", "ROMEO: But", "--num-tokens", "10"]
         done = python_script("sample", "--run", tiny_run, *options)
@@ -164,16 +159,19 @@ def table_rows(out: str) -> dict[str, list[float]]:
 
 
 class TestEvaluate:
-    def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text):
+    def test_prints_what_numpy_computes(self, tiny_run, tiny_text, monkeypatch):
+        """In a real process, and by the folder of all versions."""
+        monkeypatch.setenv("COLUMNS", "120")
         before = contents(tiny_run)
-        done = script("evaluate", "--run", tiny_run)
-        assert (done.code, done.err) == (0, "")
+        done = python_script("evaluate", "--run", tiny_run.parent)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "299 tokens, 299 characters" in done.stdout
         assert contents(tiny_run) == before
         text = tiny_text.read_text()
         place = {character: i for i, character in enumerate(sorted(set(text)))}
         validation = np.array([place[character] for character in text[2700:]])
         params, _, _ = jaxgru.load_run(tiny_run)
-        rows = table_rows(done.out)
+        rows = table_rows(done.stdout)
         expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
         expected |= {"every token: stateless": 1, "never: one stream": 300,
                      "windows of 16, as in training": 16}  # fmt: skip
@@ -188,8 +186,8 @@ class TestEvaluate:
         for row, loss in nats.items():
             bits = loss / np.log(2)
             assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
-        assert "the stateless Markov chain:" in done.out
-        assert "greedy texts that end in a loop" in done.out
+        assert "the stateless Markov chain:" in done.stdout
+        assert "greedy texts that end in a loop" in done.stdout
 
 
 class TestSample:
