@@ -148,7 +148,7 @@ def plot_benchmark(
     panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float, float]]]],
     order: Sequence[str],
 ) -> None:
-    """Draw training steps: a panel per machine and task, a group of bars per config.
+    """Draw training steps as multiples of jaxgru's: a panel per machine, some bars per config.
 
     Args:
       panels: by title, contestant and config, the minimum, median and maximum seconds per step.
@@ -159,22 +159,29 @@ def plot_benchmark(
         axes = figure.add_subplot(len(panels), 1, i + 1)
         configs = list(dict.fromkeys(c for times in contestants.values() for c in times))
         names = [name for name in order if name in contestants]
+        families = list(dict.fromkeys(name.removesuffix("-one-device") for name in order))
+        ours = {config: median for config, (_, median, _) in contestants.get("jaxgru", {}).items()}
         width = 0.8 / len(names)
         for j, name in enumerate(names):
-            times = [tuple(1e3 * t for t in three) for three in contestants[name].values()]
+            family = name.removesuffix("-one-device")
+            times = [
+                tuple(t / ours.get(config, t) for t in three)
+                for config, three in contestants[name].items()
+            ]
             axes.bar(
                 [configs.index(c) + (j - (len(names) - 1) / 2) * width for c in contestants[name]],
                 [median for _, median, _ in times],
                 width,
                 yerr=[[mid - low for low, mid, _ in times], [top - mid for _, mid, top in times]],
                 error_kw={"lw": 0.6},
-                color=f"C{order.index(name)}",
+                color=f"C{families.index(family)}",
+                alpha=1 if name == family else 0.5,
                 label=name,
             )
-        axes.set_yscale("log")
+        axes.axhline(1, color="0.35", lw=0.8)
         axes.set_xticks(range(len(configs)), configs, parse_math=False)
         axes.set_title(title, fontsize=10, parse_math=False)
-        axes.set_ylabel("ms per step")
+        axes.set_ylabel("time per step, as a multiple of jaxgru's")
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
         axes.legend(fontsize=8, ncols=2)
