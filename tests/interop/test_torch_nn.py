@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import random_params, same_bits
 
-from jaxgru import ModelConfig, apply, cells, num_params, step
+from jaxgru import ModelConfig, apply, bidirectional, cells, num_params, step
 from jaxgru.cells import GRUParams
 from jaxgru.cells.base import Mask, Steps
 from jaxgru.interop import InteropError
@@ -227,6 +227,68 @@ class TestResetAfter:
             cells.gru_cell(p.replace(reset="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
 
 
+class TestTwoDirections:
+    """Bidirectional stacks: `jaxgru.bidirectional` of the layers of both directions."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("T, B, E, H, L", [(5, 3, 4, 6, 2), (1, 1, 2, 1, 1)])
+    def test_forward_and_gradients(self, kind, T, B, E, H, L):
+        rng = np.random.default_rng(T)
+        x = rng.standard_normal((T, B, E))
+        states = [rng.standard_normal((2 * L, B, H)) for _ in range(2 if kind == "lstm" else 1)]
+        theirs = module(kind, E, H, L, bidirectional=True)
+
+        x_, *states_ = (torch.tensor(a, requires_grad=True) for a in (x, *states))
+        outputs_, last_ = theirs(x_, tuple(states_) if kind == "lstm" else states_[0])
+        lasts_ = list(last_) if kind == "lstm" else [last_]
+        weights = [rng.standard_normal(o.shape) for o in (outputs_, *lasts_)]
+        pairs = zip(weights, (outputs_, *lasts_), strict=True)
+        sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
+
+        @jax.jit
+        def scalar(directions, x, states):
+            carries = [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
+            y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), time_major=True)
+            ends = [end for pair in zip(*ends, strict=True) for end in pair]
+            ends = [jnp.stack(leaves) for leaves in zip(*map(jax.tree.leaves, ends), strict=True)]
+            outputs = [y, *ends]
+            return sum(jnp.sum(w * o) for w, o in zip(weights, outputs, strict=True)), outputs
+
+        gradients, outputs = jax.grad(scalar, argnums=(0, 1, 2), has_aux=True)(
+            from_torch(theirs), x, states
+        )
+        for ours, other in zip(outputs, (outputs_, *lasts_), strict=True):
+            close(ours, other.detach())
+        d_directions, d_x, d_states = gradients
+        close(d_x, x_.grad)
+        for ours, state in zip(d_states, states_, strict=True):
+            close(ours, state.grad)
+        for suffix, layers in zip(("", "_reverse"), d_directions, strict=True):
+            for i, d in enumerate(layers):
+                for name, gradient in _gradients(kind, theirs, f"{i}{suffix}").items():
+                    close(getattr(d, name), gradient)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_bit_for_bit(self, kind):
+        theirs = module(kind, 3, 4, 2, torch.float32, bidirectional=True)
+        if kind != "gru":
+            for name, weight in theirs.named_parameters():
+                if "bias_hh" in name:  # acts only in a sum with the other
+                    weight.data.zero_()
+        again = to_torch(*from_torch(theirs))
+        assert list(again.state_dict()) == list(theirs.state_dict())
+        for name, weight in theirs.state_dict().items():
+            assert again.state_dict()[name].numpy().tobytes() == weight.numpy().tobytes()
+
+    def test_refusals(self):
+        forward, backward = from_torch(module("gru", 3, 4, 2, bidirectional=True))
+        with pytest.raises(InteropError, match="there are 2 forward and 1 backward layers"):
+            to_torch(forward, backward[:1])
+        with pytest.raises(InteropError, match="layer 1 is 4 → 4, .* it must be 8 → 4"):
+            stack = from_torch(module("gru", 3, 4, 2))
+            to_torch(stack, stack)
+
+
 class TestThereAndBack:
     @settings(max_examples=15, deadline=None)
     @given(
@@ -293,7 +355,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "make, says",
         [
-            (lambda: torch.nn.GRU(2, 3, bidirectional=True), "bidirectional"),
             (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
             (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
             (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),

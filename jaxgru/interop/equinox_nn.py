@@ -1,0 +1,127 @@
+"""`equinox.nn`: its GRUCell and LSTMCell over time at jaxgru's speed; their weights.
+
+    from jaxgru.interop.equinox_nn import unroll
+    state, ys = unroll(cell, xs, state)      # in place of a lax.scan of the cell
+
+Its weights are PyTorch's: (out, in), a GRU's gates in the order r, z, n with the reset after the
+product and z weighting the old state. See https://docs.kidger.site/equinox/api/nn/rnn/.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxgru import layers
+from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.interop import InteropError
+from jaxgru.interop.gates import (
+    cast,
+    check_reset,
+    joined,
+    layer_of,
+    other_z,
+    refusal,
+    reshaped,
+    single_bias,
+    sizes,
+)
+
+
+def unroll(
+    cell: eqx.nn.GRUCell | eqx.nn.LSTMCell,
+    xs: Float[Array, "... T F"],
+    state: Any = None,
+    *,
+    reset: Bool[Array, "... T"] | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Float[Array, "... T H"]]:
+    """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
+
+    For one sequence, as `jax.lax.scan(lambda s, x: (s := cell(x, s), s), state, xs)`. A batch is
+    faster given whole than by `vmap`.
+
+    Args:
+      cell: with its own arrays, so that it is trained as it is.
+      xs: (T, F), or with batch axes before.
+      state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
+      reset: (..., T); where True, the state is set to zeros before that step.
+      reverse: read from the last step to the first.
+
+    Returns:
+      The state after the last step, and h of every step (..., T, H).
+
+    Raises:
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`; or an argument
+        has another shape.
+    """
+    layer = from_equinox(cell)
+    *batch, T, F = xs.shape
+    B, H = math.prod(batch), cell.hidden_size
+    dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
+
+    def flat(leaf: Array) -> Array:
+        return reshaped("the state", leaf.astype(dtype), (*batch, H), (B, H))
+
+    ys, state = layers.unroll(
+        cast(layer, dtype, dtype),
+        xs.reshape(B, T, F),
+        jax.tree.map(flat, state),
+        reset=None if reset is None else reshaped("reset", reset, (*batch, T), (B, T)),
+        reverse=reverse,
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state), ys.reshape(*batch, T, H)
+
+
+def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
+    """Return the layer with the weights of a cell.
+
+    The GRU resets after the product. Each value is a copy; z's change sign. A cell without biases
+    gets zeros. The carry is the same on both sides.
+
+    Raises:
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`.
+    """
+    if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
+        raise InteropError(
+            f"the cell is a {type(cell).__name__}; it must be an equinox.nn.GRUCell or LSTMCell."
+        )
+    weights = dict(W=cell.weight_ih.T, U=cell.weight_hh.T, b=cell.bias)
+    if isinstance(cell, eqx.nn.LSTMCell):
+        return layer_of(LSTMParams, "ifgo", **weights)
+    gru = partial(GRUParams, cn=cell.bias_n, reset="after")
+    return other_z(layer_of(gru, "rzn", **weights))
+
+
+def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
+    """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
+
+    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
+    `from_equinox` returns the other values bit for bit.
+
+    Raises:
+      InteropError: a GRU resets before the product, as Equinox's cannot; or the layer is an RNN,
+        which Equinox does not have.
+    """
+    E, H, dtype = sizes(layer)
+    match layer:
+        case GRUParams():
+            check_reset(layer, "after", "equinox.nn.GRUCell")
+            p, make, order = other_z(single_bias(layer)), eqx.nn.GRUCell, "rzn"
+        case LSTMParams():
+            p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
+        case _:
+            raise refusal(layer, "Equinox has a GRUCell and an LSTMCell")
+    cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
+    W, U, b = (joined(p, side, order) for side in "WUb")
+    arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
+    if isinstance(p, GRUParams):
+        arrays["bias_n"] = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+    fields = lambda cell: [getattr(cell, name) for name in arrays]
+    return eqx.tree_at(fields, cell, list(arrays.values()))

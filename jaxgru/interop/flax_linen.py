@@ -1,0 +1,226 @@
+"""`flax.linen`: its RNN and the `ScannedRNN` of reinforcement learning at jaxgru's speed; weights.
+
+    from jaxgru.interop.flax_linen import RNN           # in place of nn.RNN
+    from jaxgru.interop.flax_linen import ScannedRNN    # in place of purejaxrl's class
+
+Names, shapes and initial values of the parameters are Flax's, so checkpoints fit. Its GRU resets
+after the product and has a bias there (`hn`); its z weights the old state. See
+https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.core import meta
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.interop import InteropError
+from jaxgru.interop.flax_rnn import check_functions, rnn
+from jaxgru.interop.gates import check_reset, other_z, refusal, single_bias
+
+CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
+
+
+class RNN(nn.RNN):
+    """An `nn.RNN` that computes the same with `jaxgru.unroll`, whose gradient is hand-written.
+
+    The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. The options of `nn.scan`
+    (`unroll`, `variable_axes`, …) act only when parameters are initialized.
+    """
+
+    def __call__(
+        self,
+        inputs: Float[Array, "..."],
+        *,
+        initial_carry: Any = None,
+        init_key: Array | None = None,
+        seq_lengths: Integer[Array, "..."] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        reset: Bool[Array, "..."] | None = None,
+    ) -> Any:
+        """Run over a sequence; all arguments but `reset` are those of `nn.RNN`.
+
+        Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
+
+        Args:
+          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
+            cell's initial carry before that step.
+
+        Returns:
+          The outputs, or (carry, outputs) with `return_carry`.
+
+        Raises:
+          InteropError: the cell is of another class, has other functions than sigmoid and tanh, or
+            is residual.
+        """
+        time_major = self.time_major if time_major is None else time_major
+        _check_cell(self.cell)
+        if "params" not in self.cell.variables:
+            super().__call__(inputs, time_major=time_major)  # initializes them
+        batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+        key = jax.random.key(0) if init_key is None else init_key
+        start = self.cell.initialize_carry(key, (*batch, inputs.shape[-1]))
+        return rnn(
+            from_linen(self.cell.variables["params"]),
+            inputs,
+            start if initial_carry is None else initial_carry,
+            dtype=self.cell.dtype,
+            reset=reset,
+            initial=_unless_zeros(self.cell, start),
+            lengths=seq_lengths,
+            time_major=time_major,
+            reverse=self.reverse if reverse is None else reverse,
+            keep_order=self.keep_order if keep_order is None else keep_order,
+            return_carry=self.return_carry if return_carry is None else return_carry,
+        )
+
+
+class ScannedRNN(nn.Module):
+    """The `ScannedRNN` of purejaxrl: a cell over time that starts anew where an episode begins.
+
+    It takes the place of a class that wraps `nn.GRUCell` in `nn.scan`
+    (https://github.com/luchris429/purejaxrl/blob/main/purejaxrl/ppo_rnn.py). Parameters that exist
+    are used under the name that they have. H is the carry's size.
+
+    Attributes:
+      cell: a class of cells, or a `functools.partial` of one.
+      cell_name: of the new parameters. None: "GRUCell_1", as in purejaxrl, where "GRUCell_0" is the
+        cell that makes the carry; it is "GRUCell_0" in classes that make the carry otherwise.
+    """
+
+    cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+    cell_name: str | None = None
+
+    @nn.compact
+    def __call__(
+        self, carry: Any, x: tuple[Float[Array, "T B F"], Bool[Array, "T B"]]
+    ) -> tuple[Any, Float[Array, "T B H"]]:
+        """Run over a sequence.
+
+        Args:
+          carry: the state before the first step, (B, H), or (c, h) for an LSTM.
+          x: the inputs, and where the carry is set to the cell's initial carry before the step.
+
+        Returns:
+          The carry after the last step, and the outputs.
+
+        Raises:
+          InteropError: the cell is none that `RNN` takes.
+        """
+        inputs, resets = x
+        cell = self.cell(features=jax.tree.leaves(carry)[0].shape[-1], parent=None)
+        _check_cell(cell)
+        name = self.cell_name or f"{type(cell).__name__}_1"
+        name = next(iter(self.variables.get("params", ())), name)
+        cell = cell.clone(parent=self, name=name)
+        if "params" not in cell.variables:
+            cell(carry, inputs[0])  # initializes them
+        start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
+        return rnn(
+            from_linen(cell.variables["params"]),
+            inputs,
+            carry,
+            dtype=cell.dtype,
+            reset=jnp.asarray(resets, bool),
+            initial=_unless_zeros(cell, start),
+            time_major=True,
+        )
+
+    @staticmethod
+    def initialize_carry(
+        batch_size: int, hidden_size: int, cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+    ) -> Any:
+        """Return the carry before the first step."""
+        made = cell(features=hidden_size, parent=None)
+        return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+
+
+def from_linen(params: Mapping[str, Any]) -> CellParams:
+    """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
+
+    The GRU resets after the product. Each value is a copy; z's change sign. The layer's carry is h,
+    or (h, c) where the cell's is (c, h).
+
+    Args:
+      params: those of one cell, such as variables["params"]["cell"] of an `nn.RNN`.
+
+    Raises:
+      InteropError: they have the names of no such cell.
+    """
+    layer = _LAYERS.get(frozenset(params))
+    if layer is None:
+        raise InteropError(
+            f"the parameters {', '.join(sorted(params))} are not those of a flax.linen "
+            f"{', '.join(cell.__name__ for cell in CELLS)}."
+        )
+    fields = {}
+    for name, dense in meta.unbox(params).items():
+        side, gate = name[0], name[1:]
+        fields[("W" if side == "i" else "U") + gate] = dense["kernel"]
+        if "bias" in dense:
+            fields[("c" if name == "hn" else "b") + gate] = dense["bias"]
+    p = layer(**fields)
+    return other_z(p) if isinstance(p, GRUParams) else p
+
+
+def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
+    """Return the parameters of a GRUCell, of both LSTM cells, or of a SimpleCell.
+
+    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
+    `from_linen` returns the other values bit for bit.
+
+    Raises:
+      InteropError: a GRU resets before the product, as Flax's GRUCell cannot.
+    """
+    match layer:
+        case GRUParams():
+            check_reset(layer, "after", "flax.linen.GRUCell")
+            p = other_z(single_bias(layer))
+            inner = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+            gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": inner}
+        case LSTMParams():
+            p, gates, biases = layer, "ifgo", {f"h{g}": getattr(layer, f"b{g}") for g in "ifgo"}
+        case RNNParams():
+            p, gates, biases = layer, [""], {"i": layer.b}
+        case _:
+            raise refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
+    kernels = {f"i{g}": getattr(p, f"W{g}") for g in gates}
+    kernels |= {f"h{g}": getattr(p, f"U{g}") for g in gates}
+    return {
+        name: {"kernel": kernel} | ({"bias": biases[name]} if name in biases else {})
+        for name, kernel in kernels.items()
+    }
+
+
+_LAYERS: dict[frozenset[str], Callable[..., CellParams]] = {
+    frozenset(side + gate for side in "ih" for gate in gates): layer
+    for gates, layer in (
+        ("rzn", partial(GRUParams, reset="after")),
+        ("ifgo", LSTMParams),
+        ([""], RNNParams),
+    )
+}
+
+
+def _check_cell(cell: Any) -> None:
+    if type(cell) not in CELLS:
+        raise InteropError(
+            f"the cell is a {type(cell).__name__}; it must be a flax.linen "
+            f"{', '.join(known.__name__ for known in CELLS)}."
+        )
+    check_functions(cell)
+
+
+def _unless_zeros(cell: Any, start: Any) -> Any:
+    """Return the carry that a reset sets, or None if it is zeros."""
+    return None if cell.carry_init is jax.nn.initializers.zeros else start

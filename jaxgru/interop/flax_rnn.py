@@ -1,0 +1,121 @@
+"""What `flax.nnx.RNN` and `flax.linen.RNN` have in common: how they call a cell over time.
+
+Their carry of an LSTM is (c, h). They compute padding like any other step; `seq_lengths` only says
+which step's carry is returned and how sequences are reversed. `rnn` returns the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxgru.cells import CellParams
+from jaxgru.interop import InteropError
+from jaxgru.interop.gates import cast, reshaped, sizes
+from jaxgru.layers import unroll
+
+SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
+TANH = (jnp.tanh, jax.lax.tanh)
+
+
+def check_functions(cell: Any) -> None:
+    """Raise InteropError if a cell of Flax computes with functions other than its defaults."""
+    name = type(cell).__name__
+    if getattr(cell, "gate_fn", SIGMOID[0]) not in SIGMOID:
+        raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
+    if cell.activation_fn not in TANH:
+        raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
+    if getattr(cell, "residual", False):
+        raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
+
+
+def rnn(
+    layer: CellParams,
+    inputs: Float[Array, "..."],
+    carry: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    reset: Bool[Array, "..."] | None = None,
+    initial: Any = None,
+    lengths: Integer[Array, "..."] | None = None,
+    time_major: bool = False,
+    reverse: bool = False,
+    keep_order: bool = False,
+    return_carry: bool = True,
+) -> Any:
+    """Compute a layer over time as Flax's RNN does.
+
+    Args:
+      layer: the parameters of the cell.
+      inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
+      carry: before the first step: (*batch, H), or a pair (c, h) of these.
+      dtype: of the products, as a cell's `dtype`; None: that of inputs and parameters.
+      reset: (*batch, T) or (T, *batch); where True, the carry is set to `initial` before the step.
+      initial: in the form of the carry; None: zeros.
+      lengths: (*batch); the carry returned is then that after this number of steps.
+      reverse: read from the last real step to the first.
+      keep_order: with `reverse`, return the outputs in the order of the inputs.
+
+    Returns:
+      The outputs (*batch, T, H) or (T, *batch, H); with `return_carry`, (carry, outputs).
+
+    Raises:
+      ValueError: an argument has another shape.
+    """
+    axis = 0 if time_major else 1
+    leading = inputs.shape[:-1]
+    batch, T = (leading[1:], leading[0]) if time_major else (leading[:-1], leading[-1])
+    B, H = math.prod(batch), sizes(layer)[1]
+    steps = (T, B) if time_major else (B, T)
+    products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
+    states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
+
+    def ours(carry: Any) -> Any:
+        def flat(c: Array) -> Array:
+            return reshaped("the carry", c.astype(states), (*batch, H), (B, H))
+
+        carry = jax.tree.map(flat, carry)
+        return carry[::-1] if isinstance(carry, tuple) else carry
+
+    x = inputs.reshape(*steps, inputs.shape[-1])
+    reset = None if reset is None else reshaped("reset", reset, leading, steps)
+    lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
+    if reverse and lengths is not None:
+        x = _flip(x, axis, lengths)
+        reset = None if reset is None else _flip(reset, axis, lengths)
+    y, carry, *carries = unroll(
+        cast(layer, products, states),
+        x,
+        ours(carry),
+        reset=reset,
+        initial=None if initial is None else ours(initial),
+        reverse=reverse and lengths is None,
+        time_major=time_major,
+        return_carries=return_carry and lengths is not None,
+    )
+    if return_carry and lengths is not None:
+        rows, last = jnp.arange(B), lengths - 1
+        at = (last, rows) if time_major else (rows, last)
+        carry = jax.tree.map(lambda c: c[at], carries[0])
+    if reverse and keep_order == (lengths is not None):  # else it is in that order already
+        y = _flip(y, axis, lengths)
+    y = y.reshape(*leading, H)
+    if not return_carry:
+        return y
+    carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
+    return carry[::-1] if isinstance(carry, tuple) else carry, y
+
+
+def _flip(x: Array, axis: int, lengths: Integer[Array, "B"] | None) -> Array:
+    """Reverse the real steps; the padding stays at the end, and is reversed, too."""
+    if lengths is None:
+        return jnp.flip(x, axis)
+    T = x.shape[axis]
+    order = (jnp.arange(T)[::-1] + lengths[:, None]) % T
+    order = order if axis else order.T
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis)

@@ -1,0 +1,114 @@
+"""What the conversions share: one gate's weights cut out of the matrix of all gates, and joined.
+
+Other libraries store the gates of a layer side by side, each in an order of its own, written here
+as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxgru.cells import CellParams, GRUParams, zero_carry
+from jaxgru.interop import InteropError
+
+
+def layer_of(params: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
+    """Return a layer, given W (E, G·H), U (H, G·H) and b, c (G·H). No b: zeros. No c: none."""
+    if sides["b"] is None:
+        sides["b"] = jnp.zeros_like(sides["W"][0])
+    return params(
+        **{
+            side + gate: part
+            for side, weights in sides.items()
+            if weights is not None
+            for gate, part in zip(order, jnp.split(weights, len(order), axis=-1), strict=True)
+        }
+    )
+
+
+def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
+    """Return one side of a layer, W, U or b, with all gates on the last axis."""
+    return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
+
+
+def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
+    """Return E, H and the biases' dtype."""
+    carry = jax.tree.leaves(zero_carry(layer, 1))[0]
+    W = next(w for name, w in vars(layer).items() if name.startswith("W"))
+    return W.shape[0], carry.shape[-1], carry.dtype
+
+
+def other_z(p: GRUParams) -> GRUParams:
+    """Return the GRU whose z is 1 minus this one's: an exact change of sign, its own inverse.
+
+    In PyTorch, Flax, Equinox and Keras z weights the old state; here it weights the new value.
+    """
+    names = ("Wz", "Uz", "bz", "cz")
+    return dataclasses.replace(
+        p, **{name: None if (w := getattr(p, name)) is None else -w for name in names}
+    )
+
+
+def added(b: Array, c: Array | None) -> Array:
+    """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
+    return b if c is None else jnp.where(c == 0, b, b + c)
+
+
+def single_bias(p: GRUParams) -> GRUParams:
+    """Return the GRU with cz and cr added to bz and br: their sum is what a layer computes with."""
+    return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
+
+
+def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
+    """Return the GRU without cn.
+
+    Raises:
+      InteropError: cn is not zero, or not known because the function is being traced.
+    """
+    if isinstance(p.cn, Tracer):
+        raise InteropError(
+            f"{theirs} has no bias inside the reset, so cn must be None or zeros, which is not "
+            "known under a transformation: convert outside, or remove cn."
+        )
+    if p.cn is not None and jnp.any(p.cn != 0):
+        raise InteropError(
+            f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be one."
+        )
+    return dataclasses.replace(p, cn=None)
+
+
+def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
+    """Raise InteropError if the GRU's reset is not where theirs is."""
+    if p.reset != reset:
+        raise InteropError(
+            f"{theirs} resets {reset} the product; a GRU that resets {p.reset} it cannot be one."
+        )
+
+
+def refusal(layer: Any, theirs: str) -> InteropError:
+    """Return the error for what the other library has no cell for."""
+    return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
+
+
+def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:
+    """Return the layer with W and U in one dtype and the biases, so also the state, in another."""
+    return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
+
+
+def reshaped(name: str, x: Array, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
+    """Return x, of a given shape, in a new shape.
+
+    Raises:
+      InteropError: x has another shape.
+    """
+    if x.shape != shape:
+        raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
+    return x.reshape(new)

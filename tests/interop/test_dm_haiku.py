@@ -1,0 +1,131 @@
+"""hk.dynamic_unroll, also of hk.ResetCore, and ours: the same numbers; weights both ways."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from random_models import same_bits
+
+from jaxgru.interop import InteropError
+
+hk = pytest.importorskip("haiku")
+
+from jaxgru.interop.dm_haiku import dynamic_unroll, from_haiku, to_haiku  # noqa: E402
+
+CORES = pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+
+
+def states(kind, B, H, dtype):
+    h = normal(B, H, dtype=dtype, seed=3)
+    return hk.LSTMState(h, normal(B, H, dtype=dtype, seed=4)) if kind == "LSTM" else h
+
+
+def model(kind, H, unroll, everything=True):
+    """A user's model; which dynamic_unroll is the one changed line."""
+
+    def function(x, state, dones):
+        core = getattr(hk, kind)(H)
+        plain = unroll(core, x, state)
+        noise = hk.dropout(hk.next_rng_key(), 0.5, hk.Linear(2)(plain[0]))
+        if not everything:
+            return plain, noise
+        batch_major = x.swapaxes(0, 1), dones.T
+        return (
+            unroll(hk.ResetCore(core), (x, dones), state),
+            unroll(core, x[:, 0], jax.tree.map(lambda s: s[0], state), reverse=True),
+            unroll(hk.ResetCore(core), batch_major, state, False, return_all_states=True),
+            noise,
+        )
+
+    return hk.transform(function)
+
+
+@CORES
+@pytest.mark.parametrize("dtype, sizes", CASES)
+def test_the_same_call_gives_the_same_numbers(kind, dtype, sizes):
+    """With resets, backwards, batch-major; random draws that follow are the same, too."""
+    with precision(dtype):
+        T, B, E, H = sizes
+        x, state, dones = normal(T, B, E, dtype=dtype), states(kind, B, H, dtype), resets(T, B)
+        everything = dtype == np.float64 and T > 1
+        ours, theirs = (model(kind, H, f, everything) for f in (dynamic_unroll, hk.dynamic_unroll))
+        key = jax.random.key(0)
+        params = randomized(jax.eval_shape(theirs.init, key, x, state, dones))
+        same_numbers(
+            lambda params, x, state: ours.apply(params, key, x, state, dones),
+            lambda params, x, state: theirs.apply(params, key, x, state, dones),
+            *(params, x, state),
+        )
+
+
+@CORES
+def test_the_same_initial_parameters(kind):
+    x, state = normal(5, 3, 4, dtype=np.float32), states(kind, 3, 6, np.float32)
+    ours, theirs = (
+        jax.jit(model(kind, 6, unroll, False).init)(jax.random.key(1), x, state, resets(5, 3))
+        for unroll in (dynamic_unroll, hk.dynamic_unroll)
+    )
+    assert same_bits(ours, theirs)
+
+
+def test_parameters_as_the_core_sees_them():
+    """A getter of the user's own, for mixed precision, say, acts as before."""
+    x, state = normal(5, 3, 4, dtype=np.float32), states("GRU", 3, 6, np.float32)
+
+    def function(unroll):
+        def halved(getter, value, context):
+            return getter(value) / 2
+
+        def run(x):
+            with hk.custom_getter(halved):
+                return unroll(hk.GRU(6), x, state)
+
+        return hk.transform(run)
+
+    params = function(hk.dynamic_unroll).init(jax.random.key(0), x)
+    ours, theirs = (function(f).apply(params, None, x) for f in (dynamic_unroll, hk.dynamic_unroll))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ours, theirs)
+
+
+def test_weights_there_and_back():
+    p = layer("gru")
+    assert same_bits(from_haiku(to_haiku(p)), p)
+    p = layer("gru, second bias")
+    q = from_haiku(to_haiku(p))
+    assert same_bits((q.bz, q.br, q.cz), (p.bz + p.cz, p.br + p.cr, None))
+    p = layer("lstm")
+    q = from_haiku(to_haiku(p))
+    assert same_bits(q.replace(bf=p.bf), p)
+    np.testing.assert_allclose(q.bf, p.bf, rtol=0, atol=2 * np.finfo(np.float32).eps)
+
+
+def test_the_forget_bias_is_exact_from_one_half_to_two():
+    """Sterbenz's lemma; zeros in Haiku are ones here, the usual start of both."""
+    p = layer("lstm").replace(bf=jnp.asarray([0.5, 1, 2, 1 + 2**-23, 0.7, np.float32(np.pi / 2)]))
+    assert same_bits(from_haiku(to_haiku(p)), p)
+
+
+class TestRefusals:
+    def test_cores(self):
+        def run(core, x):
+            return hk.transform(lambda: dynamic_unroll(core(), x, None)).init(jax.random.key(0))
+
+        x = normal(5, 3, 4, dtype=np.float32)
+        with pytest.raises(InteropError, match="the core is a VanillaRNN; .* has ReLU where"):
+            run(lambda: hk.VanillaRNN(6), x)
+        with pytest.raises(InteropError, match="the core is a VanillaRNN"):
+            run(lambda: hk.ResetCore(hk.VanillaRNN(6)), (x, resets(5, 3)))
+        with pytest.raises(InteropError, match="should_reset has more than one part"):
+            parts = hk.LSTMState(resets(5, 3), resets(5, 3))
+            run(lambda: hk.ResetCore(hk.LSTM(6)), (x, parts))
+
+    def test_weights(self):
+        with pytest.raises(InteropError, match="hk.GRU resets before the product; a GRU .* after"):
+            to_haiku(layer("gru after"))
+        with pytest.raises(InteropError, match="a RNNParams cannot .* a VanillaRNN with ReLU"):
+            to_haiku(layer("rnn"))
+        with pytest.raises(InteropError, match="the parameters b, w_i are not those of an hk.GRU"):
+            from_haiku({"b": 0, "w_i": 0})

@@ -1,0 +1,99 @@
+"""Equinox's cells under a scan and ours: the same numbers; weights both ways."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from random_models import same_bits
+
+from jaxgru.interop import InteropError
+
+eqx = pytest.importorskip("equinox")
+
+from jaxgru.interop.equinox_nn import from_equinox, to_equinox, unroll  # noqa: E402
+
+CELLS = pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
+
+
+def made(kind, E=4, H=6, dtype=np.float32, **options):
+    make = getattr(eqx.nn, kind)
+    options |= dict(dtype=dtype, key=jax.random.key(0))
+    return randomized(eqx.filter_eval_shape(make, E, H, **options))
+
+
+def scanned(cell, xs, state, reset=None, reverse=False):
+    """A user's scan of the cell, where an episode begins from zeros."""
+    reset = jnp.zeros(len(xs), bool) if reset is None else reset
+
+    def step(state, inputs):
+        x, reset = inputs
+        state = cell(x, jax.tree.map(lambda s: jnp.where(reset, 0, s), state))
+        return state, jax.tree.leaves(state)[0]
+
+    return jax.lax.scan(step, state, (xs, reset), reverse=reverse)
+
+
+@CELLS
+@pytest.mark.parametrize("dtype, sizes", CASES)
+def test_the_same_numbers(kind, dtype, sizes):
+    """One sequence; a batch with resets, whole and by `vmap`; backwards."""
+    with precision(dtype):
+        T, B, E, H = sizes
+        cell, xs = made(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
+        h = normal(B, H, dtype=dtype, seed=3)
+        states = (h, normal(B, H, dtype=dtype, seed=4)) if kind == "LSTMCell" else h
+        reset = resets(B, T)
+
+        def theirs(cell, xs, states):
+            each = jax.vmap(lambda x, s, r: scanned(cell, x, s, r))(xs, states, reset)
+            first = jax.tree.map(lambda s: s[0], states)
+            return each, each, scanned(cell, xs[0], first, reverse=True)
+
+        def ours(cell, xs, states):
+            whole = unroll(cell, xs, states, reset=reset)
+            each = jax.vmap(lambda x, s, r: unroll(cell, x, s, reset=r))(xs, states, reset)
+            first = jax.tree.map(lambda s: s[0], states)
+            return whole, each, unroll(cell, xs[0], first, reverse=True)
+
+        same_numbers(ours, theirs, cell, xs, states)
+
+
+@CELLS
+def test_without_biases_and_from_zeros(kind):
+    cell, xs = made(kind, use_bias=False), normal(5, 4, dtype=np.float32)
+    zeros = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
+    ours, theirs = unroll(cell, xs), scanned(cell, xs, zeros)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ours, theirs)
+    gradient = eqx.filter_grad(lambda cell: jnp.sum(unroll(cell, xs)[1]))(cell)
+    assert jax.tree.structure(gradient) == jax.tree.structure(cell)
+
+
+@CELLS
+def test_weights_there_and_back(kind):
+    cell = made(kind)
+    again = to_equinox(from_equinox(cell))
+    assert same_bits(again, cell)  # also the structure, which holds the sizes
+    p = layer({"GRUCell": "gru after, second bias", "LSTMCell": "lstm"}[kind])
+    q = from_equinox(to_equinox(p))
+    if kind == "GRUCell":
+        assert same_bits((q.bz, q.br, q.cn), (p.bz + p.cz, p.br + p.cr, p.cn))
+        assert not from_equinox(to_equinox(layer("gru after"))).cn.any()
+    else:
+        assert same_bits(q, p)
+
+
+def test_refusals():
+    with pytest.raises(InteropError, match="equinox.nn.GRUCell resets after the product; .* befor"):
+        to_equinox(layer("gru"))
+    with pytest.raises(InteropError, match="a RNNParams cannot be converted: Equinox has a G"):
+        to_equinox(layer("rnn"))
+    with pytest.raises(InteropError, match="the cell is a Linear; it must be an equinox.nn"):
+        unroll(eqx.nn.Linear(2, 3, key=jax.random.key(0)), jnp.zeros((5, 2)))
+    cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be \(3, 5\)"):
+        unroll(cell, xs, reset=resets(5, 3))
+    with pytest.raises(ValueError, match=r"the state has shape \(6,\); it must be \(3, 6\)"):
+        unroll(cell, xs, jnp.zeros(6))

@@ -1,0 +1,231 @@
+"""flax.linen's RNN, purejaxrl's ScannedRNN and ours: the same numbers; weights both ways."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from flax import linen as nn
+from flax.errors import ScopeCollectionNotFound
+from random_models import same_bits
+
+from jaxgru.interop import InteropError
+from jaxgru.interop.flax_linen import CELLS, RNN, ScannedRNN, from_linen, to_linen
+
+EVERY = pytest.mark.parametrize("cell_class", CELLS, ids=lambda cell: cell.__name__)
+
+
+def carry_for(cell_class, B, H, dtype):
+    h = normal(B, H, dtype=dtype, seed=3)
+    pair = cell_class in (nn.LSTMCell, nn.OptimizedLSTMCell)
+    return (h, normal(B, H, dtype=dtype, seed=4)) if pair else h
+
+
+@pytest.mark.parametrize(
+    "cell_class, dtype, sizes",
+    [(nn.GRUCell, *case) for case in CASES]
+    + [(nn.OptimizedLSTMCell, *case) for case in CASES]
+    + [(nn.LSTMCell, *CASES[0]), (nn.SimpleCell, *CASES[0])],
+)
+def test_the_same_call_gives_the_same_numbers(cell_class, dtype, sizes):
+    """From a given carry and from the cell's own; reversed, and with padding."""
+    with precision(dtype):
+        T, B, E, H = sizes
+        x, carry = normal(B, T, E, dtype=dtype), carry_for(cell_class, B, H, dtype)
+        lengths = np.arange(B) % T + 1
+
+        def calls(rnn):
+            def function(variables, x, carry):
+                call = functools.partial(rnn.apply, variables)
+                plain = call(x, initial_carry=carry, return_carry=True)
+                if dtype == np.float32 or T == 1:
+                    return plain
+                turned = dict(reverse=True, seq_lengths=lengths)
+                return (
+                    plain,
+                    call(x, **turned, keep_order=True),
+                    call(x.swapaxes(0, 1), **turned, return_carry=True, time_major=True),
+                )
+
+            return function
+
+        ours, theirs = (cls(cell_class(H, param_dtype=dtype)) for cls in (RNN, nn.RNN))
+        variables = randomized(jax.eval_shape(theirs.init, jax.random.key(0), x))
+        same_numbers(calls(ours), calls(theirs), variables, x, carry)
+
+
+@EVERY
+def test_the_same_initial_parameters(cell_class):
+    x = normal(2, 3, 4, dtype=np.float32)
+    ours, theirs = (jax.jit(cls(cell_class(6)).init)(jax.random.key(1), x) for cls in (RNN, nn.RNN))
+    assert same_bits(ours, theirs)
+
+
+class PureJaxRL(nn.Module):
+    """purejaxrl's ScannedRNN, as in ppo_rnn.py."""
+
+    @functools.partial(
+        nn.scan,
+        variable_broadcast="params",
+        in_axes=0,
+        out_axes=0,
+        split_rngs={"params": False},
+    )
+    @nn.compact
+    def __call__(self, carry, x):
+        ins, resets = x
+        carry = jnp.where(
+            resets[:, np.newaxis], self.initialize_carry(ins.shape[0], ins.shape[1]), carry
+        )
+        return nn.GRUCell(features=ins.shape[1])(carry, ins)
+
+    @staticmethod
+    def initialize_carry(batch_size, hidden_size):
+        cell = nn.GRUCell(features=hidden_size)
+        return cell.initialize_carry(jax.random.PRNGKey(0), (batch_size, hidden_size))
+
+
+class ActorCritic(nn.Module):
+    """A user's model; which ScannedRNN is the one changed line."""
+
+    scanned: type[nn.Module]
+
+    @nn.compact
+    def __call__(self, carry, x):
+        observations, dones = x
+        embedding = nn.relu(nn.Dense(6)(observations))
+        carry, embedding = self.scanned(name="rnn")(carry, (embedding, dones))
+        return carry, nn.Dense(2)(embedding)
+
+
+class TestScannedRNN:
+    def test_in_a_model_as_in_purejaxrl(self):
+        T, B, E, H = 7, 3, 4, 6
+        x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
+        first = ScannedRNN.initialize_carry(B, H)
+        assert same_bits(first, PureJaxRL.initialize_carry(B, H))
+        ours, theirs = ActorCritic(ScannedRNN), ActorCritic(PureJaxRL)
+        variables, same = (
+            jax.jit(model.init)(jax.random.key(0), first, (x, dones)) for model in (ours, theirs)
+        )
+        assert same_bits(variables, same)
+        with precision(np.float64):
+            x, carry = x.astype(np.float64), normal(B, H, dtype=np.float64)
+            variables = jax.tree.map(lambda w: jnp.asarray(w, np.float64), variables)
+            same_numbers(
+                lambda *args: ours.apply(*args[:2], (args[2], dones)),
+                lambda *args: theirs.apply(*args[:2], (args[2], dones)),
+                *(variables, carry, x),
+            )
+
+    def test_another_cell_name_and_start(self):
+        """Where a reset starts from is the cell's; parameters under another name are found."""
+        T, B, E, H = 6, 3, 4, 5
+        start = functools.partial(
+            nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3)
+        )
+        x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
+        carry = carry_for(nn.OptimizedLSTMCell, B, H, np.float32)
+        params = randomized(jax.eval_shape(start(H).init, jax.random.key(0), carry, x[0])["params"])
+
+        def theirs(params, carry, x):
+            first = ScannedRNN.initialize_carry(B, H, start)
+
+            def step(carry, inputs):
+                x, reset = inputs
+                where = lambda a, b: jnp.where(reset[:, None], a, b)
+                return start(H).apply({"params": params}, jax.tree.map(where, first, carry), x)
+
+            return jax.lax.scan(step, carry, (x, dones))
+
+        def ours(params, carry, x):
+            return ScannedRNN(start).apply({"params": {"any": params}}, carry, (x, dones))
+
+        same_numbers(ours, theirs, params, carry, x)
+        new = ScannedRNN(start, cell_name="mine").init(jax.random.key(0), carry, (x, dones))
+        assert list(new["params"]) == ["mine"]
+
+    def test_many_seeds_at_once(self):
+        """purejaxrl trains with `vmap` over whole trainings."""
+        x, dones = normal(5, 3, 4, dtype=np.float32), resets(5, 3)
+        carry, model = jnp.zeros((3, 4)), ScannedRNN()
+        like = jax.eval_shape(model.init, jax.random.key(0), carry, (x, dones))
+        first, second = randomized(like, 0), randomized(like, 1)
+
+        def gradient(variables):
+            return jax.grad(lambda v: jnp.sum(model.apply(v, carry, (x, dones))[1]))(variables)
+
+        both = jax.tree.map(lambda *weights: jnp.stack(weights), first, second)
+        both, alone = jax.jit(jax.vmap(gradient))(both), jax.jit(gradient)(second)
+        jax.tree.map(lambda b, a: np.testing.assert_allclose(b[1], a, 1e-5, 1e-5), both, alone)
+
+
+@pytest.mark.parametrize("kind", ["gru after", "gru after, second bias", "lstm", "rnn"])
+def test_weights_there_and_back(kind):
+    p = layer(kind)
+    if kind.startswith("gru"):
+        p = p.replace(cz=None, cr=None)
+    q = from_linen(to_linen(p))
+    assert same_bits(q, p if kind != "gru after" else p.replace(cn=jnp.zeros(6)))
+    cell = {"gru": nn.GRUCell, "lst": nn.LSTMCell, "rnn": nn.SimpleCell}[kind[:3]](6)
+    x = normal(3, 5, 4, dtype=np.float32)
+    like = jax.eval_shape(nn.RNN(cell).init, jax.random.key(0), x)["params"]["cell"]
+    shapes = functools.partial(jax.tree.map, lambda leaf: leaf.shape)
+    assert shapes(to_linen(p)) == shapes(like)
+
+
+def test_second_biases_become_the_first():
+    p = layer("gru after, second bias")
+    q = from_linen(to_linen(p))
+    assert same_bits((q.bz, q.br, q.cn), (p.bz + p.cz, p.br + p.cr, p.cn))
+
+
+def test_partitioned_parameters():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    model, x = RNN(nn.GRUCell(6, kernel_init=init)), normal(2, 3, 4, dtype=np.float32)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
+    theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
+
+
+def test_bfloat16_products_beside_a_float32_state():
+    x = normal(3, 5, 4, dtype=np.float32)
+    ours, theirs = (cls(nn.GRUCell(6, dtype=jnp.bfloat16)) for cls in (RNN, nn.RNN))
+    variables = jax.jit(theirs.init)(jax.random.key(0), x)
+    ours, theirs = (jax.jit(model.apply)(variables, x) for model in (ours, theirs))
+    assert ours.dtype == theirs.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs, atol=0.05)  # Flax rounds the gates, too
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "cell, says",
+        [
+            (nn.GRUCell(6, gate_fn=nn.hard_sigmoid), "gate_fn of this GRUCell is not sigmoid"),
+            (nn.LSTMCell(6, activation_fn=nn.relu), "activation_fn of this LSTMCell is not tanh"),
+            (nn.SimpleCell(6, residual=True), "this SimpleCell is residual"),
+            (nn.MGUCell(6), "the cell is a MGUCell; it must be a flax.linen GRUCell, LSTMCell"),
+        ],
+    )
+    def test_cells(self, cell, says):
+        x = normal(2, 3, 4, dtype=np.float32)
+        with pytest.raises(InteropError, match=says):
+            RNN(cell).init(jax.random.key(0), x)
+        with pytest.raises(InteropError, match=says):
+            model = ScannedRNN(lambda features, parent: cell.clone(parent=parent))
+            model.init(jax.random.key(0), jnp.zeros((3, 6)), (x, resets(2, 3)))
+
+    def test_weights(self):
+        with pytest.raises(InteropError, match="linen.GRUCell resets after the product; .* before"):
+            to_linen(layer("gru"))
+        with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):
+            to_linen({})
+        with pytest.raises(InteropError, match="the parameters hf, hn, if, in are not those of a"):
+            from_linen({"if": 0, "in": 0, "hf": 0, "hn": 0})
+        with pytest.raises(ScopeCollectionNotFound):
+            RNN(nn.GRUCell(6)).apply({}, normal(2, 3, 4, dtype=np.float32))

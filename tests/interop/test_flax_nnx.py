@@ -1,0 +1,246 @@
+"""flax.nnx's RNN and ours on the same cells: outputs, carries, gradients; weights both ways."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import CASES, close, layer, normal, precision, randomized, resets, same_numbers
+from flax import nnx
+from random_models import same_bits
+
+import jaxgru
+from jaxgru.interop import InteropError
+from jaxgru.interop.flax_nnx import CELLS, RNN, Layer, from_nnx, to_nnx
+
+EVERY = pytest.mark.parametrize("cell_class", CELLS, ids=lambda cell: cell.__name__)
+
+
+def made(cell_class, E=4, H=6, dtype=np.float32, **options):
+    """A cell whose every weight and bias is random."""
+    if cell_class is nnx.SimpleCell:
+        options.setdefault("dtype", dtype)
+    cell = cell_class(E, H, param_dtype=dtype, rngs=nnx.Rngs(0), **options)
+    nnx.update(cell, randomized(nnx.state(cell)))
+    return cell
+
+
+def problem(cell, T, B, E, H, dtype):
+    x, h = normal(B, T, E, dtype=dtype), normal(B, H, dtype=dtype, seed=3)
+    pair = isinstance(cell, (nnx.LSTMCell, nnx.OptimizedLSTMCell))
+    return x, ((h, normal(B, H, dtype=dtype, seed=4)) if pair else h)
+
+
+@pytest.mark.parametrize(
+    "cell_class, dtype, sizes",
+    [(nnx.GRUCell, *case) for case in CASES]
+    + [(nnx.OptimizedLSTMCell, *case) for case in CASES]
+    + [(nnx.LSTMCell, *CASES[0]), (nnx.SimpleCell, *CASES[0])],
+)
+def test_the_same_call_gives_the_same_numbers(cell_class, dtype, sizes):
+    """From a given carry and from the cell's own; reversed, and with padding."""
+    with precision(dtype):
+        T, B, E, H = sizes
+        cell = made(cell_class, E, H, dtype)
+        x, carry = problem(cell, T, B, E, H, dtype)
+        lengths = np.arange(B) % T + 1
+
+        def calls(rnn_class):
+            graph, params, rest = nnx.split(rnn_class(cell), nnx.Param, ...)
+
+            def function(params, x, carry):
+                rnn = partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+                plain = rnn(x, initial_carry=carry, return_carry=True)
+                if dtype == np.float32 or T == 1:
+                    return plain
+                turned = dict(reverse=True, seq_lengths=lengths)
+                return (
+                    plain,
+                    rnn(x, **turned, keep_order=True),
+                    rnn(x.swapaxes(0, 1), **turned, return_carry=True, time_major=True),
+                )
+
+            return function, params
+
+        (ours, params), (theirs, same) = calls(RNN), calls(nnx.RNN)
+        assert same_bits(params, same)
+        same_numbers(ours, theirs, params, x, carry)
+
+
+@pytest.mark.parametrize(
+    "cell_class, start",
+    [(nnx.GRUCell, None), (nnx.OptimizedLSTMCell, jax.nn.initializers.constant(0.3))],
+)
+def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
+    T, B, E, H = 6, 4, 3, 5
+    with precision(np.float64):
+        with pytest.warns(UserWarning, match="carry_init") if start else nullcontext():
+            cell = made(cell_class, E, H, np.float64, carry_init=start)
+        x, carry = problem(cell, T, B, E, H, np.float64)
+        reset = resets(B, T)
+        graph, params, rest = nnx.split(RNN(cell, return_carry=True), nnx.Param, ...)
+
+        def ours(params, x, carry):
+            rnn = nnx.merge(graph, params, rest)
+            return rnn(x, initial_carry=carry, reset=reset, rngs=nnx.Rngs(0))
+
+        def theirs(params, x, carry):
+            cell = nnx.merge(graph, params, rest).cell
+            first = cell.initialize_carry((B, E), nnx.Rngs(0))
+
+            def step(carry, inputs):
+                x, reset = inputs
+                where = lambda a, b: jnp.where(reset[:, None], a, b)
+                return cell(jax.tree.map(where, first, carry), x)
+
+            carry, y = jax.lax.scan(step, carry, (x.swapaxes(0, 1), reset.T))
+            return carry, y.swapaxes(0, 1)
+
+        same_numbers(ours, theirs, params, x, carry)
+
+
+def test_any_batch_axes_order_and_direction():
+    def calls(x, rnn_class):
+        cell, other = made(nnx.GRUCell), made(nnx.LSTMCell)
+        rnn = partial(rnn_class(cell, return_carry=True), rngs=nnx.Rngs(0))
+        both = nnx.Bidirectional(rnn_class(cell), rnn_class(other), return_carry=True)
+        return (
+            rnn(x),
+            rnn(x[0, 0], reverse=True),
+            rnn(x[0], reverse=True, keep_order=True),
+            both(x[0], seq_lengths=np.array([5, 2, 1]), rngs=nnx.Rngs(0)),
+        )
+
+    x = normal(2, 3, 5, 4, dtype=np.float32)
+    ours, theirs = (jax.jit(partial(calls, rnn_class=cls))(x) for cls in (RNN, nnx.RNN))
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(close, ours, theirs)
+
+
+def test_bfloat16_products_beside_a_float32_state():
+    cell = nnx.GRUCell(4, 6, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    x = normal(3, 5, 4, dtype=np.float32)
+    ours, theirs = (cls(cell, return_carry=True)(x) for cls in (RNN, nnx.RNN))
+    assert [leaf.dtype for leaf in ours] == [leaf.dtype for leaf in theirs] == [np.float32] * 2
+    np.testing.assert_allclose(ours[1], theirs[1], atol=0.05)  # Flax rounds the gates, too
+
+
+def test_it_is_trained_and_saved_like_flax():
+    """The parameters, their names and the module's other state are those of `nnx.RNN`."""
+    cell = made(nnx.GRUCell)
+    ours, theirs = RNN(cell), nnx.RNN(cell)
+    assert isinstance(ours, nnx.RNN)
+    x = normal(3, 5, 4, dtype=np.float32)
+    ours(x), theirs(x)
+    assert same_bits(
+        jax.tree.map(jax.random.key_data, *[nnx.state(ours, nnx.RngKey)]),
+        jax.tree.map(jax.random.key_data, nnx.state(theirs, nnx.RngKey)),
+    )
+    others = nnx.filterlib.Not(nnx.RngKey)
+    assert same_bits(nnx.state(ours, others), nnx.state(theirs, others))
+    gradient = nnx.jit(nnx.grad(lambda rnn: jnp.sum(rnn(x))))(ours)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+    assert jax.tree.structure(gradient) == jax.tree.structure(nnx.state(ours, nnx.Param))
+
+
+@pytest.mark.parametrize("kind", ["gru, second bias", "gru after, second bias", "lstm", "rnn"])
+def test_a_layer_of_our_own_is_a_module_of_params(kind):
+    weights = layer(kind)
+    module = Layer(weights)
+    x = normal(3, 5, 4, dtype=np.float32)
+    assert same_bits(module.layer(), weights)
+    reset = resets(3, 5)
+    ours = nnx.jit(lambda module, x: module(x, reset=reset))(module, x)
+    assert same_bits(ours, jax.jit(lambda p, x: jaxgru.unroll(p, x, reset=reset))(weights, x))
+    gradient = nnx.jit(nnx.grad(lambda module: jnp.sum(module(x)[0])))(module)
+    assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(weights))
+
+
+@EVERY
+def test_weights_there_and_back(cell_class):
+    cell = made(cell_class)
+    weights = from_nnx(cell)
+    options = {"lstm": cell_class} if cell_class is nnx.LSTMCell else {}
+    again = to_nnx(weights, **options)
+    assert type(again) is cell_class
+    assert nnx.graphdef(again) == nnx.graphdef(cell)
+    assert same_bits(nnx.state(again), nnx.state(cell))
+    assert same_bits(from_nnx(again), weights)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_from_torch_and_back_bit_for_bit(kind):
+    """With b_hh zero: nnx keeps one bias per gate."""
+    torch = pytest.importorskip("torch")
+    from jaxgru.interop.torch_nn import from_torch, to_torch
+
+    module = getattr(torch.nn, kind)(3, 5)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in module.named_parameters():
+        random = torch.randn(weight.shape, generator=generator)
+        random.view(-1)[0] = -0.0
+        weight.data = torch.zeros_like(weight) if "bias_hh" in name else random
+    again = to_torch([from_nnx(to_nnx(weights)) for weights in from_torch(module)])
+    for name, weight in module.state_dict().items():
+        assert again.state_dict()[name].numpy().tobytes() == weight.numpy().tobytes()
+
+
+def test_second_biases_become_the_first():
+    p = layer("gru after, second bias").replace(cn=jnp.zeros(6))
+    q = from_nnx(to_nnx(p))
+    assert q.cz is q.cr is q.cn is None
+    assert same_bits((q.bz, q.br, q.bn), (p.bz + p.cz, p.br + p.cr, p.bn))
+    assert same_bits(jax.jit(lambda p: from_nnx(to_nnx(p)))(q), q)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "cell_class, options, says",
+        [
+            (nnx.GRUCell, dict(gate_fn=jax.nn.hard_sigmoid), "gate_fn of this GRUCell is not sigm"),
+            (nnx.LSTMCell, dict(activation_fn=jax.nn.relu), "activation_fn of this LSTMCell is no"),
+            (nnx.SimpleCell, dict(residual=True), "this SimpleCell is residual"),
+            (nnx.GRUCell, dict(promote_dtype=lambda *a, **k: None), "promote_dtype of its own"),
+        ],
+    )
+    def test_cells(self, cell_class, options, says):
+        for use in (RNN, from_nnx):
+            with pytest.raises(InteropError, match=says):
+                use(made(cell_class, **options))
+
+    def test_other_classes(self):
+        with pytest.raises(InteropError, match="the cell is a Linear; it must be a flax.nnx GRUCe"):
+            RNN(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        with pytest.raises(InteropError, match="a GRUParams; .* in jaxgru.interop.flax_nnx.Layer"):
+            RNN(layer("gru"))
+        with pytest.raises(InteropError, match="state_axes is given"):
+            RNN(made(nnx.GRUCell), state_axes={nnx.Param: 0})
+
+    @pytest.mark.parametrize(
+        "arguments, says",
+        [
+            (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
+            (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
+            (
+                dict(initial_carry=np.zeros((2, 6))),
+                r"carry has shape \(2, 6\); it must be",
+            ),
+        ],
+    )
+    def test_shapes(self, arguments, says):
+        with pytest.raises(ValueError, match=says):
+            RNN(made(nnx.GRUCell))(normal(3, 5, 4, dtype=np.float32), **arguments)
+
+    def test_layers(self):
+        with pytest.raises(InteropError, match="nnx.GRUCell resets after the product; .* before"):
+            to_nnx(layer("gru"))
+        with pytest.raises(InteropError, match="no bias inside the reset, so a GRU whose cn is no"):
+            to_nnx(layer("gru after, second bias"))
+        with pytest.raises(InteropError, match="not known under a transformation"):
+            jax.jit(lambda p: nnx.state(to_nnx(p)))(layer("gru after, second bias"))
+        with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):
+            to_nnx({})
