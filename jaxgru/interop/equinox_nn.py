@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru import layers
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.gates import (
     cast,
@@ -36,10 +37,10 @@ from jaxgru.interop.gates import (
 
 def unroll(
     cell: eqx.nn.GRUCell | eqx.nn.LSTMCell,
-    xs: Float[Array, "... T F"],
+    xs: Float[AnyArray, "... T F"],
     state: Any = None,
     *,
-    reset: Bool[Array, "... T"] | None = None,
+    reset: Bool[AnyArray, "... T"] | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Float[Array, "... T H"]]:
     """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
@@ -66,7 +67,7 @@ def unroll(
     B, H = math.prod(batch), cell.hidden_size
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
 
-    def flat(leaf: Array) -> Array:
+    def flat(leaf: AnyArray) -> Array:
         return reshaped("the state", leaf.astype(dtype), (*batch, H), (B, H))
 
     ys, state = layers.unroll(

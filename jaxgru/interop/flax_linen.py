@@ -21,6 +21,7 @@ from flax.core import meta
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.flax_rnn import check_functions, rnn
 from jaxgru.interop.gates import check_reset, other_z, refusal, single_bias
@@ -37,16 +38,16 @@ class RNN(nn.RNN):
 
     def __call__(
         self,
-        inputs: Float[Array, "..."],
+        inputs: Float[AnyArray, "..."],
         *,
         initial_carry: Any = None,
         init_key: Array | None = None,
-        seq_lengths: Integer[Array, "..."] | None = None,
+        seq_lengths: Integer[AnyArray, "..."] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
         keep_order: bool | None = None,
-        reset: Bool[Array, "..."] | None = None,
+        reset: Bool[AnyArray, "..."] | None = None,
     ) -> Any:
         """Run over a sequence; all arguments but `reset` are those of `nn.RNN`.
 
@@ -66,7 +67,7 @@ class RNN(nn.RNN):
         time_major = self.time_major if time_major is None else time_major
         _check_cell(self.cell)
         if "params" not in self.cell.variables:
-            super().__call__(inputs, time_major=time_major)  # initializes them
+            super().__call__(jnp.asarray(inputs), time_major=time_major)  # initializes them
         batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
         key = jax.random.key(0) if init_key is None else init_key
         start = self.cell.initialize_carry(key, (*batch, inputs.shape[-1]))
@@ -103,7 +104,7 @@ class ScannedRNN(nn.Module):
 
     @nn.compact
     def __call__(
-        self, carry: Any, x: tuple[Float[Array, "T B F"], Bool[Array, "T B"]]
+        self, carry: Any, x: tuple[Float[AnyArray, "T B F"], Bool[AnyArray, "T B"]]
     ) -> tuple[Any, Float[Array, "T B H"]]:
         """Run over a sequence.
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from flax import nnx
 from flax.nnx.nn import dtypes
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.flax_rnn import check_functions, rnn
 from jaxgru.interop.gates import (
@@ -55,16 +56,16 @@ class RNN(nnx.RNN):
 
     def __call__(
         self,
-        inputs: Float[Array, "..."],
+        inputs: Float[AnyArray, "..."],
         *,
         initial_carry: Any = None,
-        seq_lengths: Integer[Array, "..."] | None = None,
+        seq_lengths: Integer[AnyArray, "..."] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
         keep_order: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
-        reset: Bool[Array, "..."] | None = None,
+        reset: Bool[AnyArray, "..."] | None = None,
     ) -> Any:
         """Run over a sequence; all arguments but `reset` are those of `nnx.RNN`.
 
@@ -122,7 +123,7 @@ class Layer(nnx.Module):
             **{name: v[...] if isinstance(v, nnx.Param) else v for name, v in values.items()}
         )
 
-    def __call__(self, x: Float[Array, "B T F"], carry: Any = None, **options: Any) -> Any:
+    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
         """Run over a sequence: `jaxgru.unroll` of this layer, with its arguments and results."""
         return unroll(self.layer(), x, carry, **options)
 

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells import CellParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.gates import cast, reshaped, sizes
 from jaxgru.layers import unroll
@@ -36,13 +37,13 @@ def check_functions(cell: Any) -> None:
 
 def rnn(
     layer: CellParams,
-    inputs: Float[Array, "..."],
+    inputs: Float[AnyArray, "..."],
     carry: Any,
     *,
     dtype: DTypeLike | None = None,
-    reset: Bool[Array, "..."] | None = None,
+    reset: Bool[AnyArray, "..."] | None = None,
     initial: Any = None,
-    lengths: Integer[Array, "..."] | None = None,
+    lengths: Integer[AnyArray, "..."] | None = None,
     time_major: bool = False,
     reverse: bool = False,
     keep_order: bool = False,
@@ -76,7 +77,7 @@ def rnn(
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
     def ours(carry: Any) -> Any:
-        def flat(c: Array) -> Array:
+        def flat(c: AnyArray) -> Array:
             return reshaped("the carry", c.astype(states), (*batch, H), (B, H))
 
         carry = jax.tree.map(flat, carry)
@@ -111,7 +112,7 @@ def rnn(
     return carry[::-1] if isinstance(carry, tuple) else carry, y
 
 
-def _flip(x: Array, axis: int, lengths: Integer[Array, "B"] | None) -> Array:
+def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:
     """Reverse the real steps; the padding stays at the end, and is reversed, too."""
     if lengths is None:
         return jnp.flip(x, axis)

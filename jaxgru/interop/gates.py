@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, zero_carry
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 
 
@@ -57,9 +58,9 @@ def other_z(p: GRUParams) -> GRUParams:
     )
 
 
-def added(b: Array, c: Array | None) -> Array:
+def added(b: AnyArray, c: AnyArray | None) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
-    return b if c is None else jnp.where(c == 0, b, b + c)
+    return jnp.asarray(b if c is None else jnp.where(c == 0, b, b + c))
 
 
 def single_bias(p: GRUParams) -> GRUParams:
@@ -103,7 +104,7 @@ def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams
     return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
 
 
-def reshaped(name: str, x: Array, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
+def reshaped(name: str, x: AnyArray, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
     """Return x, of a given shape, in a new shape.
 
     Raises:
@@ -111,4 +112,4 @@ def reshaped(name: str, x: Array, shape: tuple[int, ...], new: tuple[int, ...]) 
     """
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
-    return x.reshape(new)
+    return jnp.asarray(x).reshape(new)

@@ -128,4 +128,4 @@ class TestRefusals:
         with pytest.raises(InteropError, match="a RNNParams cannot .* a VanillaRNN with ReLU"):
             to_haiku(layer("rnn"))
         with pytest.raises(InteropError, match="the parameters b, w_i are not those of an hk.GRU"):
-            from_haiku({"b": 0, "w_i": 0})
+            from_haiku({"b": jnp.zeros(1), "w_i": jnp.zeros(1)})

@@ -178,7 +178,8 @@ class TestResetAfter:
         draw |= {name: rng.standard_normal((4, 4)) for name in ("Uz", "Ur", "Un")}
         draw |= {name: rng.standard_normal(4) for name in ("bz", "br", "bn", "cz", "cr", "cn")}
         x, h = rng.standard_normal((2, 3)), rng.standard_normal((2, 4))
-        ours = cells.gru_cell(GRUParams(**draw, reset="after"), jnp.asarray(h), jnp.asarray(x))
+        p = GRUParams(**jax.tree.map(jnp.asarray, draw), reset="after")
+        ours = cells.gru_cell(p, jnp.asarray(h), jnp.asarray(x))
 
         def σ(a):
             return 1 / (1 + np.exp(-a))
@@ -378,7 +379,7 @@ class TestRefusals:
         after = self.layers(reset="after", num_layers=2)
         with pytest.raises(InteropError, match="there is no layer"):
             to_torch(())
-        with pytest.raises(InteropError, match="resets before the product"):
+        with pytest.raises(InteropError, match="a GRU that resets before it cannot be one"):
             to_torch(self.layers())
         with pytest.raises(InteropError, match="of one kind"):
             to_torch([*self.layers(cell="rnn"), *self.layers(cell="lstm")])
@@ -388,7 +389,7 @@ class TestRefusals:
             to_torch([after[0], jax.tree.map(lambda w: w.astype(jnp.float64), after[1])])
         with pytest.raises(InteropError, match="layer 1 is 2 → 3, .* it must be 3 → 3"):
             to_torch([after[0], after[0]])
-        with pytest.raises(InteropError, match="a dict is not the parameters of a layer"):
+        with pytest.raises(InteropError, match="a dict is no layer's parameters"):
             to_torch([{}])
 
     def test_without_pytorch(self, monkeypatch):
