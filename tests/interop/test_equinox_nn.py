@@ -94,7 +94,13 @@ def test_refusals():
     with unchecked(), pytest.raises(InteropError, match="the cell is a Linear; it must be an eq"):
         unroll(eqx.nn.Linear(2, 3, key=jax.random.key(0)), jnp.zeros((5, 2)))
     cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
-    with pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be \(3, 5\)"):
+    with (
+        unchecked(),
+        pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be \(3, 5\)"),
+    ):
         unroll(cell, xs, reset=resets(5, 3))
-    with pytest.raises(ValueError, match=r"the state has shape \(6,\); it must be \(3, 6\)"):
+    with (
+        unchecked(),
+        pytest.raises(ValueError, match=r"the state has shape \(6,\); it must be \(3, 6\)"),
+    ):
         unroll(cell, xs, jnp.zeros(6))
