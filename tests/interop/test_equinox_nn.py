@@ -96,11 +96,11 @@ def test_refusals():
     cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
     with (
         unchecked(),
-        pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be \(3, 5\)"),
+        pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be"),
     ):
         unroll(cell, xs, reset=resets(5, 3))
     with (
         unchecked(),
-        pytest.raises(ValueError, match=r"the state has shape \(6,\); it must be \(3, 6\)"),
+        pytest.raises(ValueError, match=r"the state has shape \(6,\); it must"),
     ):
         unroll(cell, xs, jnp.zeros(6))
