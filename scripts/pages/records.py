@@ -105,6 +105,7 @@ class Measured(Record):
     text: dict[str, Text]
     date: str
     hardware: str
+    commits: list[str] = []
 
     def per_character(self, loss: float) -> float:
         """Convert nats per token to nats per character."""
