@@ -298,26 +298,18 @@ def unroll_plain(
 ) -> tuple[Any, Carry]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
-    start = cells.zero_carry(params, hidden(carry).shape[0]) if steps.start is None else steps.start
 
     def step(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         x, keep, reset, real = inputs
-        current = carry if reset is None else _choose(reset, start, carry)
+        current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.start)
         after = cell.step(params, current, x)
         after = with_hidden(after, IN_ROWS.masked(hidden(after), steps.mask, keep))
-        after = after if real is None else _choose(real, after, carry)
+        after = after if real is None else IN_ROWS.choose(real, after, carry)
         return after, after if every else hidden(after)
 
     inputs = _looked_up(x), steps.mask and steps.mask.keep, steps.reset, steps.real
     carry, h = jax.lax.scan(step, carry, inputs, reverse=reverse)
     return h, carry
-
-
-def _choose(flag: Bool[Array, "B"], x: Carry, y: Carry) -> Carry:
-    def where(x: Array, y: Array) -> Array:
-        return jnp.where(flag.reshape(-1, *[1] * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(where, x, y)
 
 
 def unroll_layer(

@@ -286,9 +286,12 @@ class Layout(NamedTuple):
 
     def choose(self, flag: Bool[Array, "B"], x: Any, y: Any = None) -> Any:
         """Return a carry: x in the rows of the batch where the flag is set, else y or zeros."""
-        flag = jnp.expand_dims(flag, self.axis)
-        y = jax.tree.map(jnp.zeros_like, x) if y is None else y
-        return jax.tree.map(lambda x, y: jnp.where(flag, x, y), x, y)
+
+        def where(x: Array, y: Array) -> Array:
+            along = flag.reshape(-1, *[1] * (x.ndim - 1)) if self.axis else flag
+            return jnp.where(along, x, y)
+
+        return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
 
     def masked(self, h: Array, mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Array:
         """Apply one step of the mask to h, in this layout; `keep` is that step's."""
@@ -299,6 +302,14 @@ class Layout(NamedTuple):
 
 def _columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
     return _contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
+
+
+def one_matrix(
+    U: tuple[Array], h: Float[Array, "T B H"], kept: tuple[Float[Array, "T B GH"]]
+) -> tuple[tuple[Array], Array]:
+    """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
+    (U_,), (da,) = U, kept
+    return (outer(h, da, U_.dtype),), da
 
 
 IN_ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)

@@ -15,7 +15,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, one_matrix
 
 
 @struct.dataclass
@@ -105,12 +105,7 @@ def _step_gradient(layout, U, d_carry, carry, saved):
     return (layout.times(U, da), dc * f), (da,)
 
 
-def _gradients(U, h, kept):
-    (U,), (da,) = U, kept
-    return (outer(h, da, U.dtype),), da
-
-
-RECURRENCE = Recurrence(_step, _step_gradient, _gradients)
+RECURRENCE = Recurrence(_step, _step_gradient, one_matrix)
 
 
 LSTM = Cell(

@@ -11,7 +11,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, one_matrix
 
 
 @struct.dataclass
@@ -59,12 +59,7 @@ def _step_gradient(layout, U, dh, h, saved):
     return layout.times(U, da), (da,)
 
 
-def _gradients(U, h, kept):
-    (U,), (da,) = U, kept
-    return (outer(h, da, U.dtype),), da
-
-
-RECURRENCE = Recurrence(_step, _step_gradient, _gradients)
+RECURRENCE = Recurrence(_step, _step_gradient, one_matrix)
 
 
 RNN = Cell(
