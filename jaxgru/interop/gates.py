@@ -94,6 +94,18 @@ def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
         )
 
 
+def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
+    """Raise InteropError if weights are neither float32 nor, if JAX has 64 bits, float64."""
+    if dtype not in ("float32", "float64"):
+        raise InteropError(f"{name} are {dtype}; they must be float32 or float64.")
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
+    if dtype == "float64" and not x64:
+        raise InteropError(
+            f"{name} are float64, which JAX rounds to float32 unless 64 bits are enabled: "
+            f"{or_else}set JAX_ENABLE_X64=1."
+        )
+
+
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for what the other library has no cell for."""
     return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")

@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.interop import InteropError
-from jaxgru.interop.gates import joined, layer_of, other_z, refusal, single_bias, sizes
+from jaxgru.interop.gates import check_dtype, joined, layer_of, other_z, refusal, single_bias, sizes
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
@@ -144,12 +144,5 @@ def _as_in_keras(layer: CellParams) -> CellParams:
 def _array(weight: Any) -> Array | None:
     if weight is None:  # without biases
         return None
-    if weight.dtype not in ("float32", "float64"):
-        raise InteropError(f"the weights are {weight.dtype}; they must be float32 or float64.")
-    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
-    if weight.dtype == "float64" and not x64:
-        raise InteropError(
-            "the weights are float64, which JAX rounds to float32 unless 64 bits are enabled: set "
-            "JAX_ENABLE_X64=1."
-        )
+    check_dtype("the weights", str(weight.dtype))
     return jnp.asarray(weight)

@@ -1,12 +1,12 @@
-"""`torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN`: their weights into layers, and back.
+"""Convert `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN` to layers, and back.
 
 The formulas are those of PyTorch's documentation of the three classes
-(https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html and its neighbours). PyTorch keeps
-the weights of all gates in one matrix, (out, in): a GRU's in the order r, z, n, an LSTM's in the
-order i, f, g, o; each gate has an input-side bias b_ih and a state-side bias b_hh.
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html, and likewise LSTM and RNN).
+PyTorch keeps the weights of all gates in one matrix, (out, in): a GRU's in the order r, z, n, an
+LSTM's in the order i, f, g, o; each gate has an input bias b_ih and a recurrent bias b_hh.
 
-PyTorch's state (L, B, H) is the carries of the L layers, stacked. Of a bidirectional module it is
-(2·L, B, H): layer by layer, the forward carry before the backward one.
+States have the same values on both sides: PyTorch's (L, B, H) stacks the carries of our L layers.
+In a bidirectional module it is (2·L, B, H): for each layer, the forward carry, then the backward.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.interop import InteropError, import_torch
-from jaxgru.interop.gates import added, check_reset, layer_of, other_z
+from jaxgru.interop.gates import added, check_dtype, check_reset, layer_of, other_z
 
 
 def from_torch(module: Any) -> Any:
-    """Return the layers of a `torch.nn.GRU`, `LSTM` or `RNN`, for `jaxgru.unroll`.
+    """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `jaxgru.unroll`.
 
-    A GRU becomes a GRU with the reset after the product. Its z is 1 minus jaxgru's, so z's weights
-    and biases change sign, which is exact; both biases of each gate are kept. An LSTM's and RNN's
-    two biases act only as their sum and become it. A module without biases gets zeros.
+    A GRU becomes our GRU with the reset after the product. Its z is 1 minus ours, so z's weights
+    and biases change sign, which is exact; both biases of each gate are kept. The two biases of an
+    LSTM or RNN act only as their sum, which becomes b. Without biases, they are zeros.
 
-    `batch_first` says how a module takes its input, not what it computes, and is ignored; so is
-    `dropout`, which a module applies between its layers in training only.
+    `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
+    module applies between its layers in training.
 
     Returns:
-      A tuple of layers; of a bidirectional module two such tuples, forward and backward, for
-      `jaxgru.bidirectional`. In float32 or float64.
+      A tuple of layers. For a bidirectional module, two such tuples, forward and backward, for
+      `jaxgru.bidirectional`.
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, has a projection
@@ -50,19 +49,19 @@ def from_torch(module: Any) -> Any:
 
 
 def to_torch(layers: Sequence[CellParams], backward: Sequence[CellParams] | None = None) -> Any:
-    """Return a `torch.nn.GRU`, `LSTM` or `RNN` with the layers' weights; its input is time-major.
+    """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`, whose input is time-major.
 
-    It always has biases. Of an LSTM or RNN, b becomes b_ih, and b_hh is zero; a GRU's second biases
-    become b_hh, zero where there is none. `from_torch` returns the same layers bit for bit (a GRU's
-    missing second biases as zeros).
+    The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
+    second biases become b_hh, zero where there are none. `from_torch` returns the same layers, bit
+    for bit (absent second biases of a GRU as zeros).
 
     Args:
-      layers: of the module, or of its forward direction.
-      backward: of the other direction, which makes the module bidirectional.
+      layers: the layers of the module, or of its forward direction.
+      backward: the layers of the backward direction; None: the module has one direction.
 
     Raises:
       InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
-        size, as a module's must be; or a GRU resets before the product, as `torch.nn.GRU` cannot.
+        size, as a module requires; or a GRU resets before the product, unlike `torch.nn.GRU`.
     """
     torch = import_torch()
     if not layers:
@@ -121,14 +120,7 @@ def _check_module(torch: ModuleType, module: Any) -> None:
 
 def _array(parameter: Any) -> np.ndarray:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    if dtype not in ("float32", "float64"):
-        raise InteropError(f"the module's weights are {dtype}; they must be float32 or float64.")
-    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
-    if dtype == "float64" and not x64:
-        raise InteropError(
-            "the module's weights are float64, which JAX rounds to float32 unless 64 bits are "
-            "enabled: convert the module with .float(), or set JAX_ENABLE_X64=1."
-        )
+    check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
     return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
 
 
