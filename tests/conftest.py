@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import runpy
@@ -36,10 +37,14 @@ with contextlib.suppress(ValueError, AttributeError):  # not in the main thread;
 settings.register_profile("jaxgru", deadline=None, derandomize=True)
 settings.load_profile("jaxgru")
 
-# For the processes that tests start. Pytest's workers are among those: there `compile_quickly`
-# does it, module by module
+# Most programs here run once: to optimise them would take longer than all else. The same for the
+# processes that tests start. `scripts/parity.py` runs the parity tests without this file, with
+# programs compiled as they are for users.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-jax.config.update("jax_disable_most_optimizations", False)
+jax.config.update("jax_disable_most_optimizations", True)
+
+# Tracing makes millions of objects, few of which are garbage
+gc.set_threshold(50_000, 20, 20)
 
 
 def has_flag(flag: str) -> bool:
@@ -53,8 +58,7 @@ def has_flag(flag: str) -> bool:
     return False
 
 
-# XLA's older code generator needs half the time. `scripts/parity.py` runs the parity tests without
-# this file, as programs are compiled for users.
+# XLA's older code generator needs half the time
 QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", "")] + [f"--{k}={v}" for k, v in QUICK.items() if has_flag(k)]
@@ -74,17 +78,6 @@ TINY = {
     "training.sequence_length": "16",
 }
 """What makes astra_alpha tiny; two layers, and no two sizes alike."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """Most programs here run once: to optimise them would take longer than all else.
-
-    Those of the parity tests are optimised.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

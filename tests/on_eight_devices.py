@@ -89,7 +89,7 @@ def difference(a, b):
 
 
 def of_devices_and_parts():
-    """40 float64 steps: one device and one batch, against more devices and the batch in parts."""
+    """12 float64 steps: one device and one batch, against more devices and the batch in parts."""
     part = dataclasses.replace(RECIPE, gradient_accumulation=3)
     recipes = {
         "one": (dataclasses.replace(RECIPE, batch_size=24), 1),
@@ -103,7 +103,7 @@ def of_devices_and_parts():
     results, memory = {}, {}
     for name, (recipe, devices) in recipes.items():
         state, run, memory[name] = start(recipe, devices, jnp.float64)
-        results[name] = run(state, 40)
+        results[name] = run(state, 12)
     one = results.pop("one")
     return {
         "differences": {name: difference(result, one) for name, result in results.items()},
@@ -112,39 +112,39 @@ def of_devices_and_parts():
 
 
 def of_streams(folder):
-    """Streams, their carry on 1 device and on 8: 20 steps, and 6 and a checkpoint and 14."""
+    """Streams, their carry on 1 device and on 8: 10 steps, and 4 and a checkpoint and 6."""
     ends = {}
     for devices in (1, 8):
         state, run, _ = start(RECIPE, devices, jnp.float32, "streams")
-        state, first = run(state, 6)
+        state, first = run(state, 4)
         with open_checkpoints(folder / f"streams {devices}") as manager:
             save(manager, state, None, Progress())
-        state, last = run(state, 14)
+        state, last = run(state, 6)
         ends[devices] = state, np.concatenate([first, last])
     config = Config("tiny", MODEL, DataConfig(sampling="streams"), RECIPE)
     with open_checkpoints(folder / "streams 1") as manager:
         state, _, _ = restore(manager, folder, config, mesh_of(8))
-    state, last = run(state, 14)
+    state, last = run(state, 6)
     return {
         "differences": difference(ends[8], ends[1]),
-        "resumed": difference((state, last), (ends[1][0], ends[1][1][6:])),
+        "resumed": difference((state, last), (ends[1][0], ends[1][1][4:])),
         "carry a device": state.carry[0].addressable_shards[0].data.shape,
     }
 
 
 def of_checkpoints(folder):
-    """50 float32 steps on n devices, and 20 there, a checkpoint, and 30 on m devices."""
+    """20 float32 steps on n devices, and 8 there, a checkpoint, and 12 on m devices."""
     kinds = {"1": (1, False), "8": (8, False), "8 sharded": (8, True), "2 sharded": (2, True)}
     recipes = {k: dataclasses.replace(RECIPE, shard_parameters=s) for k, (_, s) in kinds.items()}
     results, held, programs = {}, {}, {}
     for kind, (devices, _) in kinds.items():
         state, run, _ = start(recipes[kind], devices, jnp.float32)
         held[kind], programs[kind] = bytes_held(state), run
-        state, first = run(state, 20)
+        state, first = run(state, 8)
         with open_checkpoints(folder / kind) as manager:
             save(manager, state, None, Progress())
         before = bits(state)
-        state, last = run(state, 30)
+        state, last = run(state, 12)
         results[kind] = (before, state, np.concatenate([first, last]))
 
     resumed = {}
@@ -155,8 +155,8 @@ def of_checkpoints(folder):
             state, _, _ = restore(manager, folder, config, mesh_of(kinds[target][0]))
         before, expected, losses = results[source]
         same = bits(state) == before
-        state, last = programs[target](state, 30)
-        apart = difference((state, last), (expected, losses[20:]))
+        state, last = programs[target](state, 12)
+        apart = difference((state, last), (expected, losses[8:]))
         resumed[f"{source} -> {target}"] = [same, bits(state) == bits(expected), *apart]
     one = results["1"][1:]
     return {

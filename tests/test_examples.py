@@ -169,18 +169,17 @@ class TestSequenceLabelling:
         assert (found == labels)[:, 0].mean() > best + 5 * (best * (1 - best) / 2000) ** 0.5
         assert losses[-1] < losses[0] / 2
 
-    @pytest.mark.parametrize(
-        "cell, one_direction", [("gru", False), ("gru", True), ("lstm", False), ("rnn", True)]
-    )
+    @pytest.mark.parametrize("cell, one_direction", [("gru", False), ("lstm", True)])
     def test_padding_has_no_influence(self, cell, one_direction):
         s = self.SMALL._replace(cell=cell, one_direction=one_direction, num_layers=2)
         params = labelling.init(jax.random.key(0), s)
         assert labelling.padding_has_no_influence(params, s, jax.random.key(1))
-        digits, lengths, _ = labelling.batch(jax.random.key(1), s._replace(batch_size=8))
+        digits, lengths, _ = labelling.batch(jax.random.key(1), s._replace(batch_size=6))
         x = params["embedding"][digits]
-        scores = labelling.scores(params, x, lengths)
+        scored = jax.jit(labelling.scores)
+        scores = scored(params, x, lengths)
         for i, n in enumerate(lengths.tolist()):  # each sequence by itself, without padding
-            alone = labelling.scores(params, x[i : i + 1, :n], jnp.array([n]))
+            alone = scored(params, x[i : i + 1, :n], jnp.array([n]))
             np.testing.assert_allclose(scores[i, :n], alone[0], atol=1e-5)
 
     def test_a_leak_would_be_seen(self, monkeypatch):

@@ -40,7 +40,7 @@ class TestDevices:
     """Eight virtual devices, in one process of their own: see on_eight_devices.py."""
 
     def test_devices_and_parts_of_a_batch_do_not_change_the_numbers(self, seen):
-        """40 steps with dropout, float64: the losses, relative, and the parameters, absolute."""
+        """12 steps with dropout, float64: the losses, relative, and the parameters, absolute."""
         assert len(seen["differences"]) == 3
         for name, differences in seen["differences"].items():
             assert max(differences) < 1e-11, name
@@ -49,7 +49,7 @@ class TestDevices:
         assert seen["memory"]["three parts"] < 0.6 * seen["memory"]["one"]
 
     def test_float32_agrees_to_the_last_bits(self, seen):
-        """50 steps: 3 units in the last place of a loss, as measured; 16 are allowed."""
+        """20 steps: 3 units in the last place of a loss, as measured; 16 are allowed."""
         for name, (losses, params) in seen["float32"]["differences"].items():
             assert losses < 16 * ULP and params < 16 * ULP, name
 
@@ -62,7 +62,7 @@ class TestDevices:
         "way", ["1 -> 8", "8 -> 1", "8 sharded -> 1", "8 sharded -> 2 sharded"]
     )
     def test_a_checkpoint_is_read_on_any_number_of_devices(self, seen, way):
-        """What comes back has every bit; the 30 losses after it those of the undisturbed run."""
+        """What comes back has every bit; the 12 losses after it those of the undisturbed run."""
         same_state, _, losses, params = seen["float32"]["resumed"][way]
         assert same_state and losses < 16 * ULP and params < 16 * ULP
 

@@ -94,9 +94,8 @@ def gradients(function, *arguments):
 
 
 @pytest.mark.parametrize("kind", INIT)
-@pytest.mark.parametrize("reverse", [False, True])
-@settings(max_examples=4)
-@given(data=st.data())
+@settings(max_examples=6)
+@given(reverse=st.booleans(), data=st.data())
 def test_each_episode_runs_by_itself(kind, reverse, data):
     """Any resets and lengths, none and all included: outputs, carries and every gradient.
 

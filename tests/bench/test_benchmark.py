@@ -401,6 +401,7 @@ class TestScript:
         fake("--configs", "astra_alpha", "--what", "sampling", "--only", "plain_scan")  # nobody
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.slow
     def test_everything_in_a_process(self, tmp_path, monkeypatch):
         """Every contestant but torch.compile and a GPU's own, at everything, and all files."""
         (tmp_path / "tiny.toml").write_text(TINY_TOML)

@@ -21,8 +21,8 @@ from fault_kinds import ALL, NEVER, Outcome, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 
 ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/runs/test_lifecycle.py; kills
-FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "no file above a limit (EFBIG)",
-       "newest checkpoint: a bit flipped", "two resumes at once", "run folder read-only",
+FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "newest checkpoint: a bit flipped",
+       "two resumes at once", "run folder read-only",
        "metrics.jsonl with a torn last line"}  # the others are `slow`  # fmt: skip
 KINDS = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.slow)

@@ -127,10 +127,7 @@ def test_on_a_gpu(H, masked):
         assert_equals_the_scan_that_rounds_alike(kernel, 8, 130, H, masked)
 
 
-@pytest.mark.parametrize(
-    "H, cluster, masked",
-    [(128, 1, True), (128, 2, True), (256, 4, True), (512, 8, True), (512, 8, False)],
-)
+@pytest.mark.parametrize("H, cluster, masked", [(128, 1, True), (256, 4, True), (512, 8, False)])
 def test_lowers_for_cuda(H, cluster, masked):
     """Types, layouts and shared memory of both kernels, for a Hopper that is not here."""
     arguments, dh = jax.eval_shape(lambda: problem(4, 64, H, masked))
