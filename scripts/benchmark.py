@@ -29,8 +29,10 @@ from rich.table import Table
 from bench.contestants import build, measured_kinds, missing, on_cpu, torch_copy, torch_product
 from bench.timing import (
     KINDS,
+    LAYERS,
     MIN_SECONDS,
     PRECISIONS,
+    LayerTask,
     Started,
     Task,
     TooSlow,
@@ -81,13 +83,19 @@ def main() -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured, too
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then exit
     benchmark = Benchmark(arguments, docs, kept)
+    todo: list[tuple[str, Task | LayerTask]] = [
+        (option, task)
+        for option, config in configs.items()
+        for what in arguments.what
+        for task in tasks(config, what)
+    ]
+    todo += [("", task) for task in LAYERS if "layer" in arguments.what]
     compiled = tempfile.TemporaryDirectory()  # torch's cache: empty, as JAX has none
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
     try:
-        for option, config in configs.items():
-            for task in (task for what in arguments.what for task in tasks(config, what)):
-                for precision in arguments.precision:
-                    benchmark.measure(option, task, precision)
+        for option, task in todo:
+            for precision in arguments.precision:
+                benchmark.measure(option, task, precision)
     finally:
         compiled.cleanup()
         if docs and benchmark.data.records:
@@ -203,7 +211,7 @@ class Benchmark:
             found["copy"] = copy_ceiling(makers, 2**26 if self.arguments.quick else 2**30, repeats)
         return found
 
-    def measure(self, option: str, task: Task, precision: str) -> None:
+    def measure(self, option: str, task: Task | LayerTask, precision: str) -> None:
         """Build all contestants for one task, time them in turn, print and keep the result.
 
         option: the name of the task's config on the command line.
@@ -214,7 +222,7 @@ class Benchmark:
         started: dict[str, Started] = {}
         failed: dict[str, str] = {}
         memory: dict[str, int | None] = {}
-        label = f"{task.config.name}, {task.kind}, {precision}"
+        label = f"{task.name}, {task.kind}, {precision}"
         with (
             jax.default_matmul_precision(None if self.on_cpu else PRECISIONS[precision]),
             console.status("") as status,
@@ -237,7 +245,7 @@ class Benchmark:
                     f"{label}: round {i + 1} of {self.arguments.repeats}: {name}"
                 ),
             )
-            if self.on_cpu and self.arguments.memory:
+            if self.on_cpu and self.arguments.memory and isinstance(task, Task):
                 for name in started:
                     status.update(f"{label}: {name}: memory, in a process of its own")
                     memory[name] = self.peak_memory(name, option, task, precision)
@@ -250,7 +258,7 @@ class Benchmark:
         del started, results, timings  # the next task needs the memory
         gc.collect()
 
-    def begin(self, name: str, task: Task, precision: str) -> Started | str:
+    def begin(self, name: str, task: Task | LayerTask, precision: str) -> Started | str:
         """Return a contestant, warm, or one line that says why there is none."""
         limit = self.arguments.compile_limit
         try:

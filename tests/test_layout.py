@@ -9,8 +9,8 @@ import jaxgru
 
 ROOMS = [
     "errors", "files", "cells", "kernels", "dropout", "layers", "config", "data", "parallel",
-    "model", "sampling", "evaluation", "training", "interop", "pretrained", "runs", "analysis",
-    "cli",
+    "model", "sampling", "generation", "evaluation", "training", "interop", "pretrained", "runs",
+    "analysis", "cli",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

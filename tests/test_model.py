@@ -1,6 +1,7 @@
 """The whole model: state in and out, dropout sites, transformations, refusals."""
 
 import dataclasses
+import functools
 from functools import partial
 from typing import get_type_hints
 
@@ -27,6 +28,7 @@ KINDS = {
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
+@functools.cache
 def perturbed(config, seed=0):
     """Parameters with nothing at a special value: no zero bias, no LayerNorm scale of one."""
     params = jaxgru.init(jax.random.key(seed), config)

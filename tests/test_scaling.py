@@ -189,6 +189,7 @@ def assert_as_undisturbed(run):
     assert (run / "samples.txt").exists() and (run / "loss.png").exists()
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_dies_and_the_run_goes_on_in_one(tmp_path, tiny_text):
     codes, outputs, errors = signalled(tmp_path, start(tmp_path, tiny_text), 1, signal.SIGKILL)
     assert codes == [1, -signal.SIGKILL]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli import printing
 from jaxgru.cli.options import Parser, load_model
+from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
+from jaxgru.generation import Options
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
     if arguments.ngram is not None and (arguments.stateless or arguments.compare):
         parser.error("an n-gram model has no state to reset; leave out --stateless and --compare.")
-    options = printing.Options(
+    options = Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
@@ -47,6 +48,6 @@ def main() -> None:
     else:
         model, _, tokenizer = load_model(arguments)
         if arguments.compare:
-            printing.print_comparison(model, tokenizer, arguments.prompt, options)
+            print_comparison(model, tokenizer, arguments.prompt, options)
             return
-    printing.print_samples(model, tokenizer, arguments.prompt, options, arguments.num_samples)
+    print_samples(model, tokenizer, arguments.prompt, options, arguments.num_samples)

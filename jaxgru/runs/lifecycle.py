@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
@@ -34,6 +33,7 @@ from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import warn
 from jaxgru.files import write_text
+from jaxgru.generation import Options, pieces
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
@@ -43,7 +43,6 @@ from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.figure import plot_losses
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
 from jaxgru.runs.published import published_for
-from jaxgru.sampling import generate
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
@@ -431,21 +430,13 @@ def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
 
 def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
     """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
-    tokens = jnp.asarray(tokenizer.encode(prompt))[None]
     parts = []
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
-            new, _, _ = generate(
-                params,
-                jax.random.fold_in(jax.random.key(0), 0),  # as the first sample of sample.py
-                tokens,
-                num_tokens,
-                temperature=temperature,
-                stateful=stateful,
-            )
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            text = tokenizer.decode(np.concatenate([tokens, new], axis=1)[0])
+            options = Options(num_tokens, temperature, stateful=stateful)
+            text = "".join(pieces(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)
 

@@ -22,7 +22,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from bench.timing import Contestant, Task, calling, compiled, planned_memory
+from bench import layers
+from bench.timing import Contestant, LayerTask, Task, calling, compiled, planned_memory
 from jaxgru.cells import cell_of
 from jaxgru.config import Config
 from jaxgru.data.batching import random_crops
@@ -39,7 +40,8 @@ TEMPERATURE, TOP_K = 0.8, 30
 TORCH = ["torch", "torchref"]
 NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
          "haiku": ["haiku"], "nnx": ["flax.nnx"],
-         "haiku-one-device": ["haiku"], "nnx-one-device": ["flax.nnx"]}  # fmt: skip
+         "linen": ["flax.linen"], "equinox": ["equinox"]}  # fmt: skip
+ONE_DEVICE = "-one-device"
 """What contestants import besides jaxgru's own dependencies."""
 
 
@@ -50,13 +52,13 @@ def on_cpu() -> bool:
 
 def missing(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
-    needs = NEEDS.get(name, [])
+    needs = NEEDS.get(name.removesuffix(ONE_DEVICE), [])
     for module in needs:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken installation may raise anything
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
-    if name.endswith("-one-device") and jax.device_count() == 1:
+    if name.endswith(ONE_DEVICE) and jax.device_count() == 1:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
@@ -67,24 +69,33 @@ def missing(name: str) -> str | None:
     return None
 
 
-def build(name: str, task: Task, precision: str) -> Contestant:
+def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     """Return a contestant, ready to be called.
 
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    others = ("plain_scan", "haiku", "nnx", "haiku-one-device", "nnx-one-device")
-    if name in others and on_cpu() and precision != "float32":
+    library = name.removesuffix(ONE_DEVICE)
+    others = ("plain_scan", "haiku", "nnx", "linen", "equinox")
+    if (library in others or task.what == "layer") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
-    return BUILDERS[name](task, precision)
+    if isinstance(task, Task):
+        return BUILDERS[name](task, precision)
+    if library == "torch.nn":
+        return _torch_layer(task, precision)
+    mesh = _mesh(task.batch_size, split=name == library)
+    return layers.layer_contestant(task, mesh, LAYERS[library])
 
 
 def measured_kinds(name: str) -> tuple[str, ...]:
     """Return the kinds of task that a contestant is measured at."""
-    if name.endswith("-one-device"):  # the others split a training step's batch over all devices
-        return ("training",)
-    unrolls = ("training", "forward")
-    return unrolls if name in ("wavefront", "hopper", "plain_scan") else (*unrolls, "sampling")
+    kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
+    if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
+        kinds = kinds[:1]
+    elif name in ("wavefront", "hopper", "plain_scan"):
+        kinds = kinds[:2]
+    library = name.removesuffix(ONE_DEVICE)
+    return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
 
 
 # --- jaxgru
@@ -456,6 +467,24 @@ def _torch(
     return Contestant(run, memory=memory)
 
 
+def _torch_layer(task: LayerTask, precision: str) -> Contestant:
+    import torch
+
+    device = torch_device()
+    module, x = layers.torch_layer(task)
+    module, x = module.to(device), x.detach().to(device).requires_grad_()
+    weights = torch.randn(*x.shape[:2], task.hidden_dim, device=device)
+    inputs = [*module.parameters(), x]
+
+    def run(calls: int) -> None:
+        with _torch_precision(precision):
+            for _ in range(calls):
+                torch.autograd.grad(torch.vdot(module(x)[0].flatten(), weights.flatten()), inputs)
+            _synchronize()
+
+    return Contestant(run)
+
+
 def _torch_training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
     """Return torchref's step, but without waiting for the loss, as the others do not."""
     import torch
@@ -511,4 +540,12 @@ BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
     "nnx": partial(_jax, make_model=_nnx_model),
     "nnx-one-device": partial(_jax, make_model=_nnx_model, split=False),
     "torch.compile": _torch_compile,
+}
+LAYERS: dict[str, Callable[[LayerTask], layers.Layer]] = {
+    "jaxgru": layers.jaxgru_layer,
+    "plain_scan": partial(layers.jaxgru_layer, implementation="plain"),
+    "haiku": layers.haiku_layer,
+    "nnx": layers.nnx_layer,
+    "linen": layers.linen_layer,
+    "equinox": layers.equinox_layer,
 }

@@ -23,7 +23,7 @@ from jaxgru.errors import UserError
 from jaxgru.model import flatten, init
 from pages.records import Measurement
 
-KINDS = ("training", "forward", "sampling")
+KINDS = ("training", "forward", "sampling", "layer")
 SAMPLING = {1: 128, 64: 64, 512: 32}
 """Batch sizes for sampling, and the number of tokens per row in one call."""
 
@@ -69,9 +69,64 @@ class Task:
         per_token *= 3 if self.what == "training" else 1
         return per_token * self.batch_size * self.num_tokens
 
+    @property
+    def name(self) -> str:
+        """The config's name."""
+        return self.config.name
+
+    @property
+    def steps_of_a_run(self) -> int | None:
+        """The number of training steps that the config asks for."""
+        training = self.config.training
+        return training.epochs * training.steps_per_epoch if self.what == "training" else None
+
+
+@dataclass(frozen=True)
+class LayerTask:
+    """One layer forward and backward, x (T, B, F) → y (T, B, H); T is num_tokens."""
+
+    cell: str
+    batch_size: int
+    num_tokens: int
+    features: int
+    hidden_dim: int
+    resets: bool = False
+    what: str = "layer"
+
+    @property
+    def kind(self) -> str:
+        """The kind in a record."""
+        return "layer_resets" if self.resets else "layer"
+
+    @property
+    def name(self) -> str:
+        """The name in a table."""
+        return f"{self.cell}, H {self.hidden_dim}"
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of one call, in matrix products: as a training step's."""
+        gates = 4 if self.cell == "lstm" else 3
+        weights = (self.features + self.hidden_dim) * gates * self.hidden_dim
+        return 3 * 2 * weights * self.batch_size * self.num_tokens
+
+    @property
+    def steps_of_a_run(self) -> None:
+        """A layer has no run."""
+
+
+LAYERS = [
+    LayerTask(cell, B, T, H, H, resets)
+    for B, T, H in ((64, 128, 128), (64, 128, 512), (1024, 32, 128))  # the last: as in PureJaxRL
+    for resets in (False, True)
+    for cell in ("gru", "gru, reset after", "lstm")
+]
+
 
 def tasks(config: Config, what: str) -> list[Task]:
-    """Return the tasks of a config: one, or for sampling one per batch size."""
+    """Return the tasks of a config: one, for sampling one per batch size, for layers none."""
+    if what == "layer":
+        return []
     if what == "sampling":
         return [Task(config, what, batch, tokens) for batch, tokens in SAMPLING.items()]
     return [Task(config, what, config.training.batch_size, config.training.sequence_length)]
@@ -205,15 +260,13 @@ def _timed(contestant: Contestant, calls: int, clock: Clock) -> float:
 
 def make_record(
     run: str,
-    task: Task,
+    task: Task | LayerTask,
     precision: str,
     contestant: str,
     result: tuple[Started, Timing] | str,
     memory: int | None,
 ) -> Measurement:
     """Return a record for docs/benchmarks.json; `result` is the timing, or why there is none."""
-    training = task.config.training
-    steps = training.epochs * training.steps_per_epoch
     if isinstance(result, str):
         outcome: dict[str, Any] = {"failed": result}
     else:
@@ -229,14 +282,14 @@ def make_record(
         }
     return Measurement(
         run=run,
-        config=task.config.name,
+        config=task.name,
         kind=task.kind,
         batch_size=task.batch_size,
         num_tokens=task.num_tokens,
         precision=precision,
         contestant=contestant,
         operations=task.operations,
-        steps_of_a_run=steps if task.what == "training" else None,
+        steps_of_a_run=task.steps_of_a_run,
         **outcome,
     )
 

@@ -28,6 +28,10 @@ CONTESTANTS = {
     "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
     "resets after the product, which is cheaper",
     "nnx-one-device": "the same, but a training step computes its batch on one device",
+    "linen": "Flax: `linen.RNN`, for layers only",
+    "linen-one-device": "the same, on one device",
+    "equinox": "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
+    "equinox-one-device": "the same, on one device",
     "torch.compile": "torchref's step, with its model under `torch.compile`",
 }
 """The contestants, in order; the last one takes minutes to build."""
@@ -79,7 +83,12 @@ def title(record: Measurement) -> str:
     B, T = record.batch_size, record.num_tokens
     if record.kind.startswith("sampling"):
         return f"sampling, {B} {'rows' if B > 1 else 'row'}, {record.precision}"
-    what = {"training": "training step", "forward": "forward pass"}[record.kind]
+    what = {
+        "training": "training step",
+        "forward": "forward pass",
+        "layer": "one layer, forward and backward",
+        "layer_resets": "one layer with resets, forward and backward",
+    }[record.kind]
     return f"{what}, {B} × {T}, {record.precision}"
 
 

@@ -163,7 +163,9 @@ class Measurement(Record):
 
     run: str
     config: str
-    kind: Annotated[str, Meta(pattern=r"\A(training|forward|sampling_[1-9][0-9]{0,8})\Z")]
+    kind: Annotated[
+        str, Meta(pattern=r"\A(training|forward|layer(_resets)?|sampling_[1-9][0-9]{0,8})\Z")
+    ]
     batch_size: Count
     num_tokens: Count
     precision: str

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ import benchmark
 from bench import contestants as peers
 from bench.timing import (
     Contestant,
+    LayerTask,
     Started,
     Task,
     Timing,
@@ -265,10 +267,11 @@ class TestPage:
 
 class TestContestants:
     def test_the_page_knows_them_all(self):
-        assert list(peers.BUILDERS) == list(CONTESTANTS)
+        assert {*peers.BUILDERS, *peers.LAYERS} <= CONTESTANTS.keys()
+        assert all(peers.measured_kinds(name) for name in CONTESTANTS)
 
     @pytest.mark.parametrize(
-        "name", [n for n in CONTESTANTS if n not in (*FOR_GPUS, "torch.compile")]
+        "name", [n for n in peers.BUILDERS if n not in (*FOR_GPUS, "torch.compile")]
     )
     def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
@@ -301,6 +304,43 @@ class TestContestants:
         peers.build("plain_scan", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
+
+    @pytest.mark.parametrize("name", peers.LAYERS)
+    def test_layers_with_resets(self, name):
+        """After a reset, outputs are those of a sequence that begins there."""
+        task = LayerTask("gru" if name == "haiku" else "gru, reset after", 2, 5, 3, 4, resets=True)
+        layer = peers.LAYERS[name](task)
+        x = jax.random.normal(jax.random.key(0), (5, 2, 3))
+        reset = jnp.zeros((5, 2), bool).at[2].set(True)
+        y = layer.apply(layer.params, x, reset)
+        expected = layer.apply(layer.params, x[2:], reset[3:].repeat(2, 0)[:3])
+        np.testing.assert_allclose(y[2:], expected, rtol=1e-5, atol=1e-6)
+        changed = layer.apply(layer.params, x, jnp.zeros((5, 2), bool))
+        assert np.abs(changed[2:] - expected).max() > 1e-3
+
+    @pytest.mark.parametrize("name", ["torch.nn", *(f"{n}-one-device" for n in peers.LAYERS)])
+    @pytest.mark.parametrize("resets", [False, True])
+    def test_layers(self, name, resets):
+        """The gradient of x has its shape; who lacks a cell or resets says so."""
+        name = name.replace("plain_scan-one-device", "plain_scan")
+        if name == "torch.nn" and resets:
+            with pytest.raises(UserError, match="no resets"):
+                peers.build(name, LayerTask("lstm", 2, 5, 3, 4, resets), "float32")
+            return
+        contestant = peers.build(name, LayerTask("lstm", 2, 5, 3, 4, resets), "float32")
+        result = contestant.run(1)
+        if name != "torch.nn":
+            loss, _, of_x = result
+            assert np.isfinite(loss) and of_x.shape == (5, 2, 3) and np.abs(of_x).min() > 0
+        other = "gru, reset after" if name.startswith("haiku") else "gru"
+        if not name.startswith(("jaxgru", "plain_scan")):
+            with pytest.raises(UserError, match="the product"):
+                peers.build(name, LayerTask(other, 2, 5, 3, 4), "float32")
+
+    def test_operations_of_a_layer(self):
+        """Both products of 3 or 4 gates, a multiplication and an addition each, three times."""
+        assert LayerTask("gru", 2, 5, 3, 4).operations == 3 * 2 * 5 * 2 * (3 * 12 + 4 * 12)
+        assert LayerTask("lstm", 2, 5, 3, 4).operations == 3 * 2 * 5 * 2 * (3 * 16 + 4 * 16)
 
     def test_samplers_give_tokens(self):
         task = Task(TINY, "sampling", 3, 4)

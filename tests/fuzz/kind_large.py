@@ -10,10 +10,10 @@ from pathlib import Path
 from fuzzing import Made
 
 import jaxgru
-from jaxgru.cli.printing import Options, pieces
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.data.tokenizers import read_tokenizer
+from jaxgru.generation import Options, pieces
 from jaxgru.interop import import_torch
 from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors

@@ -13,8 +13,8 @@ from mutations import text
 
 import jaxgru
 from jaxgru import ModelConfig
-from jaxgru.cli.printing import Options, pieces
 from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.generation import Options, pieces
 
 BOUNDS = {"seconds": 60.0}
 """Some cases are the first of their shape, and XLA compiles a program: seconds, on a busy core."""

@@ -14,8 +14,8 @@ from fuzzing import check_message, time_limit
 from rich.console import Console
 
 import jaxgru
-from jaxgru import Config, ModelConfig
-from jaxgru.cli import evaluate, printing
+from jaxgru import Config, ModelConfig, generation
+from jaxgru.cli import evaluate
 from jaxgru.config import ConfigError, from_dict, load_config
 from jaxgru.data import tokenizers
 from jaxgru.data.corpus import CorpusError
@@ -318,12 +318,12 @@ class TestWriting:
         tokenizer = CharacterTokenizer("abcdefg")
         model = ModelConfig(vocab_size=7, embedding_dim=3, hidden_dim=5, num_layers=2)
         params = jax.tree.map(lambda w: 3 * w, jaxgru.init(jax.random.key(1), model))
-        options = printing.Options(num_tokens=20, stateful=stateful)
+        options = generation.Options(num_tokens=20, stateful=stateful)
         prompt = "abcgfeddca"
-        whole = "".join(printing.pieces(params, tokenizer, prompt, options))
-        monkeypatch.setattr(printing, "READ", 4)
-        assert "".join(printing.pieces(params, tokenizer, prompt, options)) == whole
-        other = "".join(printing.pieces(params, tokenizer, "g" + prompt[1:], options))
+        whole = "".join(generation.pieces(params, tokenizer, prompt, options))
+        monkeypatch.setattr(generation, "READ", 4)
+        assert "".join(generation.pieces(params, tokenizer, prompt, options)) == whole
+        other = "".join(generation.pieces(params, tokenizer, "g" + prompt[1:], options))
         assert (other[10:] == whole[10:]) != stateful  # what it read first matters
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import jaxgru
-from jaxgru.cli import printing
-from jaxgru.cli.printing import Options, pieces
+from jaxgru import generation
+from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.config import ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.errors import UserError
+from jaxgru.generation import Options, pieces
 
 TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
 
@@ -59,14 +60,14 @@ class TestPieces:
     @pytest.mark.parametrize("piece", [5, 1000])
     def test_are_the_prompt_and_one_generation(self, params, monkeypatch, piece, options):
         """The state, the key and the last token are handed from piece to piece."""
-        monkeypatch.setattr(printing, "PIECE", piece)
+        monkeypatch.setattr(generation, "PIECE", piece)
         text = text_of(params, **options)
         assert text == "a bad" + generated(params, "a bad", **options)
         assert len(text) == 5 + N
 
     def test_an_lstm_of_two_layers_hands_on_all_of_its_state(self, monkeypatch):
         params = wild(TOKENIZER.vocab_size, "lstm", 2)
-        monkeypatch.setattr(printing, "PIECE", 5)
+        monkeypatch.setattr(generation, "PIECE", 5)
         assert text_of(params) == "a bad" + generated(params, "a bad")
 
     def test_appear_as_they_are_generated(self, params, monkeypatch):
@@ -76,8 +77,8 @@ class TestPieces:
             asked.append(num_tokens)
             return jnp.zeros((1, num_tokens), jnp.int32), None, key
 
-        monkeypatch.setattr(printing, "PIECE", 4)
-        monkeypatch.setattr(printing, "generate", generate)
+        monkeypatch.setattr(generation, "PIECE", 4)
+        monkeypatch.setattr(generation, "generate", generate)
         text = pieces(params, TOKENIZER, "a bad", Options(num_tokens=10))
         assert next(text) == "a bad" and asked == []
         assert len(next(text)) == 4 and asked == [4]
@@ -119,8 +120,8 @@ class TestPieces:
         def generate(params, key, tokens, num_tokens, carry, **options):
             return jnp.array([[left.pop(0)]]), carry, key
 
-        monkeypatch.setattr(printing, "PIECE", 1)
-        monkeypatch.setattr(printing, "generate", generate)
+        monkeypatch.setattr(generation, "PIECE", 1)
+        monkeypatch.setattr(generation, "generate", generate)
         text = text_of(params, "ROMEO: what light", tokenizer, num_tokens=len(order))
         prompt = tokenizer.encode("ROMEO: what light")
         assert text == tokenizer.decode(np.concatenate([prompt, order]))
@@ -129,13 +130,11 @@ class TestPieces:
 
 class TestWrite:
     def test_one_sample_is_the_text_alone(self, params, capsys):
-        printing.print_samples(params, TOKENIZER, "a bad", Options(num_tokens=N))
+        print_samples(params, TOKENIZER, "a bad", Options(num_tokens=N))
         assert capsys.readouterr().out == text_of(params) + "\n"
 
     def test_many_samples_are_numbered(self, params, capsys):
-        printing.print_samples(
-            params, TOKENIZER, "a bad", Options(num_tokens=N, seed=7), num_samples=3
-        )
+        print_samples(params, TOKENIZER, "a bad", Options(num_tokens=N, seed=7), num_samples=3)
         out = capsys.readouterr().out
         for sample in range(3):
             text = text_of(params, seed=7, sample=sample)
@@ -147,7 +146,7 @@ class TestWrite:
     def test_compare_has_both_ways_side_by_side(self, params, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "160")
         options = Options(num_tokens=N, seed=2)
-        printing.print_comparison(params, TOKENIZER, "a bad", options)
+        print_comparison(params, TOKENIZER, "a bad", options)
         rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", out := capsys.readouterr().out)
         assert re.search(r"stateless\W+stateful", out)
         for column, stateful in enumerate((False, True)):
@@ -192,5 +191,5 @@ class TestRefusals:
 
     def test_no_samples(self, params, capsys):
         with pytest.raises(UserError, match="num_samples is 0"):
-            printing.print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
+            print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
         assert capsys.readouterr().out == ""

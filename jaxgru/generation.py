@@ -1,0 +1,161 @@
+"""Text from a prompt, piece by piece: the prompt is encoded, tokens are sampled and decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.errors import UserError
+from jaxgru.model import ModelCarry, Params, apply
+from jaxgru.sampling import check_sampling, generate
+
+PIECE = 16  # tokens generated at once
+READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
+
+
+@runtime_checkable
+class CountedModel(Protocol):
+    """A model whose state is the text itself, such as `jaxgru.analysis.ngrams.NGram`."""
+
+    def generate(
+        self,
+        rng: np.random.Generator,
+        prompt: Int[np.ndarray, "P"],
+        num_tokens: int,
+        *,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+    ) -> Int[np.ndarray, "N"]:
+        """Return the next tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """How text is sampled: the arguments of `jaxgru.generate`, and two more.
+
+    last_token_only: give the model only the last token of the prompt, as the study's samplers do.
+    """
+
+    num_tokens: int = 400
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    stateful: bool = True
+    last_token_only: bool = False
+    seed: int = 0
+
+
+def pieces(
+    model: Params | CountedModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: Options,
+    sample: int = 0,
+) -> Iterator[str]:
+    """Yield the prompt, then the text generated from it, in pieces of about 16 tokens.
+
+    Each piece starts from the state after the one before it. `sample` numbers the samples of a
+    seed.
+
+    Raises:
+      UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
+        at the call, before anything is generated.
+    """
+    check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
+    if options.num_tokens < 1:
+        raise UserError(f"num_tokens is {options.num_tokens}; it must be at least 1.")
+    known = tokenizer.encode(prompt)
+    if len(known) == 0:
+        raise UserError("the prompt is empty; give at least one character to begin with.")
+    return _pieces(model, tokenizer, known, options, sample)
+
+
+def _pieces(
+    model: Params | CountedModel,
+    tokenizer: Tokenizer,
+    prompt: Int[np.ndarray, "P"],
+    options: Options,
+    sample: int,
+) -> Iterator[str]:
+    read = prompt[-1:] if options.last_token_only else prompt
+    if isinstance(model, Params):
+        next_tokens = _recurrent(model, read, options, sample)
+    else:
+        next_tokens = _counted(model, read, options, sample)
+    known, printed = prompt, tokenizer.decode(prompt)
+    yield printed
+    for start in range(0, options.num_tokens, PIECE):
+        known = np.concatenate([known, next_tokens(min(PIECE, options.num_tokens - start))])
+        text = tokenizer.decode(known)
+        yield text[len(printed) :]
+        printed = text
+
+
+def _recurrent(
+    params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+) -> Callable[[int], Int[np.ndarray, "N"]]:
+    """Return a function that generates the next n tokens, from the state after the last ones."""
+    key = jax.random.fold_in(jax.random.key(options.seed), sample)
+    carry = None
+    if not options.stateful:
+        prompt = prompt[-1:]  # the state after the others would be reset
+    while len(prompt) > READ:
+        carry, prompt = _read(params, prompt[None, :READ], carry), prompt[READ:]
+    tokens = jnp.asarray(prompt)[None]
+
+    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
+        nonlocal tokens, carry, key
+        new, carry, key = generate(
+            params,
+            key,
+            tokens,
+            num_tokens,
+            carry,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stateful=options.stateful,
+        )
+        tokens = new[:, -1:]
+        return np.asarray(new[0])
+
+    return next_tokens
+
+
+@jax.jit
+def _read(params: Params, tokens: Int[Array, "B T"], carry: ModelCarry | None) -> ModelCarry:
+    """Return the state after these tokens, without computing logits."""
+    return apply(params, tokens, carry)[1]
+
+
+def _counted(
+    model: CountedModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+) -> Callable[[int], Int[np.ndarray, "N"]]:
+    """Return such a function for a model whose state is the text so far."""
+    rng, text = np.random.default_rng([options.seed, sample]), prompt
+
+    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
+        nonlocal text
+        new = model.generate(
+            rng,
+            text,
+            num_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+        )
+        text = np.concatenate([text, new])
+        return new
+
+    return next_tokens
