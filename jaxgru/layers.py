@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
@@ -125,9 +127,9 @@ def unroll(
     if real is not None:
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
     masks = dropout_masks(stack, dropout, B, T)
-    y, carry, carries = _run(
-        stack, x, carry, masks, implementation, reset, start, real, reverse, return_carries
-    )
+    run = partial(_run, implementation, reverse, return_carries)
+    run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
+    y, carry, carries = run(stack, x, carry, masks, reset, start, real)
     if real is not None:
         y = jnp.where(real[..., None], y, 0)
     if not time_major:
@@ -376,20 +378,20 @@ def unroll_stack(
     Raises:
       ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
-    return _run(layers, x, carry, masks, implementation)[:2]
+    return _run(implementation, False, False, layers, x, carry, masks)[:2]
 
 
 def _run(
+    implementation: str,
+    reverse: bool,
+    every: bool,
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],
-    implementation: str,
     reset: Bool[Array, "T B"] | None = None,
     starts: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
-    reverse: bool = False,
-    every: bool = False,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
     """Compute a stack of layers: the output, the last carries, and the carries of every step."""
     if implementation not in IMPLEMENTATIONS:
@@ -415,6 +417,24 @@ def _run(
         ends.append(c)
         carries.append(h)
     return _looked_up(x), tuple(ends), tuple(carries) if every else None
+
+
+def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:
+    """Return the function with its sharding left to XLA, if x is on a mesh of explicit axes.
+
+    With such a mesh, the default of `jax.make_mesh`, the sharding is a part of an array's type, and
+    a function has to state it where it is ambiguous. Here XLA infers it, as with other meshes.
+
+    Args:
+      outputs: of each output, for each of its axes, the axis of x that is sharded alike, or None.
+    """
+    sharding = jax.typeof(x).sharding
+    mesh, spec = sharding.mesh, sharding.spec
+    if AxisType.Explicit not in mesh.axis_types:
+        return function
+    specs = [P(*(None if axis is None else spec[axis] for axis in axes)) for axes in outputs]
+    shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
+    return jax.sharding.auto_axes(function, out_sharding=shardings)
 
 
 def layer_stepper(

@@ -19,10 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Lookup, Size, dot, exportable, rows
+from jaxgru.cells.base import AnyArray, Lookup, Mask, Size, dot, exportable, rows
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
-from jaxgru.layers import check_carry, layer_stepper, unroll_stack
+from jaxgru.layers import check_carry, layer_stepper, sharded_by_xla, unroll_stack
 
 
 @struct.dataclass
@@ -159,12 +159,23 @@ def apply(
     check_carry(params.layers, start, B)
     masks = dropout_masks(params.layers, dropout, B, T)
 
-    params = _on_device(params)
-    x = Lookup(params.embedding, jnp.asarray(tokens).T)
+    tokens = jnp.asarray(tokens)
+    run = sharded_by_xla(partial(_apply, implementation), tokens, (0, 1, None), (0,))
+    return run(_on_device(params), tokens, start, masks)
+
+
+def _apply(
+    implementation: str,
+    params: Params,
+    tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
+    carry: ModelCarry,
+    masks: Sequence[tuple[Mask | None, Mask | None]],
+) -> tuple[Float[Array, "B T V"], ModelCarry]:
+    x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
     known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`
     if known and B * T < len(params.embedding):
         x = x.rows()
-    h, last = unroll_stack(params.layers, x, start, masks, implementation)
+    h, last = unroll_stack(params.layers, x, carry, masks, implementation)
     multiply = jnp.matmul if implementation == "plain" else dot  # forward mode
     return _logits(params, h, multiply).swapaxes(0, 1), last
 

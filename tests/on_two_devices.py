@@ -1,8 +1,8 @@
 """Compiles the gradients of `unroll` for a batch that is sharded over two devices.
 
-test_unroll.py runs it. It prints one line of JSON: for each kind of layer, which collectives the
-program has, which of the batch's sizes (26 rows, 13 per device, times 7 steps) its arrays have, and
-how far its gradients are from those of one device.
+test_unroll.py runs it. It prints one line of JSON: for a model and each kind of layer, which
+collectives the program has, which of the batch's sizes (26 rows, 13 per device, times 7 steps) its
+arrays have, and how far its gradients are from those of one device.
 """
 
 import json
@@ -31,12 +31,15 @@ KINDS = {
 
 
 def loss(layers, x, options):
-    return jnp.sin(jaxgru.unroll(layers, x, **options)[0]).sum()
+    """The sum of a function of the outputs, of `apply` if x is tokens."""
+    run = jaxgru.unroll if jnp.issubdtype(x.dtype, jnp.floating) else jaxgru.apply
+    return jnp.sin(run(layers, x, **options)[0]).sum()
 
 
-def seen(layers, x, options):
-    rows = NamedSharding(jax.make_mesh((2,), ("data",), (AxisType.Auto,)), P("data"))
-    gradient = jax.jit(jax.grad(loss, (0, 1)))
+def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1)):
+    """What there is to see of the gradient with respect to the arguments `of`."""
+    rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
+    gradient = jax.jit(jax.grad(loss, of))
     program = gradient.lower(layers, *jax.device_put((x, options), rows)).compile()
     text = program.as_text()
     shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", text)
@@ -66,7 +69,14 @@ def main():
         results[kind] = {
             "all steps": seen(layers, x, {}),
             "resets and lengths": seen(layers, x, flags),
+            "explicit axes": seen(layers, x, flags, AxisType.Explicit),
         }
+    params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
+    tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
+    results["model"] = {
+        str(axes): seen(params, tokens, {}, axes, of=0)
+        for axes in (AxisType.Auto, AxisType.Explicit)
+    }
     print(json.dumps(results))
 
 
