@@ -5,10 +5,11 @@ Users call these three, batch-major. Inside, arrays are time-major, and one laye
     unroll_layer(params, x (T, B, E), carry, steps) -> (h' of every step (T, B, H), carry)
 
 `unroll_plain` is its definition in the fewest lines, `unroll_layer` computes the same fast, for two
-reasons. x·W of all steps is ONE product before the scan. The backward scan carries only the
+reasons. x·W of many steps is ONE product before the scan. The backward scan carries only the
 gradient of the state and stores `da`, the gradients of the gates' pre-activations, so the gradient
 of each weight is ONE product after the scan. Autodiff would instead add an (H, H) product to an
-accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4.
+accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a
+CPU, this is done block by block of the steps, so that the arrays stay in the cache.
 
 Weights may be bfloat16 beside biases and states of float32: see `cells.base.dot`.
 """
@@ -54,6 +55,8 @@ IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper")
 forward mode needs. "wavefront" and "hopper" are for GPUs, in `kernels/`. They fall back to "scan"
 if they do not support the layers or the device, and for resets, padding, `reverse` and
 `return_carries`. "auto" is "scan" until those two have been timed on a GPU."""
+
+ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
 
 # --- For users: batch-major
@@ -350,13 +353,69 @@ def unroll_layer(
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     if features != layer.W.shape[0]:
         raise ValueError(f"x has {features} features per step; the layer takes {layer.W.shape[0]}.")
-    a = product(x, layer.W) + layer.b
     if implementation == "hopper" and only_mask:
         from jaxgru.kernels import gru_hopper  # Pallas takes 0.6 s to import
 
         if gru_hopper.supports_layer(layer, hidden(carry)):
+            a = product(x, layer.W) + layer.b
             return gru_hopper.over_time(layer, hidden(carry), a, steps.mask)
-    return over_time(layer.recurrence, layer.U, carry, a, steps, reverse, every)
+    table_W = dot(x.table, layer.W) if isinstance(x, Lookup) else None
+
+    def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
+        """Compute some of the steps."""
+        x, keep, reset, real = inputs
+        a = (dot(x, layer.W) if table_W is None else rows(table_W, x)) + layer.b
+        mask = steps.mask and Mask(keep, steps.mask.scale)
+        some = Steps(mask, reset, steps.start, real)
+        h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, every)
+        return carry, h
+
+    of_steps = x.ids if isinstance(x, Lookup) else x
+    T, B, H = *of_steps.shape[:2], hidden(carry).shape[-1]
+    wide = jnp.finfo(layer.W.dtype).bits >= 32  # sums of blocks have the dtype of the weights
+    inputs = of_steps, steps.mask and steps.mask.keep, steps.reset, steps.real
+    carry, h = in_blocks(run, carry, inputs, block_length(T, B, H) if wide else T, reverse)
+    return h, carry
+
+
+def block_length(T: Size, B: Size, H: int) -> Size:
+    """Return how many steps of a layer are computed at once: x·W, the recurrence, the gradients.
+
+    All of them on a GPU. On a CPU, as many as stay in the cache, but enough for it to pay that each
+    block's gradients of the weights are added to those of the others. Measured on 2 cores, training
+    steps are faster than with all steps at once by 1.6 (astra_alpha), 1.3 (astra_beta), 1.05
+    (astra_gamma) and 1.13 (leviathan), and take 0.53 to 0.81 of the memory.
+    """
+    if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
+        return T  # `jax.export` has symbolic sizes
+    most = (ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1)
+    return 2 ** (max(most, 1).bit_length() - 1)  # which divides most lengths that people use
+
+
+def in_blocks(
+    run: Callable[[Carry, Any], tuple[Carry, Any]],
+    carry: Carry,
+    inputs: Any,
+    length: Size,
+    reverse: bool = False,
+) -> tuple[Carry, Any]:
+    """Apply `run`, (carry, inputs (T, ...)) → (carry, outputs (T, ...)), block by block.
+
+    A block has `length` steps; the last one of the sequence may be shorter.
+    """
+    T = jax.tree.leaves(inputs)[0].shape[0]
+    if length == T or T < length:
+        return run(carry, inputs)
+    whole = T - T % length
+    blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, length, *a.shape[1:]), inputs)
+    rest, h_rest = jax.tree.map(lambda a: a[whole:], inputs), None
+    if reverse and whole < T:
+        carry, h_rest = run(carry, rest)
+    carry, h = jax.lax.scan(run, carry, blocks, reverse=reverse)
+    if not reverse and whole < T:
+        carry, h_rest = run(carry, rest)
+    h = jax.tree.map(lambda h: h.reshape(-1, *h.shape[2:]), h)
+    return carry, h if h_rest is None else jax.tree.map(lambda *h: jnp.concatenate(h), h, h_rest)
 
 
 def unroll_stack(

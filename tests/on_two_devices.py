@@ -19,6 +19,9 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxgru  # noqa: E402
+from jaxgru import layers as inside  # noqa: E402
+
+inside.ROWS_AT_ONCE = 104  # blocks of 4 steps
 
 B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")

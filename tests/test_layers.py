@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxgru import cells
-from jaxgru.cells.base import Lookup, Mask, Steps, dot
+from jaxgru import cells, layers
+from jaxgru.cells.base import Lookup, Mask, Steps, dot, over_time
 from jaxgru.layers import layer_stepper, unroll_layer, unroll_plain
 
 INIT = {
@@ -24,6 +24,12 @@ INIT = {
 }
 # T, B, E, H. Two shapes and any values, because each new shape costs a compilation
 SIZES = st.sampled_from([(1, 1, 1, 1), (5, 2, 3, 4)])
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Of 2 steps for 2 rows. Other tests' sequences are shorter than a block."""
+    monkeypatch.setattr(layers, "ROWS_AT_ONCE", 4)
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +79,31 @@ def test_equals_the_plain_scan(kind, masked, sizes, seed):
         ours = value_and_gradients(unroll_layer, *args)
         plain = value_and_gradients(unroll_plain, *args)
         chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("reverse, expected", [(False, [2, 1]), (True, [1, 2])])
+def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
+    """Of 5 steps: a scan over two blocks of 2 steps, and the one that remains."""
+    lengths = []
+
+    def counted(recurrence, U, carry, a, *rest):
+        lengths.append(a.shape[0])
+        return over_time(recurrence, U, carry, a, *rest)
+
+    monkeypatch.setattr(layers, "over_time", counted)
+    p, x, carry, _ = problem("gru", 5, 2, 3, 4, masked=False)
+    h, last = unroll_layer(p, x, carry, reverse=reverse)
+    assert lengths == expected
+    chex.assert_trees_all_close((h, last), unroll_plain(p, x, carry, reverse=reverse), rtol=1e-12)
+
+
+def test_lengths_of_blocks(monkeypatch):
+    """As many steps as have 512 rows, or 1,024 of many units, rounded to a power of two."""
+    monkeypatch.undo()
+    sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
+    assert [layers.block_length(10_000, *size) for size in sizes] == [8, 16, 1, 512, 16, 32]
+    B, T = jax.export.symbolic_shape("B, T")
+    assert layers.block_length(T, 4, 8) is T and layers.block_length(7, B, 8) == 7
 
 
 @pytest.mark.parametrize("kind", INIT)

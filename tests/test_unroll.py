@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jaxgru
-from jaxgru import cells
+from jaxgru import cells, layers
 from jaxgru.interop import torch_nn
 
 INIT = {
@@ -30,6 +30,12 @@ INIT = {
 }
 RECURRENT = [kind for kind in INIT if kind != "mlp"]
 F, H = 3, 4
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Of 2 steps for 3 rows, so that a sequence has several."""
+    monkeypatch.setattr(layers, "ROWS_AT_ONCE", 6)
 
 
 @pytest.fixture(autouse=True)
