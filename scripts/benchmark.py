@@ -26,7 +26,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from bench.contestants import build, measured_kinds, missing, on_cpu, torch_copy, torch_product
+from bench.contestants import build, measured, missing, on_cpu, torch_copy, torch_product
 from bench.timing import (
     KINDS,
     LAYERS,
@@ -216,7 +216,7 @@ class Benchmark:
 
         option: the name of the task's config on the command line.
         """
-        names = [name for name in self.contestants if task.what in measured_kinds(name)]
+        names = [name for name in self.contestants if measured(name, task)]
         if not names:
             return
         started: dict[str, Started] = {}

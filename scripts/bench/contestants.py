@@ -81,10 +81,18 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, Task):
         return BUILDERS[name](task, precision)
+    if layers.lacks(library, task):
+        raise UserError(f"{library} has no such layer")
     if library == "torch.nn":
         return _torch_layer(task, precision)
     mesh = _mesh(task.batch_size, split=name == library)
     return layers.layer_contestant(task, mesh, LAYERS[library])
+
+
+def measured(name: str, task: Task | LayerTask) -> bool:
+    """Return whether a contestant is measured at a task."""
+    lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
+    return task.what in measured_kinds(name) and not lacks
 
 
 def measured_kinds(name: str) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench.timing import Contestant, LayerTask, calling, compiled, planned_memory
-from jaxgru.errors import UserError
 from jaxgru.parallel.sharding import ROWS
 
 
@@ -29,6 +28,14 @@ class Layer(NamedTuple):
 
     params: Any
     apply: Callable[[Any, jax.Array, jax.Array | None], jax.Array]
+
+
+def lacks(library: str, task: LayerTask) -> bool:
+    """Return whether a library has no such layer: equations, or in PyTorch resets."""
+    if library in ("jaxgru", "plain_scan"):
+        return False
+    other = "gru, reset after" if library == "haiku" else "gru"
+    return task.cell == other or (library == "torch.nn" and task.resets)
 
 
 def layer_contestant(
@@ -77,9 +84,6 @@ def haiku_layer(task: LayerTask) -> Layer:
     """Return `hk.dynamic_unroll`; with resets, of an `hk.ResetCore`."""
     import haiku as hk
 
-    if task.cell == "gru, reset after":
-        raise UserError("hk.GRU resets before the product")
-
     def network(x: jax.Array, reset: jax.Array | None) -> jax.Array:
         core = hk.LSTM(task.hidden_dim) if task.cell == "lstm" else hk.GRU(task.hidden_dim)
         zeros = core.initial_state(x.shape[1])
@@ -97,16 +101,10 @@ def _where(reset: jax.Array, carry: Any) -> Any:
     return jax.tree.map(lambda c: jnp.where(reset[:, None], 0, c), carry)
 
 
-def _check_flax(task: LayerTask) -> None:
-    if task.cell == "gru":
-        raise UserError("its GRU resets after the product")
-
-
 def linen_layer(task: LayerTask) -> Layer:
     """Return `flax.linen.RNN`; with resets, the cell under `nn.scan`."""
     from flax import linen as nn
 
-    _check_flax(task)
     cell = nn.OptimizedLSTMCell if task.cell == "lstm" else nn.GRUCell
 
     class Network(nn.Module):
@@ -134,7 +132,6 @@ def nnx_layer(task: LayerTask) -> Layer:
     """Return `nnx.RNN`; with resets, the cell under `lax.scan`."""
     from flax import nnx
 
-    _check_flax(task)
     cell = nnx.OptimizedLSTMCell if task.cell == "lstm" else nnx.GRUCell
     core = cell(task.features, task.hidden_dim, rngs=nnx.Rngs(0))
     graph, params, rest = nnx.split(core, nnx.Param, ...)
@@ -159,7 +156,6 @@ def equinox_layer(task: LayerTask) -> Layer:
     """Return `eqx.nn.GRUCell` or `LSTMCell` over the batch by `vmap`, under `lax.scan`."""
     import equinox as eqx
 
-    _check_flax(task)
     lstm = task.cell == "lstm"
     cell = eqx.nn.LSTMCell if lstm else eqx.nn.GRUCell
     core = cell(task.features, task.hidden_dim, key=jax.random.key(0))
@@ -183,10 +179,6 @@ def torch_layer(task: LayerTask) -> tuple[Any, Any]:
     """Return `torch.nn.GRU` or `LSTM`, and its input."""
     import torch
 
-    if task.cell == "gru":
-        raise UserError("torch.nn.GRU resets after the product")
-    if task.resets:
-        raise UserError("it has no resets")
     cell = torch.nn.LSTM if task.cell == "lstm" else torch.nn.GRU
     x = torch.randn(task.num_tokens, task.batch_size, task.features, requires_grad=True)
     return cell(task.features, task.hidden_dim), x

@@ -28,13 +28,13 @@ CONTESTANTS = {
     "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
     "resets after the product, which is cheaper",
     "nnx-one-device": "the same, but a training step computes its batch on one device",
+    "torch.compile": "torchref's step, with its model under `torch.compile`",
     "linen": "Flax: `linen.RNN`, for layers only",
     "linen-one-device": "the same, on one device",
     "equinox": "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
     "equinox-one-device": "the same, on one device",
-    "torch.compile": "torchref's step, with its model under `torch.compile`",
 }
-"""The contestants, in order; the last one takes minutes to build."""
+"""The contestants, in order."""
 
 SAME = ("precision", "config", "kind", "batch_size", "num_tokens", "contestant")
 
