@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,11 @@ class Options:
     last_token_only: bool = False
     seed: int = 0
 
+    @property
+    def of_a_token(self) -> dict[str, Any]:
+        """The options that say how one token is drawn from its logits."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
 
 def pieces(
     model: Params | CountedModel,
@@ -70,7 +75,7 @@ def pieces(
       UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
         at the call, before anything is generated.
     """
-    check_sampling(tokenizer.vocab_size, options.temperature, options.top_k, options.top_p)
+    check_sampling(tokenizer.vocab_size, **options.of_a_token)
     if not 0 <= options.seed < 2**32:
         raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
     if options.num_tokens < 1:
@@ -117,15 +122,7 @@ def _recurrent(
     def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
         new, carry, key = generate(
-            params,
-            key,
-            tokens,
-            num_tokens,
-            carry,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            stateful=options.stateful,
+            params, key, tokens, num_tokens, carry, stateful=options.stateful, **options.of_a_token
         )
         tokens = new[:, -1:]
         return np.asarray(new[0])
@@ -147,14 +144,7 @@ def _counted(
 
     def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
         nonlocal text
-        new = model.generate(
-            rng,
-            text,
-            num_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-        )
+        new = model.generate(rng, text, num_tokens, **options.of_a_token)
         text = np.concatenate([text, new])
         return new
 

@@ -43,7 +43,7 @@ from jaxgru.cells.base import (
     apply_mask,
     dot,
     over_time,
-    product,
+    product_of_steps,
     rows,
     with_hidden,
 )
@@ -353,24 +353,23 @@ def unroll_layer(
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     if features != layer.W.shape[0]:
         raise ValueError(f"x has {features} features per step; the layer takes {layer.W.shape[0]}.")
+    of_steps, times_W = product_of_steps(x, layer.W)
     if implementation == "hopper" and only_mask:
         from jaxgru.kernels import gru_hopper  # Pallas takes 0.6 s to import
 
         if gru_hopper.supports_layer(layer, hidden(carry)):
-            a = product(x, layer.W) + layer.b
+            a = times_W(of_steps) + layer.b
             return gru_hopper.over_time(layer, hidden(carry), a, steps.mask)
-    table_W = dot(x.table, layer.W) if isinstance(x, Lookup) else None
 
     def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         """Compute some of the steps."""
         x, keep, reset, real = inputs
-        a = (dot(x, layer.W) if table_W is None else rows(table_W, x)) + layer.b
+        a = times_W(x) + layer.b
         mask = steps.mask and Mask(keep, steps.mask.scale)
         some = Steps(mask, reset, steps.start, real)
         h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, every)
         return carry, h
 
-    of_steps = x.ids if isinstance(x, Lookup) else x
     T, B, H = *of_steps.shape[:2], hidden(carry).shape[-1]
     wide = jnp.finfo(layer.W.dtype).bits >= 32  # sums of blocks have the dtype of the weights
     inputs = of_steps, steps.mask and steps.mask.keep, steps.reset, steps.real
@@ -389,7 +388,7 @@ def block_length(T: Size, B: Size, H: int) -> Size:
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes
     most = (ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1)
-    return 2 ** (max(most, 1).bit_length() - 1)  # which divides most lengths that people use
+    return min(T, 2 ** (max(most, 1).bit_length() - 1))  # divides most lengths that people use
 
 
 def in_blocks(
@@ -404,7 +403,7 @@ def in_blocks(
     A block has `length` steps; the last one of the sequence may be shorter.
     """
     T = jax.tree.leaves(inputs)[0].shape[0]
-    if length == T or T < length:
+    if length == T:
         return run(carry, inputs)
     whole = T - T % length
     blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, length, *a.shape[1:]), inputs)

@@ -228,7 +228,20 @@ _dot.defvjp(_dot_forward, _dot_backward)
 
 def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:
     """Return x·W of all steps as one matrix product; each gradient is also one product."""
-    return rows(dot(x.table, W), x.ids) if isinstance(x, Lookup) else dot(x, W)
+    of_steps, times_W = product_of_steps(x, W)
+    return times_W(of_steps)
+
+
+def product_of_steps(
+    x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]
+) -> tuple[Array, Callable[[Array], Array]]:
+    """Return an array (T, B, ...) and the function that makes x·W of any of its steps.
+
+    The table of a `Lookup` is multiplied here, once.
+    """
+    if isinstance(x, Lookup):
+        return x.ids, partial(rows, dot(x.table, W))
+    return x, lambda x: dot(x, W)
 
 
 def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:

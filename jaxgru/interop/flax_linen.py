@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.flax_rnn import check_functions, rnn
+from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
 from jaxgru.interop.gates import check_reset, other_z, refusal, single_bias
 
 CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
@@ -64,11 +64,18 @@ class RNN(nn.RNN):
           InteropError: the cell is of another class, has other functions than sigmoid and tanh, or
             is residual.
         """
-        time_major = self.time_major if time_major is None else time_major
-        _check_cell(self.cell)
+        options = chosen(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
+        check_cell(self.cell, CELLS, "flax.linen")
         if "params" not in self.cell.variables:
-            super().__call__(jnp.asarray(inputs), time_major=time_major)  # initializes them
-        batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+            # initializes them
+            super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
+        batch = batch_shape(inputs, options["time_major"])
         key = jax.random.key(0) if init_key is None else init_key
         start = self.cell.initialize_carry(key, (*batch, inputs.shape[-1]))
         return rnn(
@@ -79,10 +86,7 @@ class RNN(nn.RNN):
             reset=reset,
             initial=_unless_zeros(self.cell, start),
             lengths=seq_lengths,
-            time_major=time_major,
-            reverse=self.reverse if reverse is None else reverse,
-            keep_order=self.keep_order if keep_order is None else keep_order,
-            return_carry=self.return_carry if return_carry is None else return_carry,
+            **options,
         )
 
 
@@ -120,7 +124,7 @@ class ScannedRNN(nn.Module):
         """
         inputs, resets = x
         cell = self.cell(features=jax.tree.leaves(carry)[0].shape[-1], parent=None)
-        _check_cell(cell)
+        check_cell(cell, CELLS, "flax.linen")
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
         cell = cell.clone(parent=self, name=name)
@@ -211,15 +215,6 @@ _LAYERS: dict[frozenset[str], Callable[..., CellParams]] = {
         ([""], RNNParams),
     )
 }
-
-
-def _check_cell(cell: Any) -> None:
-    if type(cell) not in CELLS:
-        raise InteropError(
-            f"the cell is a {type(cell).__name__}; it must be a flax.linen "
-            f"{', '.join(known.__name__ for known in CELLS)}."
-        )
-    check_functions(cell)
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.flax_rnn import check_functions, rnn
+from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
 from jaxgru.interop.gates import (
     check_reset,
     joined,
@@ -79,12 +79,18 @@ class RNN(nnx.RNN):
           The outputs, or (carry, outputs) with `return_carry`.
         """
         cell: Any = self.cell
-        time_major = self.time_major if time_major is None else time_major
+        options = chosen(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
         rngs = self.rngs if rngs is None else rngs
         rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
-            batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+            batch = batch_shape(inputs, options["time_major"])
             start = cell.initialize_carry((*batch, inputs.shape[-1]), rngs)
         return rnn(
             from_nnx(cell),
@@ -94,10 +100,7 @@ class RNN(nnx.RNN):
             reset=reset,
             initial=None if cell.carry_init is None else start,
             lengths=seq_lengths,
-            time_major=time_major,
-            reverse=self.reverse if reverse is None else reverse,
-            keep_order=self.keep_order if keep_order is None else keep_order,
-            return_carry=self.return_carry if return_carry is None else return_carry,
+            **options,
         )
 
 
@@ -197,12 +200,7 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
 
 
 def _check_cell(cell: Any) -> None:
-    if type(cell) not in CELLS:
-        raise InteropError(
-            f"the cell is a {type(cell).__name__}; it must be a flax.nnx "
-            f"{', '.join(known.__name__ for known in CELLS)}; jaxgru's own layers run in "
-            "jaxgru.interop.flax_nnx.Layer."
-        )
-    check_functions(cell)
+    hint = "; jaxgru's own layers run in jaxgru.interop.flax_nnx.Layer"
+    check_cell(cell, CELLS, "flax.nnx", hint)
     if cell.promote_dtype is not dtypes.promote_dtype:
         raise InteropError(f"this {type(cell).__name__} has a promote_dtype of its own.")

@@ -7,6 +7,7 @@ which step's carry is returned and how sequences are reversed. `rnn` returns the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,15 +25,28 @@ SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
 
 
-def check_functions(cell: Any) -> None:
-    """Raise InteropError if a cell of Flax computes with functions other than its defaults."""
+def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
+    """Raise InteropError if a cell is of no known class or computes with other functions."""
     name = type(cell).__name__
+    if type(cell) not in known:
+        names = ", ".join(cls.__name__ for cls in known)
+        raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
     if getattr(cell, "gate_fn", SIGMOID[0]) not in SIGMOID:
         raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
     if cell.activation_fn not in TANH:
         raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
     if getattr(cell, "residual", False):
         raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
+
+
+def chosen(module: Any, **options: Any) -> dict[str, Any]:
+    """Return the options of a call: where one is None, the module's own of that name."""
+    return {name: getattr(module, name) if v is None else v for name, v in options.items()}
+
+
+def batch_shape(inputs: AnyArray, time_major: bool) -> tuple[int, ...]:
+    """Return the shape of the batch of inputs (*batch, T, F), or (T, *batch, F)."""
+    return inputs.shape[1:-1] if time_major else inputs.shape[:-2]
 
 
 def rnn(
@@ -69,8 +83,8 @@ def rnn(
       ValueError: an argument has another shape.
     """
     axis = 0 if time_major else 1
-    leading = inputs.shape[:-1]
-    batch, T = (leading[1:], leading[0]) if time_major else (leading[:-1], leading[-1])
+    leading, batch = inputs.shape[:-1], batch_shape(inputs, time_major)
+    T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (T, B) if time_major else (B, T)
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype

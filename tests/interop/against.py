@@ -13,6 +13,10 @@ from jaxgru.cells import init_gru, init_lstm, init_rnn
 SIZES = [(5, 3, 4, 6), (1, 1, 2, 1)]  # T, B, E, H
 CASES = [(np.float64, SIZES[0]), (np.float64, SIZES[1]), (np.float32, SIZES[0])]
 
+# Of Flax's cells, by their names
+FLAX_CASES = [(name, *case) for name in ("GRUCell", "OptimizedLSTMCell") for case in CASES]
+FLAX_CASES += [(name, *CASES[0]) for name in ("LSTMCell", "SimpleCell")]
+
 # Both sides sum the same ≤ 15 terms per value, over ≤ 5 steps, in different orders: each gradient
 # is off by some roundings (6e-8 in float32, 1e-16 in float64) of values of about 10.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -53,6 +57,12 @@ def randomized(tree, seed=0):
 
 def normal(*shape, dtype, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def carry_of(B, H, dtype, pair):
+    """A random h, or the two states of an LSTM."""
+    h = normal(B, H, dtype=dtype, seed=3)
+    return (h, normal(B, H, dtype=dtype, seed=4)) if pair else h
 
 
 def resets(*shape):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from against import CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
 from random_models import same_bits
 
 from jaxgru.interop import InteropError
@@ -19,8 +19,8 @@ CORES = pytest.mark.parametrize("kind", ["GRU", "LSTM"])
 
 
 def states(kind, B, H, dtype):
-    h = normal(B, H, dtype=dtype, seed=3)
-    return hk.LSTMState(h, normal(B, H, dtype=dtype, seed=4)) if kind == "LSTM" else h
+    carry = carry_of(B, H, dtype, kind == "LSTM")
+    return hk.LSTMState(*carry) if kind == "LSTM" else carry
 
 
 def model(kind, H, unroll, everything=True):

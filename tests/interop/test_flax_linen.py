@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from against import FLAX_CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
 from flax import linen as nn
 from flax.errors import ScopeCollectionNotFound
 from random_models import same_bits
@@ -19,23 +19,12 @@ from jaxgru.interop.flax_linen import CELLS, RNN, ScannedRNN, from_linen, to_lin
 EVERY = pytest.mark.parametrize("cell_class", CELLS, ids=lambda cell: cell.__name__)
 
 
-def carry_for(cell_class, B, H, dtype):
-    h = normal(B, H, dtype=dtype, seed=3)
-    pair = cell_class in (nn.LSTMCell, nn.OptimizedLSTMCell)
-    return (h, normal(B, H, dtype=dtype, seed=4)) if pair else h
-
-
-@pytest.mark.parametrize(
-    "cell_class, dtype, sizes",
-    [(nn.GRUCell, *case) for case in CASES]
-    + [(nn.OptimizedLSTMCell, *case) for case in CASES]
-    + [(nn.LSTMCell, *CASES[0]), (nn.SimpleCell, *CASES[0])],
-)
-def test_the_same_call_gives_the_same_numbers(cell_class, dtype, sizes):
+@pytest.mark.parametrize("cell, dtype, sizes", FLAX_CASES)
+def test_the_same_call_gives_the_same_numbers(cell, dtype, sizes):
     """From a given carry and from the cell's own; reversed, and with padding."""
     with precision(dtype):
-        T, B, E, H = sizes
-        x, carry = normal(B, T, E, dtype=dtype), carry_for(cell_class, B, H, dtype)
+        (T, B, E, H), cell_class = sizes, getattr(nn, cell)
+        x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
         lengths = np.arange(B) % T + 1
 
         def calls(rnn):
@@ -129,7 +118,7 @@ class TestScannedRNN:
             nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3)
         )
         x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
-        carry = carry_for(nn.OptimizedLSTMCell, B, H, np.float32)
+        carry = carry_of(B, H, np.float32, pair=True)
         params = randomized(jax.eval_shape(start(H).init, jax.random.key(0), carry, x[0])["params"])
 
         def theirs(params, carry, x):
