@@ -52,11 +52,9 @@ def random_like(tree, seed):
 
 def stack_of(kind, num_layers, seed=0):
     """Random parameters; no bias is zero."""
-    layers = [
-        INIT[kind](jax.random.key(i), F if i == 0 else H, H, dtype=jnp.float64)
-        for i in range(num_layers)
-    ]
-    return random_like(layers, seed)
+    init = lambda F: INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+    sizes = [F] + [H] * (num_layers - 1)
+    return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
 
 
 def one_row(layers, x, carry, resets, initial, reverse):
@@ -99,6 +97,16 @@ def gradients(function, *arguments):
     return jax.grad(scalar, tuple(range(len(arguments))), has_aux=True)(*arguments)
 
 
+@partial(jax.jit, static_argnames="reverse")
+def unrolled(layers, x, carry, initial, reset, lengths, reverse):
+    """`unroll` and its gradients. One program for all resets and lengths of a shape."""
+    options = dict(reset=reset, lengths=lengths, reverse=reverse)
+    run = lambda layers, x, carry, initial: jaxgru.unroll(
+        layers, x, carry, initial=initial, **options
+    )
+    return gradients(run, layers, x, carry, initial)
+
+
 @pytest.mark.parametrize("kind", INIT)
 @settings(max_examples=5)
 @given(reverse=st.booleans(), data=st.data())
@@ -115,17 +123,12 @@ def test_each_episode_runs_by_itself(kind, reverse, data):
     carry = random_like(jaxgru.initial_carry(layers, B), 2)
     initial = random_like(carry, 3)
 
-    def ours(layers, x, carry, initial):
-        options = dict(reset=jnp.asarray(resets), initial=initial, reverse=reverse)
-        return jaxgru.unroll(layers, x, carry, lengths=jnp.asarray(lengths), **options)
-
     def definition(layers, x, carry, initial):
         return by_rows(layers, x, carry, initial, resets, lengths, reverse)
 
     arguments = layers, x, carry, initial
-    chex.assert_trees_all_close(
-        gradients(ours, *arguments), gradients(definition, *arguments), rtol=1e-10, atol=1e-11
-    )
+    seen = unrolled(*arguments, resets, lengths, reverse)
+    chex.assert_trees_all_close(seen, gradients(definition, *arguments), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", INIT)
@@ -148,8 +151,8 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     x = random_like(jnp.zeros((3, 4, F)), 1)
     padded = x.at[0, 2:].set(jnp.nan).at[2].set(jnp.nan)
     run = lambda layers, x: jaxgru.unroll(layers, x, lengths=lengths, reverse=reverse)
-    with_zeros = jnp.where(jnp.isnan(padded), 0, padded)
-    seen, expected = (gradients(run, layers, x) for x in (padded, with_zeros))
+    compiled = jax.jit(partial(gradients, run))
+    seen, expected = (compiled(layers, x) for x in (padded, jnp.nan_to_num(padded)))
     chex.assert_trees_all_equal(seen, expected)
     chex.assert_tree_all_finite(seen)
 
@@ -174,7 +177,7 @@ def test_carries_of_every_step_are_those_of_single_steps(kind):
         along = lambda *leaves: jnp.stack(leaves, axis=1)
         return along(*y), jax.tree.map(along, *carries), carry
 
-    both = (gradients(run, layers, x, start) for run in (at_once, step_by_step))
+    both = (jax.jit(partial(gradients, run))(layers, x, start) for run in (at_once, step_by_step))
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
 
 
