@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 import torch
 from hypothesis import settings
@@ -27,6 +28,8 @@ from jaxgru.config import ModelConfig
 from jaxgru.model import HeadParams, LayerNormParams, Params
 
 DTYPES = ["float64", "float32"]
+REPEATED = ["float64", pytest.param("float32", marks=pytest.mark.slow)]
+"""For tests whose code other tests run in float32, too: published sizes, one step, sampling."""
 
 TOLERANCE = {"float64": 1e-12, "float32": 2e-4}
 """Of one forward or backward pass, relative to the largest entry: a few thousand rounding errors.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgru.cells import GRUParams
-from parity_tests.bridge import DTYPES
+from parity_tests.bridge import REPEATED
 from parity_tests.foreign import (
     SIZES,
     blocks_from_struct,
@@ -24,7 +24,7 @@ if keras.backend.backend() != "jax":
     pytest.skip("Keras was already imported with another backend", allow_module_level=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @pytest.mark.parametrize("size", SIZES)
 def test_forward_and_gradients(size, dtype):
     """Blocks z, r, candidate; with the weights of z negated, their z is 1 minus ours."""

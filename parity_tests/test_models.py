@@ -18,6 +18,7 @@ from jaxgru.model import Dropout, Params, dropout_masks
 from jaxgru.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,
+    REPEATED,
     SMALLEST,
     TOLERANCE,
     agree,
@@ -112,7 +113,7 @@ def test_published_sizes(name, dtype):
     compare(name, params, tokens, targets, random_carry(rng, params, 2, dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @same_every_run
 @example(config=SMALLEST["gru"], site="state", B=1, T=1, seed=0)
 @example(config=SMALLEST["lstm"], site="output", B=1, T=1, seed=0)
@@ -134,7 +135,7 @@ def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
     compare(f"{config.cell}, odd sizes", params, tokens, targets, carry, dropout)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @pytest.mark.parametrize("site", ["state", "between", "output"])
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
 def test_dropout(cell, site, dtype):

@@ -18,7 +18,7 @@ import jaxgru
 from jaxgru.config import ModelConfig
 from jaxgru.model import Dropout, dropout_masks
 from parity_tests.bridge import (
-    DTYPES,
+    REPEATED,
     SMALLEST,
     TOLERANCE,
     agree,
@@ -44,7 +44,7 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
     return ModelConfig(cell, V, 5, 7, 3, second_bias=cell == "gru", layer_norm=cell == "lstm")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @same_every_run
 @example(config=SMALLEST["gru"], B=1, lengths=[1, 1], seed=0)
 @example(config=SMALLEST["lstm"], B=1, lengths=[1, 1], seed=0)
@@ -206,7 +206,7 @@ def chain(cell: str, dtype: str):
     return params, torch.softmax(logits[:, 0], dim=-1).numpy()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @pytest.mark.parametrize("cell", CELLS)
 def test_windows_of_one_are_the_chain(cell, dtype):
     """A text in windows of one token gives rows of the matrix, whatever precedes them."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jaxgru.cells import GRUParams, LSTMParams, RNNParams
-from parity_tests.bridge import DTYPES, to_torch
+from parity_tests.bridge import DTYPES, REPEATED, to_torch
 from parity_tests.foreign import (
     SIZES,
     blocks_from_struct,
@@ -25,7 +25,7 @@ STRUCT = {"lstm": LSTMParams, "rnn": RNNParams}
 MODULE = {"lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REPEATED)
 @pytest.mark.parametrize("size, silent", [(size, "hh") for size in SIZES] + [(SIZES[0], "ih")])
 @pytest.mark.parametrize("cell", ["lstm", "rnn"])
 def test_forward_and_gradients(cell, size, silent, dtype):

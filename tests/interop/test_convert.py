@@ -202,7 +202,7 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next(script, saved, tmp
     assert not left[1].exists()
 
 
-@pytest.mark.parametrize("when", ["fsync", "replace"])
+@pytest.mark.parametrize("when", [pytest.param("fsync", marks=pytest.mark.slow), "replace"])
 def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
     """In a process of its own, which gets the signal while the file is half written."""
     code = (

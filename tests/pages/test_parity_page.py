@@ -48,6 +48,7 @@ def test_a_suite_that_fails_shows_pytests_output_and_then_one_sentence(
     assert sentence.startswith("parity.py: the tests do not pass (pytest's exit code is 1)")
 
 
+@pytest.mark.slow
 def test_planted_errors_need_a_suite_that_passes_without_them(tmp_path, capfd):
     (tmp_path / "jaxgru").mkdir()
     (tmp_path / "jaxgru" / "__init__.py").touch()
@@ -57,6 +58,9 @@ def test_planted_errors_need_a_suite_that_passes_without_them(tmp_path, capfd):
         with pytest.raises(UserError, match=f"exit code is {code}"):
             plant_errors._run(tmp_path, (tests,), may_fail=False)
     assert "E   AssertionError: assert 'ours' == 'theirs'" in capfd.readouterr().err.splitlines()
+
+
+def test_an_error_that_no_test_noticed_is_named():
     with pytest.raises(UserError, match="no test noticed: a bias."):
         plant_errors.check([Outcome("none", (), 3), Outcome("a bias", (), 3)])
 

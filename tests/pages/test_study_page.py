@@ -239,7 +239,7 @@ def test_runs_of_several_machines_come_together(script, tmp_path):
     assert "2026-01-02, a machine; 2026-01-02, another machine" in text
 
 
-@pytest.mark.parametrize("written", [0, 3])
+@pytest.mark.parametrize("written", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_full_disk_is_one_sentence(script, tmp_path, monkeypatch, written):
     """Nothing is left behind half, however much could be written before."""
     make_run(tmp_path / "runs" / "astra_alpha" / "v1")
