@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, hidden, zero_carry
-from jaxgru.cells.base import Mask, Size
+from jaxgru.cells.base import Mask, Size, struct
 
 
-@struct.dataclass
+@struct
 class Dropout:
     """Dropout for one training step: a new mask per layer and time step, drawn from `key`.
 
@@ -27,8 +27,8 @@ class Dropout:
     """
 
     key: PRNGKeyArray
-    rate: float = struct.field(pytree_node=False)
-    site: str = struct.field(pytree_node=False, default="state")
+    rate: float = field(metadata={"static": True})
+    site: str = field(metadata={"static": True}, default="state")
     first_row: int | Int[Array, ""] = 0
     first_step: int | Int[Array, ""] = 0
 

@@ -13,19 +13,18 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Lookup, Mask, Size, dot, exportable, rows
+from jaxgru.cells.base import AnyArray, Lookup, Mask, Size, dot, exportable, rows, struct
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.layers import check_carry, layer_stepper, sharded_by_xla, unroll_stack
 
 
-@struct.dataclass
+@struct
 class LayerNormParams:
     """Parameters of a layer normalisation (Ba et al. 2016, arXiv 1607.06450)."""
 
@@ -33,7 +32,7 @@ class LayerNormParams:
     shift: Float[Array, "H"]
 
 
-@struct.dataclass
+@struct
 class HeadParams:
     """Parameters of the head, which maps the last layer's output to logits: h·Wo + bo."""
 
@@ -41,7 +40,7 @@ class HeadParams:
     bo: Float[Array, "V"]
 
 
-@struct.dataclass
+@struct
 class Params:
     """Parameters of a model. `apply` needs no config: types and shapes define the model."""
 

@@ -13,7 +13,7 @@ from beartype import BeartypeConf, beartype
 def checked(function: Callable) -> Callable:
     """Check a function's annotations at each call; an int is a float, as PEP 484 has it.
 
-    The `__init__` of a class is not checked. JAX calls that of a `flax.struct` with leaves of any
+    The `__init__` of a class is not checked. JAX calls that of a `struct` with leaves of any
     kind (shapes, shardings, placeholders), and a config refuses wrong values itself.
     """
     if function.__name__ == "__init__":

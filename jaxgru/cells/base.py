@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,24 @@ Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
-CellParams: TypeAlias = Any  # a `flax.struct` of one layer's weights; `Cell.params` is its class
+CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def struct(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
+
+    Its fields are the pytree's children, in their order. A field with `metadata={"static": True}`
+    is part of the tree's structure instead.
+    """
+    cls = dataclass(frozen=True)(cls)
+    cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
+    return jax.tree_util.register_dataclass(cls)
 
 
 def exportable(cls: type) -> None:
-    """Let `jax.export` serialize functions that take this `flax.struct` as an argument."""
+    """Let `jax.export` serialize functions that take this `struct` as an argument."""
     export.register_pytree_node_serialization(
         cls,
         serialized_name=f"{cls.__module__}.{cls.__qualname__}",
@@ -43,7 +56,7 @@ class Cell:
     """One recurrence: everything that the rest of the library knows about it.
 
     name: the value of `model.cell` in a config.
-    params: the class of one layer's parameters, a `flax.struct.dataclass`.
+    params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
     init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
     step: (params, carry, x (B, E)) → the next carry: the equations.
     zero_carry: (params, batch size) → the carry before the first step.

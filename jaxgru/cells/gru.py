@@ -12,17 +12,28 @@ weights the old state: it is 1 minus ours.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, outer, plus
+from jaxgru.cells.base import (
+    Cell,
+    Gated,
+    Hidden,
+    Recurrence,
+    Size,
+    initializers,
+    outer,
+    plus,
+    struct,
+)
 
 
-@struct.dataclass
+@struct
 class GRUParams:
     """Parameters of a GRU layer: W for the input, U for the state, b the biases.
 
@@ -47,7 +58,7 @@ class GRUParams:
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
     cn: Float[Array, "H"] | None = None
-    reset: str = struct.field(pytree_node=False, default="before")
+    reset: str = field(metadata={"static": True}, default="before")
 
 
 def init_gru(

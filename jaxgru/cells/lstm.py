@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, one_matrix
+from jaxgru.cells.base import (
+    Cell,
+    Gated,
+    Hidden,
+    Recurrence,
+    Size,
+    initializers,
+    one_matrix,
+    struct,
+)
 
 
-@struct.dataclass
+@struct
 class LSTMParams:
     """Parameters of an LSTM layer: W for the input, U for the state, b the biases.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -25,10 +24,11 @@ from jaxgru.cells.base import (
     apply_mask,
     initializers,
     product,
+    struct,
 )
 
 
-@struct.dataclass
+@struct
 class MLPParams:
     """Parameters of an MLP layer: W[j] for the input of K − 1 − j steps ago, b the bias."""
 

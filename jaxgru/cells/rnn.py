@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, one_matrix
+from jaxgru.cells.base import (
+    Cell,
+    Gated,
+    Hidden,
+    Recurrence,
+    Size,
+    initializers,
+    one_matrix,
+    struct,
+)
 
 
-@struct.dataclass
+@struct
 class RNNParams:
     """Parameters of a vanilla RNN layer: W for the input, U for the state, b the bias."""
 

@@ -7,14 +7,13 @@ h' = (1 − f) ⊙ h + f ⊙ n
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.nn import sigmoid
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Cell, initializers
+from jaxgru.cells.base import Cell, initializers, struct
 
 
-@struct.dataclass
+@struct
 class MGUParams:
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "H H"]
