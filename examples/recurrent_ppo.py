@@ -14,6 +14,8 @@ else −1. A policy without memory is right half of the time, so its mean return
 PPO is that of Schulman et al. 2017 (arXiv 1707.06347), with the generalised advantage estimates of
 Schulman et al. 2016 (arXiv 1506.02438). As in PureJaxRL, one program holds the environment, the
 policy and its training; a minibatch is whole sequences of some environments.
+
+It needs Flax and Optax: `pip install jaxgru flax optax`.
 """
 
 import argparse

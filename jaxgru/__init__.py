@@ -1,15 +1,16 @@
 """jaxgru: GRU and LSTM language models in JAX as pure functions over an explicit carry."""
 
-from pathlib import Path
+import jaxgru.cli.startup  # noqa: F401  before JAX
 
+# isort: split
 from jaxgru.cells import GRUParams, LSTMParams, RNNParams, init_gru, init_lstm, init_rnn
 from jaxgru.config import Config, ModelConfig, config_names, load_config
-from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.dropout import Dropout
 from jaxgru.errors import UserError
 from jaxgru.layers import bidirectional, unroll
 from jaxgru.model import Params, apply, init, initial_carry, num_params, step
 from jaxgru.pretrained import load_pretrained
+from jaxgru.runs import load_run
 from jaxgru.sampling import generate
 
 __version__ = "0.1.0"
@@ -39,13 +40,3 @@ __all__ = [
     "step",
     "unroll",
 ]
-
-
-def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Load a run's parameters, config and tokenizer: see `jaxgru.runs.checkpoints.load_run`.
-
-    That module needs Optax, so it is imported only here.
-    """
-    from jaxgru.runs import checkpoints
-
-    return checkpoints.load_run(path)

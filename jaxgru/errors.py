@@ -1,8 +1,12 @@
-"""UserError, and how values and warnings are printed."""
+"""UserError, packages that are not installed, and how values and warnings are printed."""
 
 import contextlib
+import os
 import reprlib
+import shlex
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MAX_LENGTH = 1000  # of a message, in characters
@@ -20,6 +24,37 @@ class UserError(ValueError):
         if len(message) > MAX_LENGTH:
             message = f"{message[: MAX_LENGTH // 2]} … {message[-MAX_LENGTH // 4 :]}"
         super().__init__(message)
+
+
+class MissingPackage(UserError, ImportError):
+    """A package is not installed; the message names the command that installs it."""
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Raise MissingPackage, naming this extra, where an import in the block fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "jaxgru"):
+            raise
+        raise MissingPackage(
+            f'{package} is needed but not installed: pip install "jaxgru[{extra}]".'
+        ) from error
+
+
+def command(name: str) -> str:
+    """Return how the user starts a command: `jaxgru train`, or `python scripts/train.py`.
+
+    The second one is for a process that was itself started by a file of `scripts/`; its path is
+    given as the user typed it.
+    """
+    folder, program = os.path.split(sys.argv[0])
+    scripts = Path(__file__).resolve().parents[1] / "scripts"
+    if program.endswith(".py") and Path(folder).resolve() == scripts:
+        return f"python {shlex.quote(os.path.join(folder, name))}.py"
+    return f"jaxgru {name}"
 
 
 def printable(text: str) -> str:

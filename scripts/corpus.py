@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import startup  # noqa: F401
 
-from jaxgru.cli.corpus import main
-from jaxgru.cli.options import run_script
+from jaxgru.cli.options import run_command
 
 if __name__ == "__main__":
-    run_script(main)
+    run_command("corpus")

@@ -14,13 +14,18 @@ from jaxgru.interop import InteropError
 from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
 from jaxgru.pretrained import load_pretrained
-from jaxgru.runs.checkpoints import load_run
+from jaxgru.runs import load_run
 from jaxgru.runs.folders import find_run
 
 
-def main() -> None:
-    """Parse and check the arguments, load the model and save it."""
-    parser = Parser(__doc__)
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    parser = Parser(
+        __doc__,
+        ["convert runs/astra_alpha astra_alpha.safetensors",
+         "convert Astra-alpha.pth astra_alpha.safetensors",
+         "convert --pretrained astra_beta astra_beta.pth"],
+    )  # fmt: skip
     parser.add_argument(
         "--pretrained", metavar="NAME", help="model that ships with jaxgru, in place of IN"
     )
@@ -37,6 +42,12 @@ def main() -> None:
         "tokenizer.model (default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    return parser
+
+
+def main() -> None:
+    """Parse and check the arguments, load the model and save it."""
+    parser = make_parser()
     arguments = parser.parse_args()
     name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer

@@ -9,9 +9,12 @@ from jaxgru.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
 from jaxgru.files import write_bytes
 
 
-def main() -> None:
-    """Parse the arguments, load the corpus, write it if asked, and print what it is."""
-    parser = Parser(__doc__)
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    parser = Parser(
+        __doc__,
+        ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"],
+    )
     parser.add_argument(
         "--corpus",
         metavar="NAME_OR_PATH",
@@ -23,8 +26,12 @@ def main() -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace an --output file that holds another text"
     )
-    arguments = parser.parse_args()
+    return parser
 
+
+def main() -> None:
+    """Parse the arguments, load the corpus, write it if asked, and print what it is."""
+    arguments = make_parser().parse_args()
     corpus = load_corpus(arguments.corpus, path=arguments.path)
     if arguments.output is not None:
         write_text(arguments.output, corpus.text, arguments.force)

@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import os
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, load_model
 from jaxgru.config import load_config
 from jaxgru.data.dataset import Dataset, load_dataset
+from jaxgru.errors import needs
 from jaxgru.evaluation import in_units
 from jaxgru.runs.folders import find_run
 
+with needs("train"):
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-def main() -> None:
-    """Parse the arguments, evaluate the model and print tables."""
-    parser = Parser(__doc__)
+
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    parser = Parser(
+        __doc__,
+        ["evaluate --run runs/astra_alpha", "evaluate --pretrained astra_alpha",
+         "evaluate --ngram 2"],
+    )  # fmt: skip
     parser.add_model()
     parser.add_argument(
         "--save", action="store_true", help="also write the results into the run, for report.py"
     )
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments, evaluate the model and print tables."""
+    parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
     is_file = run is not None and (run.endswith((".safetensors", ".pth")) or os.path.isfile(run))

@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import io
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
 
 from jaxgru.config import SECTIONS, Config, config_names, dotted_names, nearest
 from jaxgru.data.tokenizers import Tokenizer
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, command
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import no_device
 from jaxgru.pretrained import load_pretrained
-from jaxgru.runs.checkpoints import load_run
+from jaxgru.runs import load_run
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 ALSO_CALLED = {
@@ -49,10 +50,24 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one sentence; options cannot be abbreviated.
 
     "-" and "_" are the same in the names of options.
+
+    Args:
+      description: what the command does.
+      examples: its last lines of help, such as "train --config astra_alpha".
+      usage: its first lines of help, where argparse would list every option.
     """
 
-    def __init__(self, description: str | None) -> None:
-        super().__init__(description=description, allow_abbrev=False)
+    def __init__(
+        self, description: str | None, examples: Sequence[str] = (), usage: str | None = None
+    ) -> None:
+        program = os.path.basename(sys.argv[0])
+        super().__init__(program, usage, description, allow_abbrev=False)
+        self.examples = [example.partition(" ") for example in examples]
+
+    def format_help(self) -> str:
+        """Return the help, with the examples in the form of the command that was started."""
+        lines = [f"  {command(name)}{space}{rest}\n" for name, space, rest in self.examples]
+        return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit 2."""
@@ -98,18 +113,19 @@ class Parser(argparse.ArgumentParser):
 
     def add_model(self) -> None:
         """Add the options that name a trained or counted model, of which one is required."""
-        model = self.add_mutually_exclusive_group(required=True)
+        group = self.add_argument_group("model (one of the first three)")
+        model = group.add_mutually_exclusive_group(required=True)
         model.add_argument("--run", help="run folder, or a .safetensors or .pth file")
         model.add_argument("--pretrained", metavar="NAME", help="model that ships with jaxgru")
         model.add_argument(
             "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"
         )
-        self.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
+        group.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
 
     def add_config_fields(self, config: Config) -> None:
         """Add `--section.field` for every field, with the config's values as the defaults shown."""
         for section in SECTIONS:
-            group = self.add_argument_group(section)
+            group = self.add_argument_group(f"{section} (fields of the config)")
             values = getattr(config, section)
             for field in dataclasses.fields(values):
                 help = f"{field.metadata['help']} (default: {_typed(getattr(values, field.name))})"
@@ -152,6 +168,19 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: given[name] for name in dotted_names() if given.get(name) is not None}
 
 
+def run_command(name: str) -> NoReturn:
+    """Run the command of this name as `run_script` does: `main` of the module `jaxgru.cli.<name>`.
+
+    Only that module is imported, and before `run_script` takes over, so that Ctrl-C in an import
+    ends the process as `startup.py` has arranged.
+    """
+    try:
+        main = importlib.import_module(f"jaxgru.cli.{name}").main
+    except UserError as error:  # a package is missing
+        _end(str(error))
+    run_script(main)
+
+
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
@@ -159,7 +188,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     change what was asked for. If the output cannot be written, exit 1: silently if its reader has
     gone, else with one line.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see scripts/startup.py
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see startup.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stderr.isatty():
         print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
@@ -202,7 +231,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
 
 def _end(sentence: str, code: int = 2) -> NoReturn:
     try:
-        print(f"{sys.argv[0].rsplit('/')[-1]}: {sentence}", file=sys.stderr, flush=True)
+        print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
     except OSError:
         _drop(sys.stderr)
     raise SystemExit(code) from None

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from jaxgru.data.tokenizers import Tokenizer
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, needs
 from jaxgru.generation import CountedModel, Options, pieces
 from jaxgru.model import Params
 
@@ -36,8 +32,13 @@ def print_samples(
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
     """Print stateless and stateful text side by side, of the same weights, prompt and options.
 
-    Raises as `pieces` does.
+    Raises as `pieces` does, and MissingPackage where Rich is not installed.
     """
+    with needs("train"):
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
     table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
     texts = []
     for name, stateful in (("stateless", False), ("stateful", True)):

@@ -10,11 +10,18 @@ from jaxgru.data.dataset import load_dataset
 from jaxgru.generation import Options
 
 
-def main() -> None:
-    """Parse the arguments, load the model and print samples."""
-    parser = Parser(__doc__)
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    parser = Parser(
+        __doc__,
+        [
+            "sample --pretrained astra_beta --prompt 'ROMEO: '",
+            "sample --run runs/astra_alpha --temperature 0.8 --top-k 30",
+            "sample --run runs/astra_alpha --compare --temperature 0",
+        ],
+    )
     parser.add_model()
-    add = parser.add_argument
+    add = parser.add_argument_group("text").add_argument
     add("--prompt", default="ROMEO: ", help="text to continue (%(default)r)")
     add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
@@ -27,6 +34,12 @@ def main() -> None:
     add("--num-samples", type=int, default=1, help="number of samples (%(default)s)")
     add("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
     add("--compare", action="store_true", help="print stateless and stateful text side by side")
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments, load the model and print samples."""
+    parser = make_parser()
     arguments = parser.parse_args()
     if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")

@@ -6,11 +6,14 @@ import math
 from collections import Counter, defaultdict
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 from jaxgru.config import Config
+from jaxgru.errors import needs
 from jaxgru.model import flatten, init, num_params
+
+with needs("train"):
+    from rich.console import Console
+    from rich.table import Table
 
 
 def print_summary(config: Config, full: bool = False) -> None:

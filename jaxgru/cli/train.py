@@ -14,24 +14,34 @@ from jaxgru.runs.initial import config_from
 from jaxgru.runs.orbax import silence_orbax
 
 
-def main() -> None:
-    """Parse the arguments; train, resume or print a summary."""
-    parser = Parser(__doc__)
-    parser.add_argument(
-        "--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file"
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    parser = Parser(
+        __doc__,
+        [
+            "train --config astra_alpha",
+            "train --config astra_alpha --data.corpus my_text.txt --training.epochs 20",
+            "train --init astra_beta --data.corpus my_text.txt --training.learning-rate 1e-3",
+            "train --resume runs/astra_alpha",
+        ],
+        usage="%(prog)s (--config NAME | --init MODEL | --resume RUN) [options]",
     )
-    parser.add_argument(
+    add = parser.add_argument_group("run").add_argument
+    add("--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file")
+    add(
         "--init", metavar="MODEL", dest="training.init",
         help="start from the weights of this pretrained model, run folder or .safetensors file; "
         "without --config, its config applies, too",
     )  # fmt: skip
-    parser.add_argument("--resume", metavar="RUN", help="resume this run exactly")
-    parser.add_argument("--name", help="name of the run's folder (default: of config and text)")
-    parser.add_argument("--runs", metavar="FOLDER", default="runs", help="folder of all runs")
-    parser.add_argument("--summary", nargs="?", const="layers", choices=["layers", "full"],
-                        help="print the model's sizes and exit, with a row per layer or (full) per "
-                        "parameter")  # fmt: skip
-    many = parser.add_argument_group("many processes (the same command in each)").add_argument
+    add("--resume", metavar="RUN", help="resume this run exactly")
+    add("--name", help="name of the run's folder (default: of config and text)")
+    add("--runs", metavar="FOLDER", default="runs", help="folder of all runs")
+    add("--summary", nargs="?", const="layers", choices=["layers", "full"],
+        help="print the model's sizes and exit, with a row per layer or (full) per parameter"
+        )  # fmt: skip
+    name = early_value("--config")  # --help shows this config's values
+    parser.add_config_fields(load_config(name) if name else Config())
+    many = parser.add_argument_group("distributed (the same command in each process)").add_argument
     many("--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started")
     many("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
          dest="coordinator")  # fmt: skip
@@ -40,8 +50,12 @@ def main() -> None:
     many("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
          default=processes.JOIN_SECONDS,
          help="time to wait for the other processes (%(default)s)")  # fmt: skip
-    name = early_value("--config")  # --help shows this config's values
-    parser.add_config_fields(load_config(name) if name else Config())
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments; train, resume or print a summary."""
+    parser = make_parser()
     arguments = parser.parse_args()
     overrides = config_overrides(arguments)
     init = overrides.get("training.init")

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgru.errors import UserError
+from jaxgru.errors import MissingPackage, UserError, needs
 from jaxgru.files import read_bytes, write_bytes
 
 BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
@@ -118,7 +118,8 @@ class SentencePieceTokenizer:
     file_name = "tokenizer.model"
 
     def __init__(self, model: bytes) -> None:
-        from sentencepiece import SentencePieceProcessor
+        with needs("train"):
+            from sentencepiece import SentencePieceProcessor
 
         self._model = model
         self._processor = SentencePieceProcessor(model_proto=model)
@@ -133,7 +134,8 @@ class SentencePieceTokenizer:
         Raises:
           TokenizerError: SentencePiece cannot make that many pieces of that text.
         """
-        from sentencepiece import SentencePieceTrainer
+        with needs("train"):
+            from sentencepiece import SentencePieceTrainer
 
         # SentencePiece skips lines of more than 4,192 bytes, with their characters.
         step = 1000
@@ -253,12 +255,15 @@ def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
 
     Raises:
       TokenizerError: the kind is unknown, or the data is not one.
+      MissingPackage: SentencePiece is needed and not installed.
     """
     cls = {cls.kind: cls for cls in TOKENIZERS}.get(kind)
     if cls is None:
         raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
     try:
         return cls.from_bytes(data)
+    except MissingPackage:
+        raise
     except (ValueError, RuntimeError) as error:
         raise TokenizerError(f"the {kind} tokenizer is broken: {error}.") from error
 

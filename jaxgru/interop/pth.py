@@ -34,7 +34,7 @@ from jaxgru.config import (
 )
 from jaxgru.data.corpus import load_corpus
 from jaxgru.data.tokenizers import Kind, Tokenizer, learn_tokenizer
-from jaxgru.errors import shown, warn
+from jaxgru.errors import command, shown, warn
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes, import_torch
 from jaxgru.interop.pickles import check_pickle
@@ -139,8 +139,8 @@ def load_pth(
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
-                "give the one used in training (python scripts/convert.py "
-                f"{path} OUT.safetensors --tokenizer RUN_OR_FILE)."
+                "give the one used in training "
+                f"({command('convert')} {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)

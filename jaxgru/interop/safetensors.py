@@ -35,6 +35,7 @@ from jaxgru.data.tokenizers import (
     TokenizerError,
     tokenizer_from_bytes,
 )
+from jaxgru.errors import MissingPackage
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes
 from jaxgru.model import Params, flatten, init, unflatten
@@ -74,6 +75,7 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     Raises:
       InteropError: there is no such file, or it is damaged or incomplete; the message names the
         tensor or metadata at fault.
+      MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
     where = f"{path} cannot be used"
     if not os.path.isfile(path):
@@ -132,6 +134,8 @@ def _tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
         return tokenizer_from_bytes(kind, _decode(kind, text))
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
+    except MissingPackage:
+        raise
     except ValueError as error:
         raise InteropError(f"{where}: its tokenizer_data is not base64: {error}.") from error
 

@@ -1,1 +1,38 @@
 """Training runs on disk: folders, checkpoints, starting and resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxgru.config import Config
+from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.interop.safetensors import load_safetensors
+from jaxgru.model import Params
+
+
+def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
+    """Load parameters, config and tokenizer from a run folder, a .safetensors or a .pth file.
+
+    path may be one version of a run or the folder of its versions. The parameters are the run's
+    result: the best epoch's where training stops early, else the last. A run that is still being
+    trained, or was interrupted, gives those of its newest intact checkpoint; a sentence on stderr
+    names each broken one. Nothing is written. For a .pth, `interop.pth.load_pth` chooses the
+    tokenizer.
+
+    Raises:
+      RunError: there is no run or no finished checkpoint, or it does not fit its config.
+      InteropError: the .safetensors or .pth file is missing or broken.
+      TokenizerError: the tokenizer is missing or broken.
+      MissingPackage: it needs a package that is not installed: for a run folder, the extra
+        `[train]`.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors" and not path.is_dir():
+        return load_safetensors(path)
+    if path.suffix == ".pth" and not path.is_dir():
+        from jaxgru.interop.pth import load_pth
+
+        return load_pth(path)
+    from jaxgru.runs.checkpoints import load_folder  # needs Optax
+
+    return load_folder(path)

@@ -23,8 +23,6 @@ from jax.sharding import Mesh
 from jaxgru.config import Config, dotted_names, field_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import shown, warn
-from jaxgru.interop.pth import load_pth
-from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params, flatten, init
 from jaxgru.runs.folders import RunError, find_run, load_run_config
 from jaxgru.runs.orbax import (
@@ -49,25 +47,8 @@ EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "second
 T = TypeVar("T")
 
 
-def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Load parameters, config and tokenizer from a run folder, a .safetensors or a .pth file.
-
-    path may be one version of a run or the folder of its versions. The parameters are the run's
-    result: the best epoch's where training stops early, else the last. A run that is still being
-    trained, or was interrupted, gives those of its newest intact checkpoint; a sentence on stderr
-    names each broken one. Nothing is written. For a .pth, `interop.pth.load_pth` chooses the
-    tokenizer.
-
-    Raises:
-      RunError: there is no run or no finished checkpoint, or it does not fit its config.
-      InteropError: the .safetensors or .pth file is missing or broken.
-      TokenizerError: the tokenizer is missing or broken.
-    """
-    path = Path(path)
-    if path.suffix == ".safetensors" and not path.is_dir():
-        return load_safetensors(path)
-    if path.suffix == ".pth" and not path.is_dir():
-        return load_pth(path)
+def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
+    """Load parameters, config and tokenizer from a run folder: see `jaxgru.runs.load_run`."""
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxgru.errors import needs
 from jaxgru.files import write_bytes
 from jaxgru.runs.published import PublishedResults
 
@@ -21,9 +22,11 @@ def plot_losses(
 
     Raises:
       OSError: the file cannot be written; an older figure stays as it is.
+      MissingPackage: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure  # takes long to import
-    from matplotlib.ticker import MaxNLocator
+    with needs("train"):  # takes long to import
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()

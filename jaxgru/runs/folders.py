@@ -23,7 +23,7 @@ import tomli_w
 
 from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.data.tokenizers import Tokenizer
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, command
 from jaxgru.files import check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
 from jaxgru.runs import commits
@@ -224,7 +224,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
 def _what_is_left(run: Path) -> str:
     steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
     left = f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
-    return f"{left}; once that is solved, resume with: python scripts/train.py --resume {run}"
+    return f"{left}; once that is solved, resume with: {command('train')} --resume {run}"
 
 
 def _clear(run: Path) -> None:

@@ -22,7 +22,7 @@ from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import UserError
 from jaxgru.interop.safetensors import load_safetensors_config
 from jaxgru.model import HeadParams, Params, flatten
-from jaxgru.runs.checkpoints import load_run
+from jaxgru.runs import load_run
 from jaxgru.runs.folders import find_run, load_run_config
 
 MAY_DIFFER = {"vocab_size", "dropout", "dropout_site", "unroll", "compute_dtype"}

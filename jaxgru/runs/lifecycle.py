@@ -17,21 +17,11 @@ from typing import IO, Any, TypeVar, cast
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 
 from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
-from jaxgru.errors import warn
+from jaxgru.errors import command, needs, warn
 from jaxgru.files import write_text
 from jaxgru.generation import Options, pieces
 from jaxgru.model import Params
@@ -53,6 +43,18 @@ from jaxgru.training import (
     learning_rate,
     state_shardings,
 )
+
+with needs("train"):
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        ProgressColumn,
+        SpinnerColumn,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
 
 MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
 T = TypeVar("T")
@@ -386,7 +388,7 @@ def _train(
             save(state, best, progress)
             console.print(
                 f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-                f"  python scripts/train.py --resume {run}",
+                f"  {command('train')} --resume {run}",
                 soft_wrap=True,
             )
 
@@ -414,7 +416,7 @@ def _finish(
     console.print(
         f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
         f"{progress.best_epoch}. Sample from the model with:\n"
-        f"  python scripts/sample.py --run {run}",
+        f"  {command('sample')} --run {run}",
         soft_wrap=True,
     )
 

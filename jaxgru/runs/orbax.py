@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxgru.errors import needs
 from jaxgru.files import file_hash, files_below, hashes, read_bytes, write_text
 from jaxgru.model import flatten, unflatten
 from jaxgru.runs.folders import UNREADABLE, RunError, check_path
@@ -83,7 +84,8 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     Raises:
       RunError: Orbax cannot use the run's path, or `checkpoints` is not a folder.
     """
-    import orbax.checkpoint as ocp
+    with needs("train"):
+        import orbax.checkpoint as ocp
 
     check_path(run, UNREADABLE)
     folder = run / "checkpoints"

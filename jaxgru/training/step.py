@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import optax
-from flax import struct
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxgru.cells.base import struct
 from jaxgru.config import ModelConfig, TrainingConfig
 from jaxgru.data.batching import random_crops, stream_windows
+from jaxgru.errors import needs
 from jaxgru.evaluation import token_nll
 from jaxgru.model import (
     Dropout,
@@ -37,10 +37,13 @@ from jaxgru.parallel.sharding import (
     specs,
 )
 
+with needs("train"):
+    import optax
+
 MAX_CHUNK = 64  # the most steps between two readings of the clock
 
 
-@struct.dataclass
+@struct
 class TrainState:
     """The state of training. A step changes all of it but the key, into which it folds its number.
 

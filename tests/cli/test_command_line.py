@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import SCRIPTS, Outcome
+from conftest import ROOT, SCRIPTS, Outcome
 
 from jaxgru.cli.options import Parser, config_overrides, run_script
 from jaxgru.config import config_names, dotted_names, load_config
@@ -137,7 +136,7 @@ class TestStrayWords:
 MAINS = sorted(
     str(path.relative_to(SCRIPTS).with_suffix(""))
     for path in SCRIPTS.rglob("*.py")
-    if "run_script(main)" in path.read_text()
+    if re.search(r"run_script\(main\)|run_command\(", path.read_text())
 )
 
 
@@ -215,14 +214,13 @@ class TestOutput:
 
     def test_no_file_gets_the_number_of_a_closed_stream(self, tmp_path):
         """What C libraries print to descriptor 1 or 2 would be written into it."""
-        shutil.copy(SCRIPTS / "startup.py", tmp_path)
-        (tmp_path / "main.py").write_text(
-            "import startup, os, sys\n"
+        (tmp_path / "jaxgru").write_text(
+            "import jaxgru, os, sys\n"
             "with open(sys.argv[1], 'w') as file:\n"
             "    os.write(1, b'lost'); os.write(2, b'lost'); print('lost', file=sys.stderr)\n"
             "    file.write(str(file.fileno()))\n"
         )
-        command = [sys.executable, tmp_path / "main.py", tmp_path / "out.txt"]
+        command = [sys.executable, tmp_path / "jaxgru", tmp_path / "out.txt"]
         assert process("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command).returncode == 0
         assert int((tmp_path / "out.txt").read_text()) > 2
 
@@ -243,17 +241,19 @@ class TestOutput:
 
 
 class TestInterrupts:
-    @pytest.mark.parametrize("name", MAINS)
+    @pytest.mark.parametrize("name", ["jaxgru", *MAINS])
     def test_in_an_import_ends_in_silence(self, name, tmp_path):
         """Whichever of these it imports first sends the signal, and is not ready yet."""
-        for module in ("jax", "jaxgru", "rich"):
+        for module in ("jax", "rich"):
             (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(2)\n")
-        done = process(sys.executable, SCRIPTS / f"{name}.py", env={"PYTHONPATH": str(tmp_path)})
+        path = os.pathsep.join([str(tmp_path), str(ROOT)])
+        program = ["-m", name] if name == "jaxgru" else [SCRIPTS / f"{name}.py"]
+        done = process(sys.executable, *program, env={"PYTHONPATH": path}, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
     def test_in_main_exits_130(self, monkeypatch):
         handler = signal.getsignal(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as scripts/startup.py leaves it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as startup.py leaves it
 
         def main():
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -267,9 +267,8 @@ class TestInterrupts:
 
     def test_where_it_is_ignored_it_stays_so(self, tmp_path):
         """As under `nohup`, and behind a shell's "&"."""
-        shutil.copy(SCRIPTS / "startup.py", tmp_path)
-        (tmp_path / "main.py").write_text("import startup, signal; signal.raise_signal(2)\n")
-        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, tmp_path / "main.py"]
+        (tmp_path / "jaxgru").write_text("import jaxgru, signal; signal.raise_signal(2)\n")
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, tmp_path / "jaxgru"]
         assert process(*command).returncode == 0
         assert process(*command[4:]).returncode == -signal.SIGINT
 

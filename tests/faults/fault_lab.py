@@ -277,7 +277,7 @@ class Lab:
             state, best, progress = checkpoints.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))
         digest = hashlib.sha256()
-        for leaf in jax.tree.leaves((state, best, checkpoints.load_run(run)[0])):
+        for leaf in jax.tree.leaves((state, best, jaxgru.load_run(run)[0])):
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,75 @@
+"""The command `jaxgru`: find the command that is meant, and run it."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import NoReturn
+
+import jax
+
+from jaxgru.cli.options import Parser, run_command, run_script
+
+COMMANDS = {
+    "train": "train a model, train it further, or resume a run",
+    "sample": "generate text with a trained model",
+    "evaluate": "measure what a model loses without its state",
+    "convert": "convert run folders, .safetensors and .pth files",
+    "corpus": "find a corpus, verify it and write it to a file",
+}
+"""Each is a module of `jaxgru.cli`, which is imported only if it is chosen."""
+
+
+def main() -> NoReturn:
+    """Run `jaxgru COMMAND …`, or print what `jaxgru`'s own options ask for."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in COMMANDS:
+        sys.argv[:2] = [f"jaxgru {name}"]
+        run_command(name)
+    sys.argv[0] = "jaxgru"
+    run_script(_without_command)
+
+
+def _without_command() -> None:
+    parser = make_parser()
+    shell = parser.parse_args().print_completion
+    if shell is None:
+        parser.error(f"give a command: {', '.join(COMMANDS)}; --help describes them.")
+    from jaxgru.cli.completion import completion_script  # imports every command
+
+    print(completion_script(shell))
+
+
+def make_parser(parsers: Mapping[str, Parser] | None = None) -> Parser:
+    """Return the parser of `jaxgru`; given the parsers of the commands, with their options."""
+    parser = Parser(
+        "GRU and LSTM language models in JAX. `jaxgru COMMAND --help` lists a command's options.",
+        [
+            "sample --pretrained astra_beta --prompt 'ROMEO: '",
+            "train --config astra_alpha",
+            "evaluate --run runs/astra_alpha",
+        ],
+    )
+    versions = version("jaxgru"), jax.__version__, platform.python_version()
+    parser.add_argument(
+        "--version",
+        action="version",
+        version="jaxgru {}, JAX {}, Python {}".format(*versions),
+        help="print the versions of jaxgru, JAX and Python, and exit",
+    )
+    parser.add_argument(
+        "--print-completion",
+        choices=["bash", "zsh", "fish"],
+        help="print a shell's completion script, for bash for example into "
+        "~/.local/share/bash-completion/completions/jaxgru",
+    )
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
+    for name, line in COMMANDS.items():
+        parents = [parsers[name]] if parsers else []
+        commands.add_parser(name, help=line, parents=parents, add_help=False)
+    return parser

@@ -1,0 +1,49 @@
+"""The completion scripts of shells: `jaxgru --print-completion bash`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from jaxgru.cli.command import COMMANDS, make_parser
+from jaxgru.config import SECTIONS, config_names, dotted_names
+from jaxgru.errors import needs
+from jaxgru.pretrained import pretrained_names
+
+PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--corpus", "--path", "--output",
+         "--tokenizer")  # fmt: skip
+
+
+def completion_script(shell: str) -> str:
+    """Return a script that completes the commands, their options and the values of these.
+
+    The shell needs no Python while it completes, so nobody waits for JAX's import.
+
+    Raises:
+      MissingPackage: shtab is not installed.
+    """
+    with needs("completion"):
+        import shtab
+
+    values = {"--config": config_names()}
+    values |= dict.fromkeys(("--init", "--pretrained"), pretrained_names())
+    values |= {f"--{name}": _values(name) for name in dotted_names()}
+    parsers = {
+        name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in COMMANDS
+    }
+    for action in (action for parser in parsers.values() for action in parser._actions):
+        name = (action.option_strings or PATHS)[0]  # words without an option are paths
+        if name in PATHS:
+            action.complete = shtab.FILE
+        elif values.get(name):
+            action.choices = values[name]
+    return shtab.complete(make_parser(parsers), shell)
+
+
+def _values(name: str) -> list[str]:
+    """Return the values of a config's field, if they are few."""
+    section, _, field = name.partition(".")
+    kind = get_type_hints(SECTIONS[section])[field]
+    if kind is bool:
+        return ["true", "false"]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []

@@ -1,0 +1,213 @@
+"""The command `jaxgru`: what it finds, what it says without a command, and without the extras."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+
+import jax
+import pytest
+from conftest import SCRIPTS, Outcome
+
+import jaxgru
+from jaxgru.cli.command import COMMANDS
+from jaxgru.errors import MissingPackage, command, needs
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Runs `jaxgru` with these arguments as its own process would, but in this one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/jaxgru", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_module("jaxgru", run_name="__main__")
+        return Outcome(stopped.value.code, *capfd.readouterr())
+
+    return run
+
+
+def test_help_has_a_line_per_command(run):
+    done = run("--help")
+    assert (done.code, done.err) == (0, "")
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^    {name} +{re.escape(line)}$", done.out, re.MULTILINE)
+    assert set(COMMANDS) == {path.stem for path in SCRIPTS.glob("*.py")
+                             if "run_command" in path.read_text()}  # fmt: skip
+
+
+def test_version(run):
+    done = run("--version")
+    assert done.out.startswith(f"jaxgru {jaxgru.__version__}, JAX {jax.__version__}, Python 3.")
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "jaxgru: give a command: train, sample, evaluate, convert, corpus; --help describes"),
+        (["trian"], "jaxgru: argument COMMAND: invalid choice: 'trian' (choose from "),
+        (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
+        (["train"], "jaxgru train: give either --config NAME or --init MODEL"),
+        (
+            ["train", "--lr", "1"],
+            "jaxgru train: there is no option --lr; the nearest is --training.",
+        ),
+        (["sample", "--run", "nowhere"], "jaxgru sample: there is no run in nowhere: "),
+        (["convert", "nothing.pth", "a.pth"], "jaxgru convert: there is no nothing.pth."),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(run, arguments, says):
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(says) and done.err.count("\n") == 1
+
+
+def test_dashes_and_underscores_are_the_same(run):
+    for option in ("--model.hidden_dim", "--model.hidden-dim"):
+        done = run("train", "--config", "astra_alpha", "--summary", option, 64)
+        assert (done.code, done.err) == (0, "") and "64×64" in done.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_of_the_command_that_was_started(run, script, name):
+    for start, done in ((f"jaxgru {name}", run(name, "--help")),
+                        (f"python {SCRIPTS / name}.py", script(name, "--help"))):  # fmt: skip
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith(f"usage: {os.path.basename(start) if '/' in start else start} ")
+        examples = done.out.partition("\nexamples:\n")[2].splitlines()
+        assert len(examples) >= 2 and all(line.startswith(f"  {start}") for line in examples)
+
+
+def test_every_group_of_train_has_a_title(run):
+    titles = re.findall(r"^(\S.*):$", run("train", "--help").out, re.MULTILINE)
+    fields = [f"{section} (fields of the config)" for section in ("model", "data", "training")]
+    distributed = "distributed (the same command in each process)"
+    assert titles == ["options", "run", *fields, distributed, "examples"]
+
+
+@pytest.mark.parametrize(
+    "program, expected",
+    [
+        ("/usr/bin/jaxgru", "jaxgru train"),
+        ("jaxgru sample", "jaxgru train"),
+        ("", "jaxgru train"),
+        ("my_own_script.py", "jaxgru train"),
+        (str(SCRIPTS / "sample.py"), f"python {SCRIPTS / 'train.py'}"),
+        ("scripts/reproduce.py", "python scripts/train.py"),
+    ],
+)
+def test_messages_name_the_command_that_the_reader_has(monkeypatch, program, expected):
+    monkeypatch.chdir(SCRIPTS.parent)
+    monkeypatch.setattr(sys, "argv", [program])
+    assert command("train") == expected
+
+
+class TestCompletion:
+    def test_scripts_name_fields_configs_and_models(self, run):
+        for shell in ("bash", "zsh", "fish"):
+            done = run("--print-completion", shell)
+            assert (done.code, done.err) == (0, "")
+            for word in ("--training.learning_rate", "astra_gamma", "scribe_alpha", "evaluate"):
+                assert word.lstrip("-") in done.out
+
+    @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+    @pytest.mark.parametrize(
+        "words, completed",
+        [
+            ("jaxgru tr", "train"),
+            ("jaxgru train --training.learn", "--training.learning_rate"),
+            ("jaxgru train --config astra_g", "astra_gamma"),
+            ("jaxgru train --model.reset ", "before after"),
+            ("jaxgru sample --pretrained as", "astra_alpha astra_beta"),
+            ("jaxgru convert tiny.s", "tiny.safetensors"),
+        ],
+    )
+    def test_in_bash(self, run, tmp_path, words, completed):
+        (tmp_path / "tiny.safetensors").touch()
+        (tmp_path / "completion").write_text(run("--print-completion", "bash").out)
+        code = (
+            "source completion; COMP_WORDS=($1); [[ $1 = *\\  ]] && COMP_WORDS+=('');"
+            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1));"
+            "$(complete -p jaxgru | sed 's/.*-F //; s/ .*//');"
+            'echo "${COMPREPLY[*]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", code, "bash", words], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.stdout == f"{completed}\n", done.stderr
+
+
+CORE = """
+import runpy, sys
+for name in ("optax", "orbax", "matplotlib", "rich", "sentencepiece", "shtab", "flax", "torch"):
+    sys.modules[name] = None  # as if it were not installed
+import jax, jaxgru
+
+x = jax.numpy.ones((2, 3, 4))
+jaxgru.unroll(jaxgru.init_gru(jax.random.key(0), 4, 5), x)
+params, config, tokenizer = jaxgru.load_pretrained("elman_alpha")
+jaxgru.generate(params, jax.random.key(0), jax.numpy.zeros((1, 2), int), 3)
+for path in ("run", "scribe.pth"):
+    try:
+        jaxgru.load_run(path)
+    except ImportError as error:
+        print(error, file=sys.stderr)
+    except jaxgru.UserError as error:
+        print(error, file=sys.stderr)
+for arguments in (
+    "convert --pretrained elman_alpha elman.safetensors", "sample --run elman.safetensors",
+    "corpus --corpus text.txt", "sample --pretrained scribe_alpha", "sample --run run",
+    "sample --pretrained elman_alpha --compare", "evaluate --pretrained elman_alpha",
+    "train --config astra_alpha", "--print-completion bash",
+):
+    sys.argv = ["jaxgru", *arguments.split(), *["--num-tokens=3"] * arguments.startswith("sample")]
+    try:
+        runpy.run_module("jaxgru", run_name="__main__")
+    except SystemExit as stop:
+        print(stop.code, arguments, file=sys.stderr)
+"""
+
+
+def test_without_the_extras(tmp_path, tiny_run):
+    """What needs none of them works; what does names the command that installs it."""
+    (tmp_path / "run").symlink_to(tiny_run)
+    (tmp_path / "text.txt").write_text("But soft")
+    (tmp_path / "scribe.pth").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", CORE], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    needed = '{} is needed but not installed: pip install "jaxgru[{}]".'.format
+    lines = done.stderr.splitlines()
+    assert lines == [
+        needed("optax", "train"),
+        "PyTorch is needed but not installed: pip install torch.",
+        "0 convert --pretrained elman_alpha elman.safetensors",
+        "0 sample --run elman.safetensors",
+        "0 corpus --corpus text.txt",
+        f"jaxgru sample: {needed('sentencepiece', 'train')}",
+        "2 sample --pretrained scribe_alpha",
+        f"jaxgru sample: {needed('optax', 'train')}",
+        "2 sample --run run",
+        f"jaxgru sample: {needed('rich', 'train')}",
+        "2 sample --pretrained elman_alpha --compare",
+        f"jaxgru evaluate: {needed('rich', 'train')}",
+        "2 evaluate --pretrained elman_alpha",
+        f"jaxgru train: {needed('rich', 'train')}",
+        "2 train --config astra_alpha",
+        f"jaxgru: {needed('shtab', 'completion')}",
+        "2 --print-completion bash",
+    ]
+
+
+def test_an_import_of_our_own_that_fails_is_no_missing_package():
+    with pytest.raises(ModuleNotFoundError) as raised, needs("train"):
+        import jaxgru.nothing  # noqa: F401  pyright: ignore[reportMissingImports]
+    assert not isinstance(raised.value, MissingPackage)
