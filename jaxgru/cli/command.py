@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import NoReturn
 
 import jax
 
+from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
 
 COMMANDS = {
@@ -38,12 +38,10 @@ def _without_command() -> None:
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.error(f"give a command: {', '.join(COMMANDS)}; --help describes them.")
-    from jaxgru.cli.completion import completion_script  # imports every command
-
-    print(completion_script(shell))
+    print(completion_script(shell, COMMANDS, make_parser))
 
 
-def make_parser(parsers: Mapping[str, Parser] | None = None) -> Parser:
+def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
     """Return the parser of `jaxgru`; given the parsers of the commands, with their options."""
     parser = Parser(
         "GRU and LSTM language models in JAX. `jaxgru COMMAND --help` lists a command's options.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from jaxgru.cli.command import COMMANDS, make_parser
+from jaxgru.cli.options import Parser
 from jaxgru.config import SECTIONS, config_names, dotted_names
 from jaxgru.errors import needs
 from jaxgru.pretrained import pretrained_names
@@ -14,13 +15,19 @@ PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--corpus", "--path", "
          "--tokenizer")  # fmt: skip
 
 
-def completion_script(shell: str) -> str:
+def completion_script(
+    shell: str, names: Iterable[str], join: Callable[[dict[str, Parser]], Parser]
+) -> str:
     """Return a script that completes the commands, their options and the values of these.
 
     The shell needs no Python while it completes, so nobody waits for JAX's import.
 
+    Args:
+      names: the commands, each a module of `jaxgru.cli`.
+      join: returns the parser of `jaxgru`, given the parsers of the commands.
+
     Raises:
-      MissingPackage: shtab is not installed.
+      MissingPackage: shtab, or what a command needs, is not installed.
     """
     with needs("completion"):
         import shtab
@@ -28,16 +35,14 @@ def completion_script(shell: str) -> str:
     values = {"--config": config_names()}
     values |= dict.fromkeys(("--init", "--pretrained"), pretrained_names())
     values |= {f"--{name}": _values(name) for name in dotted_names()}
-    parsers = {
-        name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in COMMANDS
-    }
+    parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
     for action in (action for parser in parsers.values() for action in parser._actions):
         name = (action.option_strings or PATHS)[0]  # words without an option are paths
         if name in PATHS:
-            action.complete = shtab.FILE
+            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
         elif values.get(name):
             action.choices = values[name]
-    return shtab.complete(make_parser(parsers), shell)
+    return shtab.complete(join(parsers), shell)
 
 
 def _values(name: str) -> list[str]:
