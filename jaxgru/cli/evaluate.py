@@ -31,7 +31,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     parser.add_model()
     parser.add_argument(
-        "--save", action="store_true", help="also write the results into the run, for report.py"
+        "--save", action="store_true", help="also write the results into the run folder"
     )
     return parser
 

