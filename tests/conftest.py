@@ -48,13 +48,16 @@ gc.set_threshold(50_000, 20, 20)
 
 
 def has_flag(flag: str) -> bool:
-    """Search XLA's library for a flag: XLA ends the process for one that it does not know."""
+    """Search XLA's library for a flag: XLA ends the process for one that it does not know.
+
+    A flag's name is a whole C string; the names of removed flags stay in other strings.
+    """
     for library in Path(jaxlib.__file__).parent.glob("libjax_common.*"):
         with (
             library.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
         ):
-            return text.find(flag.encode()) >= 0
+            return text.find(f"\0{flag}\0".encode()) >= 0
     return False
 
 
