@@ -1,15 +1,16 @@
-"""docs/benchmarks.json, and docs/performance.md and its figure, which are made from it.
+"""docs/benchmarks.json, and docs/performance.md and its figures, which are made from it.
 
 The prose is in templates/performance.md.jinja.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxgru.files import write_text
-from pages.figures import plot_benchmark
+from pages.figures import plot_ratios
 from pages.markdown import render, table
 from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps, grouped, load_or
 
@@ -150,18 +151,76 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+# --- The figures
+
+ONE = "-one-device"
+LABELS = {
+    "plain_scan": "plain lax.scan",
+    "torchref": "PyTorch loop",
+    "torch.nn": "torch.nn*",
+    "haiku": "dm-haiku*",
+    "nnx": "flax.nnx*",
+}
+"""What contestants are called in figures and in the README; * computes no dropout."""
+
+
+def figures(data: Benchmarks) -> dict[str, list[Measurement]]:
+    """Return the training steps that a figure shows, by the figure's file name.
+
+    There is a figure per machine, sizes and precision, the last measured in float32 first.
+    """
+
+    def name(record: Measurement) -> str:
+        sizes = f"{record.batch_size}x{record.num_tokens}"
+        words = f"speed {sizes} {record.precision} {data.runs[record.run].hardware}"
+        return re.sub(r"\W+", "_", words).strip("_").lower() + ".png"
+
+    training = [r for r in data.records if r.kind == "training" and r.failed is None]
+    found = grouped(training, name)
+    last = sorted(found, key=lambda n: (found[n][0].precision == "float32", found[n][0].run))
+    return {name: found[name] for name in reversed(last)}
+
+
+def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tuple]]]:
+    """Return minimum, median and maximum over jaxgru's median, by config, way and contestant.
+
+    Contestants that split the batch over a CPU's cores are compared with jaxgru as it does so;
+    PyTorch and those on one device with jaxgru on one device. Where that was not measured, the way
+    says so.
+    """
+    found: dict[str, dict[str, dict[str, tuple]]] = {}
+    order = list(CONTESTANTS).index
+    for config, same in grouped(records, lambda r: r.config).items():
+        medians = {r.contestant: r.median for r in same}
+        one = "jaxgru" + ONE if "jaxgru" + ONE in medians else "jaxgru"
+        both = any(name.endswith(ONE) for name in medians)
+        for r in sorted(same, key=lambda r: order(r.contestant)):
+            way, base = ("split over cores" if both else ""), "jaxgru"
+            if both and (r.contestant.endswith(ONE) or r.contestant.startswith("torch")):
+                way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one
+            if base in medians:
+                name = r.contestant.removesuffix(ONE)
+                times = (r.min, r.median, r.max)
+                found.setdefault(config, {}).setdefault(way, {})[LABELS.get(name, name)] = tuple(
+                    time / medians[base] for time in times
+                )
+    return found
+
+
 # --- The page
 
 
 def write(docs: Path, data: Benchmarks) -> None:
-    """Write benchmarks.json, performance.md and figures/benchmark.png into the folder.
+    """Write benchmarks.json, performance.md and its figures into the folder.
 
     Raises:
       OSError: the folder cannot be written.
     """
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     save(docs / "benchmarks.json", data)
-    plot(docs / "figures" / "benchmark.png", data)
+    for name, records in figures(data).items():
+        heading = f"{title(records[0])}; {data.runs[records[0].run].hardware}"
+        plot_ratios(docs / "figures" / name, heading, ratios(records))
     write_text(docs / "performance.md", page(data))
 
 
@@ -174,6 +233,7 @@ def page(data: Benchmarks) -> str:
         contestants=CONTESTANTS,
         sections=lambda names: grouped([r for r in data.records if r.run in names], title),
         section_table=lambda records: section_table(records, data.runs),
+        figures=figures(data),
         ceiling_text=ceiling_text,
         failures=failures,
     )
@@ -186,14 +246,3 @@ def section_table(records: Sequence[Measurement], runs: dict[str, BenchmarkRun])
         for i, line in enumerate(rows(of_config, runs)):
             lines.append(["" if i else config, *line])
     return table(["config", *head(records[0].kind)], lines, "lr")
-
-
-def plot(path: Path, data: Benchmarks) -> None:
-    """Draw every machine's training steps. Raises OSError if the file cannot be written."""
-    training = [r for r in data.records if r.kind == "training" and r.failed is None]
-    panels = grouped(training, lambda r: f"{title(r)}\n{data.runs[r.run].hardware}")
-    plot_benchmark(path, {
-        name: {contestant: {r.config: (r.min, r.median, r.max) for r in of_one}
-               for contestant, of_one in grouped(records, lambda r: r.contestant).items()}
-        for name, records in panels.items()
-    }, list(CONTESTANTS))  # fmt: skip

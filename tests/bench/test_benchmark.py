@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -257,12 +258,34 @@ class TestPage:
         assert "- tiny: haiku failed: no luck." in page
         assert "at jaxgru's speed: tiny 4 s (2,000 steps)." in page  # 10 epochs of 200 steps
         assert "float32 product 50,000 GFLOP/s; copy 4.00 TB/s" in page
-        assert (tmp_path / "figures" / "benchmark.png").read_bytes().startswith(b"\x89PNG\r\n")
+        names = ["speed_4x6_float32_a_machine.png", "speed_4x6_float32_a_gpu.png"]  # newest first
+        assert re.findall(r"\(figures/(.*)\)", page) == names
+        for name in names:
+            assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG\r\n")
 
-    def test_no_training_is_an_empty_figure(self, tmp_path):
+    def test_no_training_is_no_figure(self, tmp_path):
         data = merge(Benchmarks(), NOW, about(), [record("nnx", 1, kind="forward")])
-        benchmark_page.plot(tmp_path / "x.png", data)
-        assert (tmp_path / "x.png").exists()
+        benchmark_page.write(tmp_path, data)
+        assert not list((tmp_path / "figures").iterdir())
+        assert "figures/" not in (tmp_path / "performance.md").read_text()
+
+    def test_like_is_compared_with_like(self):
+        """Split with split, one device with one device, where jaxgru was measured so."""
+        records = [record("jaxgru", 2), record("haiku", 3), record("torch.nn", 5)]
+        assert benchmark_page.ratios(records) == {
+            "tiny": {"": {"jaxgru": (0.5, 1, 2), "torch.nn*": (1.25, 2.5, 5),
+                          "dm-haiku*": (0.75, 1.5, 3)}}
+        }  # fmt: skip
+        records.append(record("nnx-one-device", 8))
+        assert benchmark_page.ratios(records)["tiny"] == {
+            "split over cores": {"jaxgru": (0.5, 1, 2), "dm-haiku*": (0.75, 1.5, 3)},
+            "one device, jaxgru split": {"torch.nn*": (1.25, 2.5, 5), "flax.nnx*": (2, 4, 8)},
+        }
+        records.append(record("jaxgru-one-device", 4))
+        assert benchmark_page.ratios(records)["tiny"]["one device"] == {
+            "jaxgru": (0.5, 1, 2), "torch.nn*": (0.625, 1.25, 2.5), "flax.nnx*": (1, 2, 4)
+        }  # fmt: skip
+        assert benchmark_page.ratios(records[1:3]) == {}
 
 
 class TestContestants:
@@ -466,7 +489,7 @@ class TestScript:
         )
         page = (tmp_path / "docs" / "performance.md").read_text()
         assert page.count("\n### ") == 5 and "failed:" not in page
-        assert (tmp_path / "docs" / "figures" / "benchmark.png").exists()
+        assert len(list((tmp_path / "docs" / "figures").glob("speed_4x6_float32_*.png"))) == 1
 
     def test_memory_is_a_process_of_its_own(self, tmp_path):
         (tmp_path / "tiny.toml").write_text(TINY_TOML)
