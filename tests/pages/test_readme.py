@@ -1,0 +1,44 @@
+"""README.md is what the records and a model say; its code runs, as does the guide's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from maintain import readme
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [Path("README.md"), *(p.relative_to(ROOT) for p in (ROOT / "docs/guide").glob("*.md"))]
+
+
+def test_it_is_made_from_the_records_and_a_model(script, monkeypatch):
+    """Edit scripts/pages/templates/README.md.jinja; then `python scripts/maintain/readme.py`."""
+    monkeypatch.setenv("COLUMNS", readme.WIDTH)
+    name, *options = shlex.split(readme.COMMAND)[1:]
+    assert readme.readme(script(Path(name).stem, *options).out) == README
+
+
+def test_it_is_short():
+    assert README.count("\n") <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_code_runs(page, monkeypatch, tmp_path, tiny_run):
+    """The Python of a page, one block after another."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(tiny_run.parents[1])
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_links_lead_somewhere():
+    """Those of the guide are checked by `mkdocs build --strict`."""
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]*)\)", README)]
+    files = [link for link in links if not link.startswith("https://")]
+    assert len(files) > 10 and [file for file in files if not (ROOT / file).exists()] == []
