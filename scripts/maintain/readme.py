@@ -14,6 +14,7 @@ import startup  # noqa: F401
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -55,7 +56,7 @@ def readme(sample: str) -> str:
     benchmarks = benchmark_page.load(docs / "benchmarks.json")
     figure, records = next(iter(benchmark_page.figures(benchmarks).items()))
     cast = (docs / "figures" / "two_commands.cast").read_text(encoding="utf-8")
-    torch = benchmarks.runs[records[0].run].versions["torch"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     return render(
         "README.md.jinja",
         page=page,
@@ -63,8 +64,8 @@ def readme(sample: str) -> str:
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),
         results=results(page),
-        speed=json.loads(cast.splitlines()[0])["speed"],
-        torch=torch.partition("+")[0],
+        played=json.loads(cast.splitlines()[0])["title"],
+        torch=re.search(r'"torch==(.*)"', project)[1],
         run=benchmarks.runs[records[0].run],
         sizes=f"batch {records[0].batch_size} × {records[0].num_tokens}",
         speeds=speeds(records, benchmarks.runs),

@@ -71,6 +71,8 @@ def main() -> None:
             (Path(folder) / "scripts").symlink_to(ROOT / "scripts")
             events = list(shortened(record(COMMANDS, folder), arguments.speed, arguments.pause))
         write_text(cast, to_cast(events, arguments.speed, arguments.pause))
+    elif not cast.exists():
+        raise UserError(f"there is no {cast}; leave out --draw-only.")
     events = from_cast(cast.read_text(encoding="utf-8"))
     write_bytes(cast.with_suffix(".gif"), draw(events))
     print(f"{cast} and .gif: {events[-1][0]:.0f} s")
@@ -127,7 +129,7 @@ def shortened(events: Iterable[Event], speed: float, pause: float) -> Iterator[E
 def to_cast(events: Iterable[Event], speed: float, pause: float) -> str:
     """Return a recording in asciinema's format, version 2: a header and a line per event."""
     title = f"played {speed:g} times as fast, waits of at most {pause:g} s"
-    header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": title, "speed": speed}
+    header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": title}
     lines = [header, *([round(moment, 3), "o", text] for moment, text in events)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
