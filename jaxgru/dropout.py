@@ -18,12 +18,15 @@ from jaxgru.cells.base import Mask, Size, struct
 class Dropout:
     """Dropout for one training step: a new mask per layer and time step, drawn from `key`.
 
-    rate: the probability of dropping a unit.
-    site: where units are dropped: "state", inside the recurrence of every layer (as in the study's
-      code); "between", in each layer's output to the next layer; "output", in the last layer's
-      output.
-    first_row, first_step: if the batch is a part of a larger one, the row and the time step of the
-      larger batch at which it starts; the masks are then that part of the larger batch's masks.
+    Attributes:
+      key: a new one for each training step.
+      rate: the probability of dropping a unit.
+      site: where units are dropped: "state", inside the recurrence of every layer (as in the
+        study's code); "between", in each layer's output to the next layer; "output", in the last
+        layer's output.
+      first_row: if the batch is a part of a larger one, the row of the larger batch at which it
+        starts; the masks are then that part of the larger batch's masks.
+      first_step: the same for the time step.
     """
 
     key: PRNGKeyArray

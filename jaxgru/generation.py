@@ -42,7 +42,9 @@ class CountedModel(Protocol):
 class Options:
     """How text is sampled: the arguments of `jaxgru.generate`, and two more.
 
-    last_token_only: give the model only the last token of the prompt, as the study's samplers do.
+    Attributes:
+      last_token_only: give the model only the last token of the prompt, as the study's samplers do.
+      seed: of the random key; with the same seed, the text is the same.
     """
 
     num_tokens: int = 400

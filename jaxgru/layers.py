@@ -156,13 +156,14 @@ def bidirectional(
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
 
     Args:
-      forward, backward: a layer for each direction, or as many layers in lists of the same length.
+      forward: a layer, or a list of layers, that reads from the first step to the last.
+      backward: a layer, or a list of as many layers, that reads from the last step to the first.
+      x: as for `unroll`, and so are `lengths`, `time_major` and `implementation`.
       carry: a pair, of the forward and of the backward layers, each as for `unroll`.
-      x, lengths, time_major, implementation: as for `unroll`.
 
     Returns:
-      y (B, T, H + H), forward outputs first, and the pair of carries after the last steps: for the
-      backward layers, the step that reads the first input.
+      y (B, T, H + H), forward outputs first, and the pair of carries after the last steps. The last
+      step of the backward layers is the one that reads the first input.
 
     Raises:
       ValueError: as `unroll`; or the lists are not of one length.
@@ -204,7 +205,7 @@ def step(
     """Compute one step of `unroll`, up to rounding, without the time axis: a policy as it acts.
 
     Args:
-      layers, carry, initial: as for `unroll`.
+      layers: as for `unroll`, and so are `carry` and `initial`.
       x: the input (B, F) of this step.
       reset: where True, the carry is set to `initial` before the step.
 

@@ -120,8 +120,8 @@ def initial_carry(params: Params | CellParams, batch_size: Size) -> Any:
       params: a model's, or those of one layer or of a list of layers.
 
     Returns:
-      One entry per layer: h for a GRU or an RNN, (h, c) for an LSTM, (h, its last inputs) for an
-      MLP. For one layer, the entry itself.
+      A tuple with one entry per layer, which is h for a GRU or an RNN, (h, c) for an LSTM, (h, its
+      last inputs) for an MLP. For one layer, the entry itself.
     """
     return recurrent.initial_carry(
         params.layers if isinstance(params, Params) else params, batch_size

@@ -55,14 +55,15 @@ def exportable(cls: type) -> None:
 class Cell:
     """One recurrence: everything that the rest of the library knows about it.
 
-    name: the value of `model.cell` in a config.
-    params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
-    init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
-    step: (params, carry, x (B, E)) → the next carry: the equations.
-    zero_carry: (params, batch size) → the carry before the first step.
-    options: the config's fields that this cell uses, besides the sizes.
-    fast: params → a faster computation of many steps, with a hand-written gradient; with None,
-      `step` is scanned over time.
+    Attributes:
+      name: the value of `model.cell` in a config.
+      params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
+      init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
+      step: (params, carry, x (B, E)) → the next carry: the equations.
+      zero_carry: (params, batch size) → the carry before the first step.
+      options: the config's fields that this cell uses, besides the sizes.
+      fast: params → a faster computation of many steps, with a hand-written gradient; with None,
+        `step` is scanned over time.
     """
 
     name: str
@@ -79,12 +80,13 @@ class Recurrence(NamedTuple):
 
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
-    step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs.
-    step_gradient: (layout, U, gradient of the next carry, carry, saved) → the gradient of the
-      carry, and `kept`: what `gradients` needs. U is transposed. If the carry is a pair (h, c), the
-      next c comes first in `saved`.
-    gradients: (U, h before each step (T, B, H), kept, batch-major: (T, B, ...)) → the gradients of
-      U and of a.
+    Attributes:
+      step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs.
+      step_gradient: (layout, U, gradient of the next carry, carry, saved) → the gradient of the
+        carry, and `kept`: what `gradients` needs. U is transposed. If the carry is a pair (h, c),
+        the next c comes first in `saved`.
+      gradients: (U, h before each step (T, B, H), kept, batch-major: (T, B, ...)) → the gradients
+        of U and of a.
     """
 
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
@@ -95,10 +97,11 @@ class Recurrence(NamedTuple):
 class Gated(NamedTuple):
     """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
-    W: (E, G·H), the concatenated input weights.
-    b: (G·H), the summed biases.
-    U: the recurrent weights (H, ...), and the biases (H) inside the recurrence.
-    recurrence: what happens at each step.
+    Attributes:
+      W: (E, G·H), the concatenated input weights.
+      b: (G·H), the summed biases.
+      U: the recurrent weights (H, ...), and the biases (H) inside the recurrence.
+      recurrence: what happens at each step.
     """
 
     W: Array
@@ -110,7 +113,8 @@ class Gated(NamedTuple):
 class AtOnce(NamedTuple):
     """A layer whose steps do not depend on one another.
 
-    all_steps: (x (T, B, E), carry, mask) → h' of every step, and the last carry.
+    Attributes:
+      all_steps: (x (T, B, E), carry, mask) → h' of every step, and the last carry.
     """
 
     all_steps: Callable[..., tuple[Array, Any]]

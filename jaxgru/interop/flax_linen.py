@@ -157,7 +157,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     or (h, c) where the cell's is (c, h).
 
     Args:
-      params: those of one cell, such as variables["params"]["cell"] of an `nn.RNN`.
+      params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
 
     Raises:
       InteropError: they have the names of no such cell.

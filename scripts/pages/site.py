@@ -1,0 +1,70 @@
+"""What mkdocs.yml adds to MkDocs: equations in MathML, and the fields of classes in the reference.
+
+Browsers typeset MathML by themselves, so the site needs no JavaScript for its equations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import importlib
+import re
+from functools import partial
+from typing import Any
+
+import griffe
+from math_core import LatexToMathML
+
+EQUATION = re.compile(r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+"""Where pymdownx.arithmatex found an equation."""
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Typeset the equations of a page; MkDocs calls this hook."""
+    converter = LatexToMathML()
+
+    def typeset(found: re.Match) -> str:
+        block, latex = found[1] == "div", html.unescape(found[2])
+        math = converter.convert_with_local_state(latex, displaystyle=block)
+        return f'<div class="equation">{math}</div>' if block else math
+
+    return EQUATION.sub(typeset, content)
+
+
+class Fields(griffe.Extension):
+    """Show the signatures of structs, named tuples and configs, and the configs' help texts."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Complete what is known of a class from its code."""
+        decorators = {str(decorator.value) for decorator in cls.decorators}
+        if cls.module.path == "jaxgru.config" and "dataclass(frozen=True)" in decorators:
+            _document(cls)
+        elif "struct.dataclass" not in decorators and "NamedTuple" not in map(str, cls.bases):
+            return
+        cls.set_member("__init__", _init(cls))
+
+
+def _document(cls: griffe.Class) -> None:
+    """Give the fields made by `jaxgru.config._field` their defaults, and list their help texts."""
+    found = getattr(importlib.import_module(cls.module.path), cls.name)
+    lines = []
+    for field in dataclasses.fields(found):
+        if "help" in field.metadata:
+            cls.members[field.name].value = repr(field.default)
+            lines.append(f"    {field.name}: {field.metadata['help']}.")
+    if lines and cls.docstring:
+        cls.docstring.value += "\n\nAttributes:\n" + "\n".join(lines)
+
+
+def _init(cls: griffe.Class) -> griffe.Function:
+    """Return the `__init__` that a class's decorator or base makes of its fields."""
+    parameter = partial(griffe.Parameter, kind=griffe.ParameterKind.positional_or_keyword)
+    parameters = [parameter("self")]
+    for name, field in cls.attributes.items():
+        default = field.value
+        if isinstance(default, griffe.ExprCall):  # struct.field(…, default=…), field(…)
+            named = {getattr(a, "name", ""): getattr(a, "value", "") for a in default.arguments}
+            default = named.get("default", named.get("default_factory"))
+        if field.annotation is not None and "property" not in field.labels:
+            parameters.append(parameter(name, annotation=field.annotation, default=default))
+    return griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls)
