@@ -75,6 +75,7 @@ def run(page: Path, folder: Path) -> str:
                 exec(code, namespace)
             printed.append((block, out.getvalue()))
     for block, output in reversed(printed):
+        output = output.replace(f"{folder}{os.sep}", "")
         shown = [line.rstrip() for line in output.rstrip("\n").splitlines()]
         lines[block.output] = ["", "```text", *shown, "```"] if shown else []
     return "\n".join(lines) + "\n"
