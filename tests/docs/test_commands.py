@@ -2,23 +2,22 @@
 
 import contextlib
 import shlex
-import subprocess
 from pathlib import Path
 
-from pages.tutorials import DOCS, blocks
+from pages.tutorials import DOCS, bash, blocks
 
 SMALL = {"steps-per-epoch": 2, "batch-size": 4, "sequence-length": 16}
 
 
 def test_the_commands_of_the_tutorial(script, tmp_path):
-    namespace = {}
+    run_bash, namespace = bash(tmp_path), {}
     for block in blocks((DOCS / "tutorials" / "your_own_text.md").read_text()):
         if block.language == "python":
             exec(block.code, namespace)
             continue
         for line in block.code.splitlines():
             if not line.startswith("jaxgru "):
-                subprocess.run(line, shell=True, check=True, stdout=subprocess.DEVNULL)
+                run_bash(line)
                 continue
             command, _, target = line.partition(" > ")
             _, name, *arguments = shlex.split(command)
