@@ -15,8 +15,16 @@ from typing import Any
 import griffe
 from math_core import LatexToMathML
 
-EQUATION = re.compile(r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-"""Where pymdownx.arithmatex found an equation."""
+EQUATION = re.compile(
+    r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,:;)]*)', re.DOTALL
+)
+"""An equation, as marked by pymdownx.arithmatex, and the signs after it, on the same line."""
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+    """Leave out the navigation beside a page that is a tab by itself; MkDocs calls this hook."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -26,7 +34,9 @@ def on_page_content(content: str, **_: Any) -> str:
     def typeset(found: re.Match) -> str:
         block, latex = found[1] == "div", html.unescape(found[2])
         math = converter.convert_with_local_state(latex, displaystyle=block)
-        return f'<div class="equation">{math}</div>' if block else math
+        if block:
+            return f'<div class="equation">{math}</div>{found[3]}'
+        return f'<span class="inline-equation">{math}{found[3]}</span>'
 
     return EQUATION.sub(typeset, content)
 
