@@ -20,6 +20,9 @@ EQUATION = re.compile(
 )
 """An equation, as marked by pymdownx.arithmatex, and the signs after it, on the same line."""
 
+PRIME = re.compile(r"<msup>(<mi>\w</mi>)<mo>′</mo></msup>")
+"""h′. Fonts draw a prime small and high, but Chromium makes a superscript smaller and higher."""
+
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
     """Leave out the navigation beside a page that is a tab by itself; MkDocs calls this hook."""
@@ -34,6 +37,7 @@ def on_page_content(content: str, **_: Any) -> str:
     def typeset(found: re.Match) -> str:
         block, latex = found[1] == "div", html.unescape(found[2])
         math = converter.convert_with_local_state(latex, displaystyle=block)
+        math = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">′</mo></mrow>', math)
         if block:
             return f'<div class="equation">{math}</div>{found[3]}'
         return f'<span class="inline-equation">{math}{found[3]}</span>'
