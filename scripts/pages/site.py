@@ -51,9 +51,10 @@ class Fields(griffe.Extension):
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Complete what is known of a class from its code."""
         decorators = {str(decorator.value) for decorator in cls.decorators}
+        bases = set(map(str, cls.bases))
         if cls.module.path == "jaxgru.config" and "dataclass(frozen=True)" in decorators:
             _document(cls)
-        elif "struct.dataclass" not in decorators and "NamedTuple" not in map(str, cls.bases):
+        elif not {"struct", "struct.dataclass"} & decorators and "NamedTuple" not in bases:
             return
         cls.set_member("__init__", _init(cls))
 
