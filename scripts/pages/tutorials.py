@@ -10,7 +10,6 @@ kept in docs/figures/tutorials/. Blocks of other kinds are not run (```sh, for i
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import shutil
@@ -26,7 +25,7 @@ from markdown_it import MarkdownIt
 from jaxgru.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS, SCRIPTS = ROOT / "docs", ROOT / "scripts"
+DOCS = ROOT / "docs"
 FIGURES = DOCS / "figures" / "tutorials"
 PAGES = [
     *sorted((DOCS / "tutorials").glob("*.md")),
@@ -85,11 +84,8 @@ def bash(folder: Path) -> Callable[[str], str]:
     """Return a function that runs commands in a folder, with `jaxgru`, and returns their output."""
     programs = folder / ".bin"
     programs.mkdir()
-    command = '-m jaxgru "$@"'
-    if importlib.util.find_spec("jaxgru.__main__") is None:
-        command = f'"{SCRIPTS}/$1.py" "${{@:2}}"'
-    for name, arguments in {"python": '"$@"', "jaxgru": command}.items():
-        (programs / name).write_text(f'#!/bin/bash\nexec "{sys.executable}" {arguments}\n')
+    for name, module in {"python": "", "jaxgru": "-m jaxgru"}.items():
+        (programs / name).write_text(f'#!/bin/bash\nexec "{sys.executable}" {module} "$@"\n')
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
