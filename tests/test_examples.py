@@ -169,7 +169,9 @@ class TestSequenceLabelling:
         assert (found == labels)[:, 0].mean() > best + 5 * (best * (1 - best) / 2000) ** 0.5
         assert losses[-1] < losses[0] / 2
 
-    @pytest.mark.parametrize("cell, one_direction", [("gru", False), ("lstm", True)])
+    @pytest.mark.parametrize(
+        "cell, one_direction", [("gru", False), pytest.param("lstm", True, marks=pytest.mark.slow)]
+    )
     def test_padding_has_no_influence(self, cell, one_direction):
         s = self.SMALL._replace(cell=cell, one_direction=one_direction, num_layers=2)
         params = labelling.init(jax.random.key(0), s)
@@ -190,6 +192,7 @@ class TestSequenceLabelling:
         params = labelling.init(jax.random.key(0), s)
         assert not labelling.padding_has_no_influence(params, s, jax.random.key(1))
 
+    @pytest.mark.slow
     def test_the_command(self, monkeypatch, capsys):
         out = run(
             monkeypatch, capsys, "sequence_labelling", "--steps", 10, "--hidden-dim", 4,

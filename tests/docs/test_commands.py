@@ -4,11 +4,14 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from pages.tutorials import DOCS, bash, blocks
 
 SMALL = ("steps-per-epoch=2", "batch-size=4", "sequence-length=16")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_tutorial(script, tmp_path):
     run_bash, namespace = bash(tmp_path), {}
     make_text, *others = blocks((DOCS / "tutorials" / "your_own_text.md").read_text())

@@ -21,9 +21,8 @@ from fault_kinds import ALL, NEVER, Outcome, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 
 ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/runs/test_lifecycle.py; kills
-FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "newest checkpoint: a bit flipped",
-       "two resumes at once", "run folder read-only",
-       "metrics.jsonl with a torn last line"}  # the others are `slow`  # fmt: skip
+FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "newest checkpoint: a bit flipped"}
+"""The others, and kills, are `slow`."""
 KINDS = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
     for name in ALL
@@ -67,7 +66,8 @@ def needs_mount(name: str) -> bool:
     return "ENOSPC" in name or ("read-only" in name and os.geteuid() == 0)
 
 
-@pytest.mark.parametrize("name", [pytest.param("at random", marks=pytest.mark.slow), "in a write"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KILLS)
 def test_a_killed_run_ends_with_the_same_bits(outcomes, name):
     for outcome in outcomes[name].result():
         assert outcome.problems == [] and outcome.files_lost == []

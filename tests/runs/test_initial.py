@@ -115,6 +115,7 @@ class TestARun:
         assert out.count(config.training.init_sha256[:12]) == 1
         assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
 
+    @pytest.mark.slow
     def test_is_better_than_chance_before_it_has_learned(self, train, tiny_text):
         """astra_alpha on verse that it has not seen: below ln V nats, though V is learned anew."""
         run, _ = train("--data.corpus", tiny_text, "--training.steps-per-epoch", 1,

@@ -79,11 +79,11 @@ def test_the_result_is_the_best_epoch_as_measured(undisturbed):
 
 
 @pytest.mark.parametrize(
-    "name",  # tests/faults has the other two in the quick part, on processes that are forked
+    "name",
     [
-        "SIGTERM",
-        pytest.param("SIGINT", marks=pytest.mark.slow),
-        pytest.param("SIGKILL", marks=pytest.mark.slow),
+        "SIGKILL",
+        pytest.param("SIGINT", marks=pytest.mark.slow),  # tests/faults has "Ctrl-C twice"
+        pytest.param("SIGTERM", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text, undisturbed):
