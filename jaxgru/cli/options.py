@@ -172,24 +172,28 @@ def run_command(name: str) -> NoReturn:
     """Run the command of this name as `run_script` does: `main` of the module `jaxgru.cli.<name>`.
 
     Only that module is imported, and before `run_script` takes over, so that Ctrl-C in an import
-    ends the process as `startup.py` has arranged.
+    ends the process as `startup.py` has arranged. `train` handles Ctrl-C itself while it has
+    anything to save.
     """
     try:
         main = importlib.import_module(f"jaxgru.cli.{name}").main
     except UserError as error:  # a package is missing
         _end(str(error))
-    run_script(main)
+    run_script(main, at_once=name in ("train", "sample", "evaluate"))
 
 
-def run_script(main: Callable[[], None]) -> NoReturn:
+def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
+
+    `at_once`: Ctrl-C ends the process at once, without an exception. One that is raised within a
+    callback of JAX's is lost, and Python's shutdown crashes while XLA compiles.
 
     A lack of memory or of the requested device is reported in one line, too, because the user can
     change what was asked for. If the output cannot be written, exit 1: silently if its reader has
     gone, else with one line.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see startup.py
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _end_at_once if at_once else signal.default_int_handler)
     if sys.stderr.isatty():
         print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -227,6 +231,14 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             _end(problem)
         raise
     raise SystemExit(code)
+
+
+def _end_at_once(number: int, frame: Any) -> None:
+    with contextlib.suppress(Exception):  # as where it interrupts a write
+        sys.stdout.flush()
+        if sys.stderr.isatty():
+            print("\x1b[?25h", end="", file=sys.stderr, flush=True)  # a status hides the cursor
+    os._exit(130)
 
 
 def _end(sentence: str, code: int = 2) -> NoReturn:

@@ -64,9 +64,9 @@ def main() -> None:
             "give either --config NAME or --init MODEL (to start a run) or --resume RUN (to resume "
             "one)."
         )
-    if arguments.resume and (arguments.name or arguments.summary):
+    if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
-    if arguments.name:
+    if arguments.name is not None:
         overrides["name"] = arguments.name
 
     keep_freed_memory()

@@ -217,6 +217,8 @@ def _deferred_signals() -> Iterator[Callable[[], bool]]:
             console.show_cursor(True)  # hidden by the bar
             os._exit(130)
         seen.append(number)
+        if console.is_terminal:
+            console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -293,7 +295,7 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
             )
         config = dataclasses.replace(config, training=training)
         progress.finished = False
-        console.print(f"to be trained for {epochs} epochs{_schedule(training, progress)}.",
+        console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
         for name in ("samples.txt", "study.json") if is_first() else ():
             path = run / name
@@ -310,10 +312,10 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
         return ""
     epochs = np.array([progress.epoch, training.epochs - 1])
     first, last = np.asarray(learning_rate(training)(epochs * training.steps_per_epoch))
-    return (
-        f"; from here on the learning rate is that of {training.epochs} epochs: {first:.3g}"
-        f" in epoch {progress.epoch + 1}, {last:.3g} in the last"
-    )
+    rates = f"{first:.3g} in epoch {progress.epoch + 1}"
+    if progress.epoch + 1 < training.epochs:
+        rates += f", {last:.3g} in the last"
+    return f"; from here on its learning rates are those of a run of that length: {rates}"
 
 
 def _fresh_state(config: Config, mesh: Mesh, tokenizer: Tokenizer) -> TrainState:

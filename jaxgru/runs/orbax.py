@@ -13,6 +13,7 @@ and size, and its arrays in shape, before they are opened.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import math
@@ -30,6 +31,10 @@ from jaxgru.errors import needs
 from jaxgru.files import file_hash, files_below, hashes, read_bytes, write_text
 from jaxgru.model import flatten, unflatten
 from jaxgru.runs.folders import UNREADABLE, RunError, check_path
+
+with needs("train"):  # before a run begins
+    if importlib.util.find_spec("orbax.checkpoint") is None:
+        raise ModuleNotFoundError(name="orbax-checkpoint")
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager

@@ -187,14 +187,14 @@ def test_without_the_extras(tmp_path, tiny_run):
     needed = '{} is needed but not installed: pip install "jaxgru[{}]".'.format
     lines = done.stderr.splitlines()
     assert lines == [
-        needed("optax", "train"),
+        needed("orbax", "train"),
         "PyTorch is needed but not installed: pip install torch.",
         "0 convert --pretrained elman_alpha elman.safetensors",
         "0 sample --run elman.safetensors",
         "0 corpus --corpus text.txt",
         f"jaxgru sample: {needed('sentencepiece', 'train')}",
         "2 sample --pretrained scribe_alpha",
-        f"jaxgru sample: {needed('optax', 'train')}",
+        f"jaxgru sample: {needed('orbax', 'train')}",
         "2 sample --run run",
         f"jaxgru sample: {needed('rich', 'train')}",
         "2 sample --pretrained elman_alpha --compare",

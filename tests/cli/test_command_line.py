@@ -265,6 +265,20 @@ class TestInterrupts:
         finally:
             signal.signal(signal.SIGINT, handler)
 
+    def test_at_once_no_exception_can_be_lost(self):
+        """As one is that a callback of JAX's meets. What was printed is not lost, either."""
+        code = (
+            "import signal, sys; from jaxgru.cli.options import run_script\n"
+            "def main():\n"
+            "    print('text', end='')\n"
+            "    try: signal.raise_signal(signal.SIGINT)\n"
+            "    except BaseException: print('lost')\n"
+            "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+            "run_script(main, at_once=True)\n"
+        )
+        done = process(sys.executable, "-c", code)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "text", "")
+
     def test_where_it_is_ignored_it_stays_so(self, tmp_path):
         """As under `nohup`, and behind a shell's "&"."""
         (tmp_path / "jaxgru").write_text("import jaxgru, signal; signal.raise_signal(2)\n")

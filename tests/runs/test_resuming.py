@@ -106,7 +106,7 @@ class TestLength:
         assert [record["learning_rate"] for record in after] == pytest.approx(rates, rel=1e-5)
         out = " ".join(capfd.readouterr().out.split())
         assert (
-            "to be trained for 4 epochs" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
+            "The run now has 4 epochs" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
         )
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.load_run(run_copy)
