@@ -15,7 +15,7 @@ PPO is that of Schulman et al. 2017 (arXiv 1707.06347), with the generalised adv
 Schulman et al. 2016 (arXiv 1506.02438). As in PureJaxRL, one program holds the environment, the
 policy and its training; a minibatch is whole sequences of some environments.
 
-It needs Flax and Optax: `pip install jaxgru flax optax`.
+It needs Flax and Optax: `pip install flax optax`.
 """
 
 import argparse

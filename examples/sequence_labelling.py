@@ -13,7 +13,7 @@ After 500 steps, more than 99 % of the labels are right. With `--one-direction`,
 size read from left to right only, and about 40 % are right: at the first place, for example, they
 have not yet seen the smallest digit.
 
-It needs Optax: `pip install jaxgru optax`.
+It needs Optax: `pip install optax`.
 """
 
 import argparse

@@ -35,7 +35,6 @@ from jaxgru.data.tokenizers import (
     TokenizerError,
     tokenizer_from_bytes,
 )
-from jaxgru.errors import MissingPackage
 from jaxgru.files import write_bytes
 from jaxgru.interop import InteropError, check_shapes
 from jaxgru.model import Params, flatten, init, unflatten
@@ -131,13 +130,13 @@ def _config(where: str, metadata: Mapping[str, str]) -> Config:
 def _tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
     kind, text = metadata["tokenizer"], metadata["tokenizer_data"]
     try:
-        return tokenizer_from_bytes(kind, _decode(kind, text))
-    except TokenizerError as error:
-        raise InteropError(f"{where}: {error}") from error
-    except MissingPackage:
-        raise
+        data = _decode(kind, text)
     except ValueError as error:
         raise InteropError(f"{where}: its tokenizer_data is not base64: {error}.") from error
+    try:
+        return tokenizer_from_bytes(kind, data)
+    except TokenizerError as error:
+        raise InteropError(f"{where}: {error}") from error
 
 
 def _check_model(

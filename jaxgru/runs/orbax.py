@@ -89,8 +89,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     Raises:
       RunError: Orbax cannot use the run's path, or `checkpoints` is not a folder.
     """
-    with needs("train"):
-        import orbax.checkpoint as ocp
+    import orbax.checkpoint as ocp
 
     check_path(run, UNREADABLE)
     folder = run / "checkpoints"

@@ -28,7 +28,7 @@ from pages import benchmark_page
 from pages.benchmark_page import LABELS, ONE, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
-from pages.records import BenchmarkRun, Kept, Measurement, grouped, load
+from pages.records import BenchmarkRun, Measurement, Study, grouped, load
 from pages.study_page import FILLED, Page, best_epoch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,8 +51,8 @@ def main() -> None:
 def readme(sample: str) -> str:
     """Return README.md; `sample` is what COMMAND prints."""
     docs = ROOT / "docs"
-    ngrams = json.loads((docs / "study.json").read_text(encoding="utf-8"))["ngrams"]
-    page = Page(load(docs / "study.json", Kept).runs, ngrams)
+    study = load(docs / "study.json", Study)
+    page = Page(study.runs, study.ngrams)
     benchmarks = benchmark_page.load(docs / "benchmarks.json")
     figure, records = next(iter(benchmark_page.figures(benchmarks).items()))
     cast = (docs / "figures" / "two_commands.cast").read_text(encoding="utf-8")

@@ -144,6 +144,12 @@ class Kept(Record):
     runs: list[Run]
 
 
+class Study(Kept):
+    """All of docs/study.json, as it was made last."""
+
+    ngrams: dict[str, list[float]]  # by config, orders 1, 2, …
+
+
 # --- Benchmarks
 
 

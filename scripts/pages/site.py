@@ -54,7 +54,7 @@ class Fields(griffe.Extension):
         bases = set(map(str, cls.bases))
         if cls.module.path == "jaxgru.config" and "dataclass(frozen=True)" in decorators:
             _document(cls)
-        elif not {"struct", "struct.dataclass"} & decorators and "NamedTuple" not in bases:
+        elif "struct" not in decorators and "NamedTuple" not in bases:
             return
         cls.set_member("__init__", _init(cls))
 
@@ -77,7 +77,7 @@ def _init(cls: griffe.Class) -> griffe.Function:
     parameters = [parameter("self")]
     for name, field in cls.attributes.items():
         default = field.value
-        if isinstance(default, griffe.ExprCall):  # struct.field(…, default=…), field(…)
+        if isinstance(default, griffe.ExprCall):  # field(default=…)
             named = {getattr(a, "name", ""): getattr(a, "value", "") for a in default.arguments}
             default = named.get("default", named.get("default_factory"))
         if field.annotation is not None and "property" not in field.labels:
