@@ -25,7 +25,7 @@ from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
-from pages.jobs import SEEDS, is_measured
+from pages.jobs import NANOGPT, SEEDS, is_measured
 from pages.records import Kept, Measured, Run, dumps, load, load_metrics, load_or
 from pages.study_page import write_page
 
@@ -77,9 +77,10 @@ def gather(root: Path) -> Iterable[Run]:
                 params, _, tokenizer = load_run(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
-                state_cost.save_record(
-                    run, state_cost.evaluate_model(params, tokenizer, dataset, window)
+                record = state_cost.evaluate_model(
+                    params, tokenizer, dataset, window, random_batches=name in NANOGPT
                 )
+                state_cost.save_record(run, record)
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.runs.folders import is_finished
-from pages.jobs import SEEDS, Job, all_jobs, find_job, is_measured
+from pages.jobs import NANOGPT, SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent
 MORE_TO_DO, FAILED = 3, 1  # exit codes
@@ -88,7 +88,8 @@ def do(job: Job, runs: Path, deadline: float) -> bool:
         return False
     run = find_job(runs, job)
     assert run is not None  # train.py has created it
-    return is_measured(run) or script(["evaluate", "--run", str(run), "--save"], deadline)
+    more = ["--random-batches"] if job.name in NANOGPT else []
+    return is_measured(run) or script(["evaluate", "--run", str(run), "--save", *more], deadline)
 
 
 def script(command: list[str], deadline: float) -> bool:

@@ -29,7 +29,14 @@ from jaxgru.analysis.ngrams import (
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.evaluation import Losses, memory_curve, recovery, stream_nll, window_loss
+from jaxgru.evaluation import (
+    Losses,
+    memory_curve,
+    random_batch_losses,
+    recovery,
+    stream_nll,
+    window_loss,
+)
 from jaxgru.files import write_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import describe_hardware
@@ -40,6 +47,8 @@ from jaxgru.sampling import generate
 Record = dict[str, Any]
 
 FILE_NAME = "study.json"  # the record in a run folder
+
+RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
 
 TREATMENTS = {
     "stateless": {"stateful": False, "last_token_only": False},
@@ -73,15 +82,18 @@ def evaluate_model(
     dataset: Dataset,
     window: int = 128,
     progress: Callable[[str], None] = lambda _: None,
+    random_batches: bool = False,
 ) -> Record:
     """Measure a model; losses are nats per token on the whole validation split.
 
     Args:
       window: the window of the `windows` loss: the sequence length in training.
       progress: called with the name of each measure before it is computed.
+      random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
+        of 256 tokens. This takes three times as long as all other losses.
 
     Raises:
-      UserError: the validation split has fewer than two tokens.
+      UserError: the validation split has fewer than two tokens, or is too short for such a window.
     """
     tokens = dataset.validation
     progress("one stream")
@@ -97,6 +109,12 @@ def evaluate_model(
     )
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)
+    record: Record = {}
+    if random_batches:
+        progress("random batches")
+        batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
+        error = batches.std(ddof=1) / len(batches) ** 0.5
+        record["random_batches"] = {"mean": float(batches.mean()), "standard_error": float(error)}
     progress("the stateless chain")
     chain = _chain(params, tokenizer, dataset)
     progress("text")
@@ -111,7 +129,7 @@ def evaluate_model(
         "recovery": [float(f"{nats:.5g}") for nats in excess],
         "chain": chain,
         "text": _text(params, tokenizer, dataset),
-    }
+    } | record
 
 
 def save_record(run: Path, record: Record) -> None:

@@ -33,6 +33,11 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--save", action="store_true", help="also write the results into the run folder"
     )
+    parser.add_argument(
+        "--random-batches",
+        action="store_true",
+        help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does",
+    )
     return parser
 
 
@@ -44,6 +49,8 @@ def main() -> None:
     is_file = run is not None and (run.endswith((".safetensors", ".pth")) or os.path.isfile(run))
     if arguments.save and (run is None or is_file):
         parser.error("--save writes into a run folder; give one with --run.")
+    if arguments.random_batches and arguments.ngram is not None:
+        parser.error("--random-batches is for a model; it does not go with --ngram.")
     console = Console(highlight=False)
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -55,7 +62,12 @@ def main() -> None:
     window = config.training.sequence_length
     with console.status("compiling") as status:
         record = state_cost.evaluate_model(
-            params, tokenizer, dataset, window, lambda what: status.update(f"measuring {what}")
+            params,
+            tokenizer,
+            dataset,
+            window,
+            lambda what: status.update(f"measuring {what}"),
+            arguments.random_batches,
         )
     if arguments.save:
         state_cost.save_record(find_run(arguments.run), record)
@@ -77,6 +89,12 @@ def _losses(name: str, window: int, record: state_cost.Record) -> Table:
         (f"windows of {window}, as in training", record["windows"]),
         ("sensitivity: stateless minus one stream", record["sensitivity"]),
     ]
+    if batches := record.get("random_batches"):
+        rows.append((
+            f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW} "
+            f"(± {batches['standard_error']:.4f} nats/token)",
+            batches["mean"],
+        ))  # fmt: skip
     sizes = record["num_tokens"], record["num_characters"]
     return _in_units(name, "state reset to zero", rows, *sizes)
 

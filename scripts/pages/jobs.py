@@ -23,6 +23,9 @@ SEEDS = {
 }
 """The number of seeds, from 0 on, that each config is trained with."""
 
+NANOGPT = ("astra_beta", "astra_gamma")
+"""The configs that are also evaluated as nanoGPT is: with --random-batches."""
+
 VARIANTS = [
     *({"model.dropout": "0", "training.seed": str(seed)} for seed in range(3)),
     {"model.dropout_site": "between"},  # with one layer, there is no such place

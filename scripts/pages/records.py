@@ -88,6 +88,13 @@ class Text(Record):
     sampled: str | None = None
 
 
+class RandomBatches(Record):
+    """The loss on nanoGPT's protocol, nats per token."""
+
+    mean: Number
+    standard_error: Number
+
+
 class Measured(Record):
     """A run's study.json, which `jaxgru.analysis.state_cost` writes; losses in nats per token."""
 
@@ -106,6 +113,7 @@ class Measured(Record):
     date: str
     hardware: str
     commits: list[str] = []
+    random_batches: RandomBatches | None = None
 
     def per_character(self, loss: float) -> float:
         """Convert nats per token to nats per character."""

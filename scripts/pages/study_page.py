@@ -238,6 +238,33 @@ class Page:
         """Return `epoch_table` of a config's runs."""
         return epoch_table(self.of(name), load_published(name))
 
+    def last_five(self) -> list[Row]:
+        """Return a row per config: validation losses of the last five epochs, published and ours.
+
+        The standard error takes the published losses, each of one random batch, as independent.
+        """
+        rows = []
+        for name in self.first:
+            theirs = [loss for run in load_published(name).val_loss for loss in _last(run)]
+            if len(theirs) < 2:
+                continue
+            mean = statistics.mean(theirs)
+            error = statistics.stdev(theirs) / len(theirs) ** 0.5
+            ours = [statistics.mean(_last([epoch.val_loss for epoch in run.epochs]))
+                    for run in self.of(name)]  # fmt: skip
+            rows.append([name, len(theirs), mean_and_range(theirs), f"{error:.4f}",
+                         mean_and_range(ours), f"{statistics.mean(ours) - mean:+.4f}"])  # fmt: skip
+        return rows
+
+    def as_nanogpt(self) -> list[Row]:
+        """Return a row per run that was evaluated on nanoGPT's protocol."""
+        return [
+            [title(run), run.seed, f"{run.parameters:,}",
+             f"{loss.mean:.4f} ± {loss.standard_error:.4f}", f"{minutes(run):.0f}"]
+            for run in self.plain
+            if (loss := run.measured.random_batches)
+        ]  # fmt: skip
+
     def resources(self) -> list[Row]:
         """Return a row per run: steps, speed, minutes and memory."""
         rows = []
@@ -247,16 +274,26 @@ class Page:
             memory = [m for epoch in run.epochs if (m := epoch.peak_memory_mb) is not None]
             rows.append([title(run), run.seed, f"{run.epochs[-1].step:,}",
                          f"{statistics.median(rates):.2f}", f"{min(rates):.2f} … {max(rates):.2f}",
-                         f"{sum(epoch.seconds for epoch in run.epochs) / 60:.1f}",
+                         f"{minutes(run):.1f}",
                          number(max(memory, default=None), spec=",.0f"),
                          run.measured.hardware])  # fmt: skip
         return rows
+
+
+def _last(losses: Sequence[float]) -> list[float]:
+    """Return the last five of the losses that are known."""
+    return [loss for loss in losses if not math.isnan(loss)][-5:]
 
 
 def title(run: Run) -> str:
     """Return the config's name and the changes."""
     changes = (f"{k.removeprefix('model.')} {v}" for k, v in run.changes.items())
     return ", ".join([run.config, *changes])
+
+
+def minutes(run: Run) -> float:
+    """Return the minutes that the run's steps took."""
+    return sum(epoch.seconds for epoch in run.epochs) / 60
 
 
 def number(

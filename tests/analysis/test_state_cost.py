@@ -8,6 +8,7 @@ import re
 from collections import Counter
 
 import jax
+import numpy as np
 import pytest
 from conftest import numpy_gru_losses
 
@@ -46,6 +47,23 @@ def test_losses_are_numpys(measured):
     for every in (2, 64, 1024):
         expected = numpy_gru_losses(params, dataset.validation, every).mean()
         assert curve[every] == pytest.approx(expected, rel=1e-5)
+
+
+def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
+    """Their mean and its standard error; tests/test_evaluation.py checks the losses themselves."""
+    params, dataset, record, _ = measured
+    assert "random_batches" not in record
+    said: list[str] = []
+    losses = np.array([1.0, 2.0, 4.5, 2.5])
+    monkeypatch.setattr(state_cost, "random_batch_losses", lambda *a: losses)
+    monkeypatch.setattr(state_cost, "_text", lambda *a: {})
+    record = state_cost.evaluate_model(
+        params, dataset.tokenizer, dataset, 16, said.append, random_batches=True
+    )
+    assert "random batches" in said
+    # deviations −1.5, −0.5, 2 and 0: a variance of 6.5 / 3
+    expected = {"mean": 2.5, "standard_error": pytest.approx((6.5 / 3 / 4) ** 0.5)}
+    assert record["random_batches"] == expected
 
 
 def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measured):

@@ -61,6 +61,23 @@ def page(tmp_path, *runs):
     return write_page(runs, NGRAMS, tmp_path)
 
 
+def test_the_last_five_epochs_stand_beside_the_published_ones(tmp_path):
+    """Of leviathan, 1.7129, 1.6001, 1.6344, 1.5539 and 1.4981 are published."""
+    losses = [9.0, 1.5, 1.4, 1.6, 1.5, 1.3]  # validation: 0.1 more
+    text = page(tmp_path, run("leviathan", losses=losses), run("leviathan", seed=1, losses=[1.0]))
+    assert ("| leviathan | 5 | 1.5999 (1.4981 … 1.7129) | 0.0364 | 1.3300 (1.1000 … 1.5600) | "
+            "-0.2699 |") in text  # fmt: skip
+    assert "published losses" not in page(tmp_path, run("elman_alpha"))
+
+
+def test_the_loss_on_random_batches_is_that_of_the_record(tmp_path):
+    record = run_json("astra_beta", losses=(1.5,) * 9)  # 20 seconds each
+    assert "nanoGPT's own protocol" not in page(tmp_path, msgspec.convert(record, Run))
+    record["study"]["random_batches"] = {"mean": 1.44444, "standard_error": 0.00053}
+    text = page(tmp_path, msgspec.convert(record, Run))
+    assert "| astra_beta | 0 | 86,913 | 1.4444 ± 0.0005 | 3 |" in text
+
+
 def test_the_numbers_are_the_records(tmp_path):
     text = page(tmp_path, run(seed=7))
     prose = " ".join(text.split())
