@@ -12,6 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
+from jaxgru.config import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
@@ -35,6 +36,9 @@ def main() -> NoReturn:
 
 def _without_command() -> None:
     parser = make_parser()
+    name = sys.argv[1] if len(sys.argv) > 1 else "-"
+    if not name.startswith("-"):
+        parser.error(f"there is no command {name!r}; the nearest is {nearest(name, COMMANDS)}.")
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.error(f"give a command: {', '.join(COMMANDS)}; --help describes them.")

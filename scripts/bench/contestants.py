@@ -34,6 +34,7 @@ from jaxgru.model import round_weights
 from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, spread
 from jaxgru.sampling import draw, filter_logits
 from jaxgru.training import init_state, train_step
+from pages.records import ONE_DEVICE
 
 TEMPERATURE, TOP_K = 0.8, 30
 
@@ -41,7 +42,6 @@ TORCH = ["torch", "torchref"]
 NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
          "haiku": ["haiku"], "nnx": ["flax.nnx"],
          "linen": ["flax.linen"], "equinox": ["equinox"]}  # fmt: skip
-ONE_DEVICE = "-one-device"
 """What contestants import besides jaxgru's own dependencies."""
 
 

@@ -25,10 +25,10 @@ from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.runs.published import load_published
 from pages import benchmark_page
-from pages.benchmark_page import LABELS, ONE, rows
+from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
-from pages.records import BenchmarkRun, Measurement, Study, grouped, load
+from pages.records import ONE_DEVICE, BenchmarkRun, Measurement, Study, grouped, load
 from pages.study_page import FILLED, Page, best_epoch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +116,7 @@ def speeds(records: list[Measurement], runs: dict[str, BenchmarkRun]) -> str:
     times = {config: {row[0]: row[1] for row in rows(same, runs)}
              for config, same in grouped(records, lambda r: r.config).items()}  # fmt: skip
     names = list(dict.fromkeys(name for of_config in times.values() for name in of_config))
-    head = [column(name, any(name.endswith(ONE) for name in names)) for name in names]
+    head = [column(name, any(name.endswith(ONE_DEVICE) for name in names)) for name in names]
     lines = [[config, *(of_config.get(name, "–") for name in names)]
              for config, of_config in times.items()]  # fmt: skip
     return table(["model", *head], lines)
@@ -124,7 +124,7 @@ def speeds(records: list[Measurement], runs: dict[str, BenchmarkRun]) -> str:
 
 def column(contestant: str, ways: bool) -> str:
     """Return a contestant's name and, if there are two ways, whether it splits the batch."""
-    name = contestant.removesuffix(ONE)
+    name = contestant.removesuffix(ONE_DEVICE)
     way = ", one" if name != contestant else ", split" if not name.startswith("torch") else ""
     return LABELS.get(name, name) + way * ways
 

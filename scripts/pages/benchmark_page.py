@@ -12,7 +12,15 @@ from pathlib import Path
 from jaxgru.files import write_text
 from pages.figures import plot_ratios
 from pages.markdown import render, table
-from pages.records import BenchmarkRun, Benchmarks, Measurement, dumps, grouped, load_or
+from pages.records import (
+    ONE_DEVICE,
+    BenchmarkRun,
+    Benchmarks,
+    Measurement,
+    dumps,
+    grouped,
+    load_or,
+)
 
 CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
@@ -153,7 +161,6 @@ def _number(value: float) -> str:
 
 # --- The figures
 
-ONE = "-one-device"
 LABELS = {
     "plain_scan": "plain lax.scan",
     "torchref": "PyTorch loop",
@@ -192,14 +199,14 @@ def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tupl
     order = list(CONTESTANTS).index
     for config, same in grouped(records, lambda r: r.config).items():
         medians = {r.contestant: r.median for r in same}
-        one = "jaxgru" + ONE if "jaxgru" + ONE in medians else "jaxgru"
-        both = any(name.endswith(ONE) for name in medians)
+        one = "jaxgru" + ONE_DEVICE if "jaxgru" + ONE_DEVICE in medians else "jaxgru"
+        both = any(name.endswith(ONE_DEVICE) for name in medians)
         for r in sorted(same, key=lambda r: order(r.contestant)):
             way, base = ("split over cores" if both else ""), "jaxgru"
-            if both and (r.contestant.endswith(ONE) or r.contestant.startswith("torch")):
+            if both and (r.contestant.endswith(ONE_DEVICE) or r.contestant.startswith("torch")):
                 way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one
             if base in medians:
-                name = r.contestant.removesuffix(ONE)
+                name = r.contestant.removesuffix(ONE_DEVICE)
                 times = (r.min, r.median, r.max)
                 found.setdefault(config, {}).setdefault(way, {})[LABELS.get(name, name)] = tuple(
                     time / medians[base] for time in times

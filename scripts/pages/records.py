@@ -28,6 +28,8 @@ MAX_BYTES = 2**23
 Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
 """A finite number. An integer stays an integer, so that rewriting a file does not change it."""
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
+ONE_DEVICE = "-one-device"
+"""The end of a contestant's name: its batch is not split."""
 MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]

@@ -52,7 +52,7 @@ def test_version(run):
     "arguments, says",
     [
         ([], "jaxgru: give a command: train, sample, evaluate, convert, corpus; --help describes"),
-        (["trian"], "jaxgru: argument COMMAND: invalid choice: 'trian' (choose from "),
+        (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
         (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
         (["train"], "jaxgru train: give either --config NAME or --init MODEL"),
         (
