@@ -1,4 +1,4 @@
-"""Convert a model between a run folder, .safetensors (a whole model) and the study's .pth."""
+"""Convert a model between a run folder, .safetensors, .onnx (whole models) and the study's .pth."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
-    is_file = run is not None and (run.endswith((".safetensors", ".pth")) or os.path.isfile(run))
+    is_file = run is not None and (
+        run.endswith((".safetensors", ".onnx", ".pth")) or os.path.isfile(run)
+    )
     if arguments.save and (run is None or is_file):
         parser.error("--save writes into a run folder; give one with --run.")
     if arguments.random_batches and arguments.ngram is not None:

@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
         """Add the options that name a trained or counted model, of which one is required."""
         group = self.add_argument_group("model (one of the first three)")
         model = group.add_mutually_exclusive_group(required=True)
-        model.add_argument("--run", help="run folder, or a .safetensors or .pth file")
+        model.add_argument("--run", help="run folder, or a .safetensors, .onnx or .pth file")
         model.add_argument("--pretrained", metavar="NAME", help="model that ships with jaxgru")
         model.add_argument(
             "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"

@@ -11,24 +11,28 @@ from jaxgru.model import Params
 
 
 def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Load parameters, config and tokenizer from a run folder, a .safetensors or a .pth file.
+    """Load parameters, config and tokenizer from a run folder or a file.
 
-    path may be one version of a run or the folder of its versions. The parameters are the run's
-    result: the best epoch's where training stops early, else the last. A run that is still being
-    trained, or was interrupted, gives those of its newest intact checkpoint; a sentence on stderr
-    names each broken one. Nothing is written. For a .pth, `interop.pth.load_pth` chooses the
-    tokenizer.
+    A file is a .safetensors, an .onnx or a .pth; for a .pth, `interop.pth.load_pth` chooses the
+    tokenizer. A run is one version of it, or the folder of its versions. The parameters are the
+    run's result: the best epoch's where training stops early, else the last. A run that is still
+    being trained, or was interrupted, gives those of its newest intact checkpoint; a sentence on
+    stderr names each broken one. Nothing is written.
 
     Raises:
       RunError: there is no run or no finished checkpoint, or it does not fit its config.
-      InteropError: the .safetensors or .pth file is missing or broken.
+      InteropError: the file is missing or broken.
       TokenizerError: the tokenizer is missing or broken.
       MissingPackage: it needs a package that is not installed: for a run folder, the extra
-        `[train]`.
+        `[train]`; for an .onnx, `[onnx]`.
     """
     path = Path(path)
     if path.suffix == ".safetensors" and not path.is_dir():
         return load_safetensors(path)
+    if path.suffix == ".onnx" and not path.is_dir():
+        from jaxgru.interop.onnx import load_onnx  # needs onnx
+
+        return load_onnx(path)
     if path.suffix == ".pth" and not path.is_dir():
         from jaxgru.interop.pth import load_pth
 

@@ -133,8 +133,9 @@ def _path(model: str) -> Path:
     names = pretrained.pretrained_names()
     if model in names:
         return pretrained.FOLDER / f"{model}.safetensors"
-    if not os.path.exists(model) or Path(model).suffix == ".pth":
-        what = "PyTorch's file" if os.path.exists(model) else "no model"
+    others = {".pth": "PyTorch's file", ".onnx": "an ONNX file"}
+    if not os.path.exists(model) or Path(model).suffix in others:
+        what = others[Path(model).suffix] if os.path.exists(model) else "no model"
         raise UserError(
             f"training cannot start from {model!r}, which is {what}; it must be a run folder, a "
             f".safetensors file, or a pretrained model: {', '.join(names)}."

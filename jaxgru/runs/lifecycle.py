@@ -157,7 +157,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
-    if Path(path).suffix in (".safetensors", ".pth"):
+    if Path(path).suffix in (".safetensors", ".onnx", ".pth"):
         raise folders.RunError(
             f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
