@@ -108,7 +108,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         raise InteropError(f"there is no file {path}.")
     try:
         model = onnx.ModelProto.FromString(read_bytes(Path(path), at_most=MAX_BYTES))
-    except (DecodeError, OSError) as error:
+    except (DecodeError, UnicodeDecodeError, OSError) as error:
         raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
     metadata, stored = _contents(where, model)
     check_metadata(where, metadata)
@@ -350,11 +350,11 @@ def _unpacked(
 
 def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[str, TensorProto]]:
     """Return a model's metadata, and its constants by name."""
-    try:
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        return metadata, {tensor.name: tensor for tensor in model.graph.initializer}
-    except UnicodeDecodeError as error:
-        raise InteropError(f"{where}: a name in it is not UTF-8.") from error
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    for name, text in metadata.items():
+        if not isinstance(text, str):  # protobuf returns bytes where they are not UTF-8
+            raise InteropError(f"{where}: its metadata {shown(name)} are not UTF-8.")
+    return metadata, {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 def _params(

@@ -146,7 +146,8 @@ class TestCompletion:
 
 CORE = """
 import runpy, sys
-for name in ("optax", "orbax", "matplotlib", "rich", "sentencepiece", "shtab", "flax", "torch"):
+for name in ("optax", "orbax", "matplotlib", "rich", "sentencepiece", "shtab", "flax", "torch",
+             "onnx"):
     sys.modules[name] = None  # as if it were not installed
 import jax, jaxgru
 
@@ -154,7 +155,7 @@ x = jax.numpy.ones((2, 3, 4))
 jaxgru.unroll(jaxgru.init_gru(jax.random.key(0), 4, 5), x)
 params, config, tokenizer = jaxgru.load_pretrained("elman_alpha")
 jaxgru.generate(params, jax.random.key(0), jax.numpy.zeros((1, 2), int), 3)
-for path in ("run", "scribe.pth"):
+for path in ("run", "scribe.pth", "scribe.onnx"):
     try:
         jaxgru.load_run(path)
     except ImportError as error:
@@ -163,6 +164,7 @@ for path in ("run", "scribe.pth"):
         print(error, file=sys.stderr)
 for arguments in (
     "convert --pretrained elman_alpha elman.safetensors", "sample --run elman.safetensors",
+    "convert --pretrained elman_alpha elman.onnx",
     "corpus --corpus text.txt", "sample --pretrained scribe_alpha", "sample --run run",
     "sample --pretrained elman_alpha --compare", "evaluate --pretrained elman_alpha",
     "train --config astra_alpha", "--print-completion bash",
@@ -189,8 +191,11 @@ def test_without_the_extras(tmp_path, tiny_run):
     assert lines == [
         needed("orbax", "train"),
         "PyTorch is needed but not installed: pip install torch.",
+        needed("onnx", "onnx"),
         "0 convert --pretrained elman_alpha elman.safetensors",
         "0 sample --run elman.safetensors",
+        f"jaxgru convert: {needed('onnx', 'onnx')}",
+        "2 convert --pretrained elman_alpha elman.onnx",
         "0 corpus --corpus text.txt",
         f"jaxgru sample: {needed('sentencepiece', 'train')}",
         "2 sample --pretrained scribe_alpha",

@@ -1,4 +1,4 @@
-"""scripts/convert.py: from any of the three to the others, and one sentence where it cannot."""
+"""scripts/convert.py: from any format to the others, and one sentence where it cannot."""
 
 from __future__ import annotations
 
@@ -226,8 +226,8 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
         (["nowhere", "x.safetensors"], "there is no nowhere"),
         (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
-        (["m.safetensors", "x.onnx"], "x.onnx must end in .safetensors or .pth"),
-        (["m.safetensors", "x"], "x must end in .safetensors or .pth"),
+        (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
+        (["m.safetensors", "x"], "x must end in .safetensors, .onnx or .pth"),
         (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
         (["m.pth", "x.pth"], "m.pth is already a .pth file"),
         (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
@@ -240,7 +240,7 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
         (["--pretrained", "astra", "x.pth"], "no pretrained model is called 'astra'; there are"),
         (["--pretrained", "astra_alpha"], "OUT"),
-        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors or .pth"),
+        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
         (
             ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
             "--tokenizer is for a .pth; astra_alpha has its own",

@@ -204,9 +204,10 @@ class TestRefusals:
         message = train("--model.hidden-dim", 10, "--data.corpus", "not-read.txt")
         assert f"from {tiny_run}: its model.hidden_dim is 9, and this config's is 10" in message
 
-    @pytest.mark.parametrize("name", ["nothing", "model.pth", "nothing.safetensors"])
+    @pytest.mark.parametrize("name", ["nothing", "model.pth", "model.onnx", "no.safetensors"])
     def test_of_what_is_no_model(self, train, tmp_path, name):
-        (tmp_path / "model.pth").write_bytes(b"")
+        for file in ("model.pth", "model.onnx"):
+            (tmp_path / file).write_bytes(b"")
         message = train(init=name)
         assert f"cannot start from '{name}'" in message and "astra_alpha, astra_beta" in message
 
