@@ -55,7 +55,7 @@ def test_its_metadata(wheel):
     required = metadata.get_all("Requires-Dist")
     core = [name.partition(">")[0] for name in required if "extra ==" not in name]
     assert sorted(core) == ["jax", "jaxtyping", "numpy", "safetensors", "tomli-w"]
-    extras = {"train", "cuda", "corpus", "completion", "docs", "test", "lint"}
+    extras = {"train", "cuda", "corpus", "onnx", "completion", "docs", "test", "lint"}
     assert set(metadata.get_all("Provides-Extra")) >= extras
     assert metadata["Version"] == jaxgru.__version__
     assert entry_points.split() == "[console_scripts] jaxgru = jaxgru.cli.command:main".split()

@@ -51,15 +51,15 @@ from jaxgru.model import HeadParams, LayerNormParams, Params, flatten
 
 with needs("onnx"):
     import onnx
-    from google.protobuf.message import DecodeError  # of protobuf, with which onnx reads files
+    from google.protobuf.message import DecodeError  # onnx depends on protobuf
     from onnx import TensorProto, helper
 
-OPSET, IR_VERSION = 17, 8
+_OPSET, _IR_VERSION = 17, 8
 """The oldest versions with all of these operators: LayerNormalization came with opset 17."""
 
-MAX_BYTES = 2**31 - 1  # in a file: protobuf's limit
+_MAX_BYTES = 2**31 - 1  # in a file: protobuf's limit
 
-KINDS: dict[str, Callable[..., CellParams]] = {
+_KINDS: dict[str, Callable[..., CellParams]] = {
     "gru, reset before": partial(GRUParams, reset="before"),
     "gru, reset after": partial(GRUParams, reset="after"),
     "lstm": LSTMParams,
@@ -68,10 +68,10 @@ KINDS: dict[str, Callable[..., CellParams]] = {
 }
 """The layers that can be exported, as the metadata name them."""
 
-ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": ("",)}
+_ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": ("",)}
 """The order of the gates in ONNX's operators."""
 
-DTYPES: dict[int, np.dtype] = {
+_DTYPES: dict[int, np.dtype] = {
     TensorProto.FLOAT: np.dtype("<f4"),
     TensorProto.DOUBLE: np.dtype("<f8"),
 }
@@ -107,7 +107,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     if not os.path.isfile(path):
         raise InteropError(f"there is no file {path}.")
     try:
-        model = onnx.ModelProto.FromString(read_bytes(Path(path), at_most=MAX_BYTES))
+        model = onnx.ModelProto.FromString(read_bytes(Path(path), at_most=_MAX_BYTES))
     except (DecodeError, UnicodeDecodeError, OSError) as error:
         raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
     metadata, stored = _contents(where, model)
@@ -152,7 +152,7 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         )
     check_dtype("the weights", *dtypes)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    if size > MAX_BYTES:
+    if size > _MAX_BYTES:
         raise InteropError(f"the weights have {size:,} bytes; an ONNX file can have 2 GiB.")
 
     (features, _), (_, H) = _sizes(layers[0]), _sizes(layers[-1])
@@ -227,9 +227,9 @@ class _Graph:
         """Return the model; the same weights always give the same bytes."""
         constants = [onnx.numpy_helper.from_array(c, name) for name, c in self.constants.items()]
         graph = helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, constants)
-        opsets = [helper.make_opsetid("", OPSET)]
+        opsets = [helper.make_opsetid("", _OPSET)]
         model = helper.make_model(
-            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="jaxgru"
+            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="jaxgru"
         )
         helper.set_model_props(model, metadata)
         return model
@@ -242,12 +242,12 @@ def _named(params: Params | tuple[CellParams, ...]) -> dict[str, np.ndarray]:
 
 
 def _kind(p: CellParams) -> str:
-    """Return the layer's name in `KINDS`. Raises InteropError if it has none."""
+    """Return the layer's name in `_KINDS`. Raises InteropError if it has none."""
     kind = next((cell.name for cell in CELLS.values() if cell.params is type(p)), "")
     if isinstance(p, GRUParams):
         check(p)
         kind = f"{kind}, reset {p.reset}"
-    if kind not in KINDS:
+    if kind not in _KINDS:
         raise refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     return kind
 
@@ -311,7 +311,7 @@ def _packed(p: CellParams) -> dict[str, Any]:
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
     p = other_z(p) if isinstance(p, GRUParams) else p
-    order, zeros = ORDER[_cell(p)], np.zeros(_sizes(p)[1], next(iter(vars(p).values())).dtype)
+    order, zeros = _ORDER[_cell(p)], np.zeros(_sizes(p)[1], next(iter(vars(p).values())).dtype)
     gates = {side: [getattr(p, side + gate, zeros) for gate in order] for side in "WUbc"}
     biases = [zeros if bias is None else bias for bias in gates["b"] + gates["c"]]
     return {
@@ -329,7 +329,7 @@ def _unpacked(
     if cell == "mlp":
         W, b = array(f"{at}W"), array(f"{at}b")
         return MLPParams(W=W.transpose(2, 1, 0) if W.ndim == 3 else W, b=b)
-    order = ORDER[cell]
+    order = _ORDER[cell]
     packed = {f"{at}{side}": array(f"{at}{side}") for side in "WRB"}
     (W, R, B), G = packed.values(), len(order)
     E, H = W.shape[-1], R.shape[-1]
@@ -337,7 +337,7 @@ def _unpacked(
     check_shapes(where, {name: w.shape for name, w in packed.items()}, want)
     b, c = np.split(B[0], 2)
     sides = {"W": W[0], "U": R[0], "b": b, "c": c}
-    p = KINDS[kind](
+    p = _KINDS[kind](
         **{
             side + gate: part.T
             for side, weights in sides.items()
@@ -369,8 +369,8 @@ def _params(
     if not (isinstance(kinds, list) and kinds and isinstance(shapes, dict)):
         raise InteropError(f"{where}: its metadata name no layers or no tensors.")
     for kind in kinds:
-        if kind not in list(KINDS):
-            names = "; ".join(KINDS)
+        if kind not in list(_KINDS):
+            names = "; ".join(_KINDS)
             raise InteropError(f"{where}: a layer is {shown(kind)}; it must be one of {names}.")
     array: Callable[[str], Any] = partial(_array, where, stored)
     params = tuple(_unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds))
@@ -394,7 +394,7 @@ def _array(where: str, stored: Mapping[str, TensorProto], name: str) -> Any:
     if name not in stored:
         raise InteropError(f"{where}: the tensor {name} is missing.")
     tensor = stored[name]
-    dtype, shape = DTYPES.get(tensor.data_type), tuple(tensor.dims)
+    dtype, shape = _DTYPES.get(tensor.data_type), tuple(tensor.dims)
     if dtype is None:
         raise InteropError(f"{where}: {name} is neither FLOAT nor DOUBLE.")
     if not 1 <= len(shape) <= 3 or min(shape) < 1:  # the product of a million would take long
