@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "train a model, train it further, or resume a run",
     "sample": "generate text with a trained model",
     "evaluate": "measure what a model loses without its state",
-    "convert": "convert run folders, .safetensors, .onnx and .pth files",
+    "convert": "convert runs, .safetensors, .onnx and .pth files",
     "corpus": "find a corpus, verify it and write it to a file",
 }
 """Each is a module of `jaxgru.cli`, which is imported only if it is chosen."""
