@@ -81,6 +81,24 @@ def _capacity(page: Page) -> Verdict:
     return "supported" if costs == sorted(costs) else "refuted", numbers
 
 
+def _onset(page: Page) -> Verdict:
+    parts, holds = [], True
+    for family in ("astra", "scribe"):
+        runs = [r for n in ("alpha", "beta", "gamma") if (r := page.first.get(f"{family}_{n}"))]
+        best = [min(run.epochs, key=lambda epoch: epoch.val_loss).epoch for run in runs]
+        if len(runs) > 1:
+            planned = [load_config(run.config).training.epochs for run in runs]
+            shares = [epoch / n for epoch, n in zip(best, planned, strict=True)]
+            holds &= shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
+            parts += [f"{r.config} epoch {epoch} of {n}"
+                      for r, epoch, n in zip(runs, best, planned, strict=True)]  # fmt: skip
+    if not parts:
+        return OPEN
+    return ("supported" if holds else "refuted") + ", as far as measured", (
+        "the validation loss is lowest after: " + ", ".join(parts)
+    )
+
+
 def _leviathan(page: Page) -> Verdict:
     log = load_published("leviathan").val_loss[0]
     numbers = f"its own published log improves to epoch {log.index(min(log)) + 1} of {len(log)}"
@@ -134,6 +152,7 @@ CLAIMS: list[tuple[str, Callable[[Page], Verdict]]] = [
     ("Subword models suffer more", _subwords),
     ("The published stateful Scribe samples carry a state", _scribe_sampling),
     ("Sensitivity grows with capacity", _capacity),
+    ("Larger models overfit earlier (late, medium, early)", _onset),
     ("Leviathan is best within 3 epochs", _leviathan),
     ("Deeper and wider is better", _deeper),
     ("Dropout is applied between recurrent layers", _dropout),

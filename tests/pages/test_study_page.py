@@ -142,6 +142,12 @@ def verdict(text, claim):
         ("Sensitivity", [run(cost=1.1), run("astra_beta", cost=1.0)], "refuted"),
         ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.6, 1.5))], "refuted"),
         ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.5, 1.6))], "supported"),
+        # the lowest validation loss: after epoch 3 of 10, and after 3 or 6 of 15
+        ("Larger", [run(), run("astra_beta", losses=(3, 2, 1, 2))],
+         "supported, as far as measured"),
+        ("Larger", [run(), run("astra_beta", losses=(6, 5, 4, 3, 2, 1))],
+         "refuted, as far as measured"),
+        ("Larger", [run()], "not measured yet"),
         ("Deeper", [run(stream=1.6), run("astra_beta", stream=1.5)],
          "supported, as far as measured"),
         ("Deeper", [run(stream=1.4), run("astra_beta", stream=1.5)],
