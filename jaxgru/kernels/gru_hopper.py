@@ -169,28 +169,30 @@ def _run(
             plgpu.barrier_wait(published.at[event])
 
         def fetch(kind, i):
-            if i < blocks:
-                slot = i % SLOTS
-                plgpu.copy_gmem_to_smem(
-                    exchange.at[place(kind, i)], tiles.at[slot], loaded.at[slot]
-                )
+            slot = i % SLOTS
+            plgpu.copy_gmem_to_smem(exchange.at[place(kind, i)], tiles.at[slot], loaded.at[slot])
 
         def product(kind, gate, after=None):
             def multiply(acc):
-                for i in range(blocks):
+                @pl.loop(0, blocks)
+                def _(i):
                     slot = place(kind, i) if alone else i % SLOTS
                     if not alone:
                         plgpu.barrier_wait(loaded.at[slot])
                     U_rows = pl.ds((gate * blocks + i) * BLOCK, BLOCK)
                     plgpu.wgmma(acc, tiles.at[slot], weights.at[mine, U_rows])
-                    if i > 0 and not alone:
+                    if not alone:
                         plgpu.wgmma_wait(1)  # the previous product no longer needs its slot
-                        fetch(kind, i - 1 + SLOTS)
+
+                        @pl.when((i > 0) & (i - 1 + SLOTS < blocks))
+                        def _():
+                            fetch(kind, i - 1 + SLOTS)
+
                 return acc[...]
 
             if after is not None:
                 wait(after)
-            for i in range(0 if alone else SLOTS):
+            for i in range(0 if alone else min(SLOTS, blocks)):
                 fetch(kind, i)
             # JAX imports ACC into this module without declaring it public
             return pl.run_scoped(multiply, plgpu.ACC(tile))  # pyright: ignore[reportPrivateImportUsage]
