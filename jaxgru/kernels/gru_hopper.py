@@ -15,6 +15,8 @@ H/64 blocks writes them to global memory, which is cached in L2, and reads them 
 time: at H = 512, U fills 192 of a block's 227 KB, which leaves no room for a whole h (64 KB). The
 order is that of Mosaic's collective matmul: a block waits for its own copy to global memory and
 arrives at the barrier; after the barrier, the blocks copy the data in, by the same engine.
+What a step reads from global memory and writes to it is requested before a wait, and travels during
+the wait.
 
 State, gates and sums are float32. The operands of products are rounded to bfloat16. So does
 `cells.base.dot` if U is bfloat16; if U is float32, this is the only difference.
@@ -34,6 +36,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.nn import sigmoid
 from jax.typing import DTypeLike
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
 from jaxtyping import Array, Float
 
 from jaxgru.cells.base import Gated, Mask, before, outer
@@ -44,6 +48,13 @@ SLOTS = 4  # tiles in flight from global memory; what fits beside U at H = 512
 MAX_CLUSTER = 8  # blocks that every Hopper GPU can place in a cluster
 SHARED_BYTES = 227 * 1024 - 1024  # per block, minus the barriers
 Z, R, N = range(3)  # the order of the gates in a and in U
+# JAX imports ACC into this module without declaring it public
+ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+FENCED = False
+"""Whether a cluster's thread blocks exchange values with fences around their barrier. Mosaic's
+arrive and wait order memory within a thread block, by the letter of the PTX ISA. Between blocks all
+goes through L2 and a copy is complete before its block arrives, so this should suffice; if errors
+differ between equal runs on a GPU, set this first."""
 
 
 def clusters(H: int) -> list[int]:
@@ -96,9 +107,11 @@ class _Warpgroup(NamedTuple):
     """publish(event, (kind, value), …): send values, as bfloat16, to all warpgroups of its rows."""
     wait: Callable[[int], None]
     """wait(event): wait until all of them have published for this event."""
+    fetch: Callable[[Any], None]
+    """fetch(kind): start to copy published values to shared memory, for the next product."""
     product: Callable[..., Array]
-    """product(kind, gate, after): multiply the published values of this kind by its own columns of
-    the gate's U, after waiting for the event `after`, if given. Sums are float32."""
+    """product(kind, gate, plus): multiply the fetched values by its own columns of the gate's U;
+    return `plus` and this product. Sums are float32."""
 
 
 def _run(
@@ -110,6 +123,7 @@ def _run(
     kinds: int,
     cluster: int | None,
     interpret: Any,
+    fenced: bool,
 ) -> tuple[Array, ...]:
     """Run `body` in every warpgroup: the code that the forward and the backward pass share.
 
@@ -123,6 +137,7 @@ def _run(
       kinds: how many kinds of values are published; each has its own space.
       cluster: the number of thread blocks that share H, one of `clusters(H)`; None: the fewest.
       interpret: False, or parameters of Mosaic GPU's interpreter.
+      fenced: whether the thread blocks' exchange has fences; see `FENCED`.
 
     Returns:
       The outputs (T, B, _), then the state after the last step.
@@ -131,13 +146,15 @@ def _run(
     C = cluster or min(clusters(H), default=0)
     if C not in clusters(H):
         raise ValueError(f"H is {H}, in {C} thread blocks; there is a kernel for {clusters(H)}.")
+    fence: Any = _fence if fenced and C > 1 and not interpret else lambda: None
     rows, blocks = -(-B // BLOCK), H // BLOCK
     warpgroups = blocks // C  # in a thread block
     tile = (BLOCK, BLOCK)
     alone = C == 1
 
     def kernel(*refs, weights, tiles, weights_loaded, loaded, published):
-        U_ref, state_in, *refs = refs
+        U_ref, num_tiles, state_in, *refs = refs
+        num_tiles = num_tiles[0]
         ins, outs = refs[: len(inputs)], refs[len(inputs) :]
         state_out, exchange = outs[len(outputs)], outs[-1]  # a single block has no exchange
         row, mine = lax.axis_index("row"), lax.axis_index("warpgroup")
@@ -155,7 +172,7 @@ def _run(
 
         def publish(event, *pairs):
             places = [place(kind, block) for kind, _ in pairs]
-            slots = places if alone else range(len(pairs))
+            slots = places if alone else range(SLOTS - len(pairs), SLOTS)
             for slot, (_, value) in zip(slots, pairs, strict=True):
                 tiles[slot] = value.astype(jnp.bfloat16)
             plgpu.commit_smem()
@@ -163,18 +180,25 @@ def _run(
                 for slot, to in zip(slots, places, strict=True):
                     plgpu.copy_smem_to_gmem(tiles.at[slot], exchange.at[to])
                 plgpu.wait_smem_to_gmem(0)
+                fence()
             plgpu.barrier_arrive(published.at[event])
 
         def wait(event):
             plgpu.barrier_wait(published.at[event])
+            fence()
 
-        def fetch(kind, i):
+        def fetch_tile(kind, i):
             slot = i % SLOTS
             plgpu.copy_gmem_to_smem(exchange.at[place(kind, i)], tiles.at[slot], loaded.at[slot])
 
-        def product(kind, gate, after=None):
+        def fetch(kind):
+            # The last slot stays free for what is published meanwhile
+            for i in range(0 if alone else min(SLOTS - 1, blocks)):
+                fetch_tile(kind, i)
+
+        def product(kind, gate, plus):
             def multiply(acc):
-                @pl.loop(0, blocks)
+                @pl.loop(0, num_tiles)
                 def _(i):
                     slot = place(kind, i) if alone else i % SLOTS
                     if not alone:
@@ -183,19 +207,16 @@ def _run(
                     plgpu.wgmma(acc, tiles.at[slot], weights.at[mine, U_rows])
                     if not alone:
                         plgpu.wgmma_wait(1)  # the previous product no longer needs its slot
+                        pl.when(i + SLOTS - 1 < blocks)(lambda: fetch_tile(kind, i + SLOTS - 1))
 
-                        @pl.when((i > 0) & (i - 1 + SLOTS < blocks))
-                        def _():
-                            fetch(kind, i - 1 + SLOTS)
+            if not interpret:
+                return pl.run_state(multiply)(ACC.init(plus))
 
+            def from_zeros(acc):
+                multiply(acc)
                 return acc[...]
 
-            if after is not None:
-                wait(after)
-            for i in range(0 if alone else min(SLOTS, blocks)):
-                fetch(kind, i)
-            # JAX imports ACC into this module without declaring it public
-            return pl.run_scoped(multiply, plgpu.ACC(tile))  # pyright: ignore[reportPrivateImportUsage]
+            return plus + pl.run_scoped(from_zeros, ACC(tile))  # all that the interpreter has
 
         for i in range(3 * blocks):  # one tile at a time, like all other copies
             U_rows = pl.ds(i * BLOCK, BLOCK)
@@ -203,7 +224,7 @@ def _run(
                 U_ref.at[block, U_rows], weights.at[mine, U_rows], weights_loaded
             )
         plgpu.barrier_wait(weights_loaded)
-        means = _Warpgroup(read, write, publish, wait, product)
+        means = _Warpgroup(read, write, publish, wait, fetch, product)
         write(state_out, 0, body(means, read(state_in, 0), ins, outs[: len(outputs)]))
 
     def split(x):
@@ -214,6 +235,9 @@ def _run(
     def joined(x):
         return x.reshape(len(x), rows * BLOCK, -1)[:, :B]
 
+    # In memory, so that the compiler does not know it: it would unroll the loop over a product's
+    # tiles, and keep their addresses in registers that all else needs
+    num_tiles = jnp.full(1, blocks, jnp.int32)
     shapes = [(T, rows, BLOCK, k, blocks, BLOCK) for k in outputs]
     shapes.append((1, rows, BLOCK, 1, blocks, BLOCK))
     out_type = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -244,7 +268,7 @@ def _run(
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup  # the default from JAX 0.11 on
         ),
-    )(U.astype(jnp.bfloat16), *map(split, (state[None], *inputs)))
+    )(U.astype(jnp.bfloat16), num_tiles, *map(split, (state[None], *inputs)))
     *series, last = map(joined, results[: len(shapes)])
     return *series, last[0]
 
@@ -253,6 +277,13 @@ def _run(
 _load: Callable[..., Array] = partial(plgpu.load, optimized=False)
 if jax.__version_info__ < (0, 11):
     _load = partial(_load, idx=None)
+
+
+@plgpu.inline_mgpu()
+def _fence(_: Any) -> None:
+    """Order what this thread did and what it does next, as the whole cluster sees it."""
+    nothing, text = ir.Type.parse("!llvm.void"), "fence.acq_rel.cluster;"
+    llvm.inline_asm(nothing, [], text, "~{memory}", has_side_effects=True)
 
 
 def _columns(*U: Float[Array, "H H"]) -> Float[Array, "_ _ 64"]:
@@ -275,6 +306,7 @@ def gru_forward(
     *,
     cluster: int | None = None,
     interpret: Any = False,
+    fenced: bool = FENCED,
 ) -> tuple[Float[Array, "T B H"], Float[Array, "T B 2*H"], Float[Array, "T B H"]]:
     """Return the (masked) state after each step, and z, r and n of each step."""
     T = len(a)
@@ -286,18 +318,26 @@ def gru_forward(
         (a, *scale), (h_out, zr_out, n_out) = inputs, outputs
 
         def step(t, h):
-            r = sigmoid(do.read(a, t, part=R) + do.product(t % 2, R, after=0))
+            a_r = do.read(a, t, part=R)
+            do.wait(0)
+            do.fetch(t % 2)
+            r = sigmoid(do.product(t % 2, R, a_r))
+            do.fetch(t % 2)
+            a_z = do.read(a, t, part=Z)
             do.publish(1, (RH, r * h))
-            z = sigmoid(do.read(a, t, part=Z) + do.product(t % 2, Z))
-            n = jnp.tanh(do.read(a, t, part=N) + do.product(RH, N, after=1))
-            h = (1 - z) * h + z * n
-            for x in scale:
-                h = h * do.read(x, t)
-            do.publish(0, ((t + 1) % 2, h))
-            do.write(h_out, t, h)
-            do.write(zr_out, t, z, part=Z)
             do.write(zr_out, t, r, part=R)
+            z = sigmoid(do.product(t % 2, Z, a_z))
+            do.write(zr_out, t, z, part=Z)
+            a_n, scale_t = do.read(a, t, part=N), [do.read(x, t) for x in scale]
+            do.wait(1)
+            do.fetch(RH)
+            n = jnp.tanh(do.product(RH, N, a_n))
+            h = (1 - z) * h + z * n
+            for x in scale_t:
+                h = h * x
+            do.publish(0, ((t + 1) % 2, h))
             do.write(n_out, t, n)
+            do.write(h_out, t, h)
             return h
 
         do.publish(0, (0, h))
@@ -307,7 +347,7 @@ def gru_forward(
 
     U = _columns(*jnp.split(Uzr, 2, axis=1), Un)
     h, zr, n, _ = _run(
-        gru_forward_steps, U, h0, [a, *_scaled(mask)], (1, 2, 1), 3, cluster, interpret
+        gru_forward_steps, U, h0, [a, *_scaled(mask)], (1, 2, 1), 3, cluster, interpret, fenced
     )
     return h, zr, n
 
@@ -323,43 +363,56 @@ def gru_backward(
     *,
     cluster: int | None = None,
     interpret: Any = False,
+    fenced: bool = FENCED,
 ) -> tuple[Float[Array, "B H"], Float[Array, "T B 3*H"]]:
     """Return the gradients of h0 and a, as the backward scan of `cells.gru.RESET_BEFORE`."""
     T = len(n)
     DA_N, DA_R, DA_Z = range(3)  # and 3: da_z of odd steps, for the same reason as h above
 
     def gru_backward_steps(do, dh, inputs, outputs):
-        (dh_out, h_before, zr, n, *scale), (da,) = inputs, outputs
+        (dh_out, h_before, zr, n_in, *scale), (da,) = inputs, outputs
 
-        def step(i, dh):
+        def read(t):
+            """Read what step t begins with: its part of the loss's gradient, the mask, z, n, h."""
+            z, n, h = do.read(zr, t, part=Z), do.read(n_in, t), do.read(h_before, t)
+            return do.read(dh_out, t), [do.read(x, t) for x in scale], z, n, h
+
+        def step(i, loop):
             t = T - 1 - i
-            dh = dh + do.read(dh_out, t)
-            for x in scale:
-                dh = dh * do.read(x, t)
-            z_t, r_t = do.read(zr, t, part=Z), do.read(zr, t, part=R)
-            n_t, h = do.read(n, t), do.read(h_before, t)
-            da_n = dh * z_t * (1 - n_t * n_t)
-            da_z = dh * (n_t - h) * z_t * (1 - z_t)
+            dh, (scale_t, z, n, h) = loop
+            for x in scale_t:
+                dh = dh * x
+            da_n = dh * z * (1 - n * n)
+            da_z = dh * (n - h) * z * (1 - z)
             do.publish(0, (DA_N, da_n), (DA_Z + t % 2, da_z))
-            d_rh = do.product(DA_N, N, after=0)
-            da_r = d_rh * h * r_t * (1 - r_t)
-            do.publish(1, (DA_R, da_r))
-            do.write(da, t, da_z, part=Z)
-            do.write(da, t, da_r, part=R)
             do.write(da, t, da_n, part=N)
-            dh = dh * (1 - z_t) + d_rh * r_t
-            return dh + do.product(DA_Z + t % 2, Z) + do.product(DA_R, R, after=1)
+            do.write(da, t, da_z, part=Z)
+            r = do.read(zr, t, part=R)
+            do.wait(0)
+            do.fetch(DA_N)
+            d_rh = do.product(DA_N, N, jnp.zeros_like(dh))
+            do.fetch(DA_Z + t % 2)
+            da_r = d_rh * h * r * (1 - r)
+            do.publish(1, (DA_R, da_r))
+            do.write(da, t, da_r, part=R)
+            dh = do.product(DA_Z + t % 2, Z, dh * (1 - z) + d_rh * r)
+            from_loss, *before = read(jnp.maximum(t - 1, 0))
+            dh = dh + from_loss * jnp.minimum(t, 1).astype(jnp.float32)  # h0 is not in the loss
+            do.wait(1)
+            do.fetch(DA_R)
+            return do.product(DA_R, R, dh), before
 
-        return lax.fori_loop(0, T, step, dh)
+        from_loss, *last = read(T - 1)
+        return lax.fori_loop(0, T, step, (dh + from_loss, last))[0]
 
     U = _columns(*(U.T for U in (*jnp.split(Uzr, 2, axis=1), Un)))
     series = [dh_out, h_before, zr, n, *_scaled(mask)]
     start = jnp.zeros_like(n[0])
-    da, dh0 = _run(gru_backward_steps, U, start, series, (3,), 4, cluster, interpret)
+    da, dh0 = _run(gru_backward_steps, U, start, series, (3,), 4, cluster, interpret, fenced)
     return dh0, da
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def gru(
     Uzr: Float[Array, "H 2*H"],
     Un: Float[Array, "H H"],
@@ -368,23 +421,27 @@ def gru(
     mask: Mask | None,
     cluster: int | None = None,
     interpret: Any = False,
+    fenced: bool = FENCED,
 ) -> Float[Array, "T B H"]:
     """Compute h of every step by `RESET_BEFORE`, and its gradient, if `supports` allows it."""
-    return _forward(Uzr, Un, h0, a, mask, cluster, interpret)[0]
+    return _forward(Uzr, Un, h0, a, mask, cluster, interpret, fenced)[0]
 
 
-def _forward(Uzr, Un, h0, a, mask, cluster, interpret):
-    h, zr, n = gru_forward(Uzr, Un, h0, a, mask, cluster=cluster, interpret=interpret)
+def _forward(Uzr, Un, h0, a, mask, cluster, interpret, fenced):
+    h, zr, n = gru_forward(
+        Uzr, Un, h0, a, mask, cluster=cluster, interpret=interpret, fenced=fenced
+    )
     return h, (Uzr, Un, h0, h, zr, n, mask)
 
 
-def _backward(cluster, interpret, residuals, dh_out):
+def _backward(cluster, interpret, fenced, residuals, dh_out):
     Uzr, Un, h0, h, zr, n, mask = residuals
     H = h0.shape[-1]
     h_before = before(h0, h)
     dh0, da = gru_backward(
-        Uzr, Un, h_before, zr, n, mask, dh_out, cluster=cluster, interpret=interpret
-    )
+        Uzr, Un, h_before, zr, n, mask, dh_out,
+        cluster=cluster, interpret=interpret, fenced=fenced,
+    )  # fmt: skip
     dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
     dUn = outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
     return dUzr, dUn, dh0, da, None
