@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime
 import gc
+import itertools
 import math
 import os
 import platform
@@ -29,6 +30,7 @@ from rich.table import Table
 from bench.contestants import build, measured, missing, on_cpu, torch_copy, torch_product
 from bench.timing import (
     KINDS,
+    KNOWN_CEILINGS,
     LAYERS,
     MIN_SECONDS,
     PRECISIONS,
@@ -83,19 +85,17 @@ def main() -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured, too
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then exit
     benchmark = Benchmark(arguments, docs, kept)
-    todo: list[tuple[str, Task | LayerTask]] = [
-        (option, task)
-        for option, config in configs.items()
-        for what in arguments.what
-        for task in tasks(config, what)
-    ]
-    todo += [("", task) for task in LAYERS if "layer" in arguments.what]
+    todo: list[tuple[str, Task | LayerTask, str]] = []  # if time runs out, each config has some
+    for what, precision in itertools.product(arguments.what, arguments.precision):
+        for option, config in configs.items():
+            todo += [(option, task, precision) for task in tasks(config, what)]
+        if what == "layer":
+            todo += [("", task, precision) for task in LAYERS]
     compiled = tempfile.TemporaryDirectory()  # torch's cache: empty, as JAX has none
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
     try:
-        for option, task in todo:
-            for precision in arguments.precision:
-                benchmark.measure(option, task, precision)
+        for option, task, precision in todo:
+            benchmark.measure(option, task, precision)
     finally:
         compiled.cleanup()
         if docs and benchmark.data.records:
@@ -125,6 +125,11 @@ def _parse() -> argparse.Namespace:
         "--no-torch-compile",
         action="store_true",
         help="leave out torch.compile, which takes minutes",
+    )
+    parser.add_argument(
+        "--no-ceilings",
+        action="store_true",
+        help="do not measure the machine's ceilings; take those known of the device, if any",
     )
     parser.add_argument("--compile-limit", type=float, default=900, metavar="SECONDS",
                         help="give up torch.compile after this time (%(default)g)")  # fmt: skip
@@ -182,9 +187,15 @@ class Benchmark:
             notes.append(f"XLA_FLAGS was {flags}")
         notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
         hardware = describe_hardware()
+        if arguments.no_ceilings:
+            device = jax.devices()[0].device_kind
+            ceilings = KNOWN_CEILINGS.get(device, {})
+            known = f"those known of an {device}" if ceilings else "unknown"
+            notes.append(f"ceilings were not measured, but are {known}")
+        else:
+            with console.status("the machine's ceiling"):
+                ceilings = self.ceilings()
         console.print(hardware, *notes, sep="\n", markup=False)
-        with console.status("the machine's ceiling"):
-            ceilings = self.ceilings()
         for what, much in ceilings.items():
             console.print(f"ceiling: {benchmark_page.ceiling_text(what, much)}")
         self.run = BenchmarkRun(

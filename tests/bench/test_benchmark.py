@@ -450,6 +450,31 @@ class TestScript:
         ]  # fmt: skip
         assert "| astra_alpha | jaxgru |" in (tmp_path / "here" / "performance.md").read_text()
 
+    def test_ceilings_are_measured_or_known_or_absent(self, monkeypatch, fake, tmp_path, capsys):
+        """And a page says which."""
+        options = ["--configs", "astra_alpha", "--what", "forward", "--only", "jaxgru"]
+        device = jax.devices()[0].device_kind
+        of_device = f"those known of an {device}"
+        for known, says in ({}, "unknown"), ({device: {"float32": 2e9}}, of_device):
+            monkeypatch.setattr(benchmark, "KNOWN_CEILINGS", known)
+            fake(*options, "--docs", says, "--no-ceilings")
+            page = (tmp_path / says / "performance.md").read_text()
+            assert f"ceilings were not measured, but are {says}" in page
+            assert ("Ceiling: float32 product 2 GFLOP/s. torch" in page) == bool(known)
+        fake(*options, "--docs", "measured")
+        page = (tmp_path / "measured" / "performance.md").read_text()
+        assert "Ceiling: float32 product 1 GFLOP/s." in page and "not measured, but" not in page
+
+    def test_configs_take_turns(self, fake, tmp_path):
+        """Whatever the time is enough for, each config has some of it, in the order asked for."""
+        options = ["--what", "forward", "--only", "jaxgru", "--precision", "bfloat16", "float32"]
+        fake("--configs", "astra_beta", "astra_alpha", *options, "--docs", "here")
+        records = json.loads((tmp_path / "here" / "benchmarks.json").read_text())["records"]
+        assert [(r["precision"], r["config"]) for r in records] == [
+            ("bfloat16", "astra_beta"), ("bfloat16", "astra_alpha"),
+            ("float32", "astra_beta"), ("float32", "astra_alpha"),
+        ]  # fmt: skip
+
     def test_failures_are_kept(self, monkeypatch, fake, tmp_path, capsys):
         def build(name, task, precision):
             if name == "nnx":
