@@ -1,0 +1,11 @@
+import preact from "@preact/preset-vite";
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  base: "./", // opens from any folder of any file server
+  plugins: [preact()],
+  server: { fs: { allow: [".."] } }, // the models are those that ship with the Python package
+  worker: { format: "es" },
+  build: { target: "es2022", assetsInlineLimit: 0 },
+  test: { include: ["src/**/*.test.ts"] },
+});
