@@ -6,6 +6,6 @@ export default defineConfig({
   plugins: [preact()],
   server: { fs: { allow: [".."] } }, // the models are those that ship with the Python package
   worker: { format: "es" },
-  build: { target: "es2022", assetsInlineLimit: 0 },
+  build: { target: "es2022", cssTarget: ["chrome123", "firefox120", "safari17.5"], assetsInlineLimit: 0 },
   test: { include: ["src/**/*.test.ts"] },
 });

@@ -1,0 +1,93 @@
+/** What the models say of the text, computed again when the text or the model changes. */
+
+import { computed, effect, signal, untracked } from "@preact/signals";
+import type { Encoded, ModelInfo } from "./engine/types";
+import { analyst, debounce, leftOut, load, newest, report } from "./engines";
+import { at, every, model, RESETS, text, type Reset } from "./view";
+
+/** How much of the text is analysed: what takes a second or two (playground/README.md has the figures). */
+export const ANALYSED = { astra_alpha: 4000, astra_beta: 1000, elman_alpha: 4000 };
+
+export interface Analysed {
+  info: ModelInfo;
+  tokens: Uint8Array;
+  characters: string[];
+  encoded: Encoded;
+}
+
+/** The text as the model reads it. */
+export const analysed = signal<Analysed | null>(null);
+/** Nats of each character but the first, by how often the state is lost, as they become known. */
+export const surprises = signal(new Map<Reset, Float32Array>());
+/** The same by the counted bigram. */
+export const bigram = signal<Float32Array | null>(null);
+
+export const mean = (values: Float32Array) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+/** The character that is looked at, within the text. */
+export const index = computed(() => Math.min(at.value, (analysed.value?.tokens.length ?? 1) - 1));
+
+/** What is left out of the text, in one sentence each. */
+export const notes = computed(() => {
+  const found: string[] = [];
+  if (!analysed.value) return found;
+  const { encoded, tokens } = analysed.value;
+  const limit = ANALYSED[model.value];
+  if (text.value.length > limit) {
+    found.push(
+      `The first ${limit.toLocaleString("en")} of these ${text.value.length.toLocaleString("en")} characters are analysed.`,
+    );
+  }
+  if (encoded.unknown.length) found.push(leftOut(encoded));
+  if (tokens.length < 2) found.push("Type or paste at least two characters that the models know.");
+  return found;
+});
+
+let generation = 0;
+
+async function analyse(): Promise<void> {
+  const mine = ++generation;
+  const name = model.value;
+  const info = await load(name);
+  const encoded = await analyst.encode(name, text.value.slice(0, ANALYSED[name]));
+  if (mine !== generation) return;
+  const { tokens } = encoded;
+  const characters = Array.from(tokens, (token) => info.vocabulary[token]);
+  surprises.value = new Map();
+  bigram.value = null;
+  analysed.value = { info, tokens, characters, encoded };
+  if (tokens.length < 2) return;
+  const wanted = untracked(() => every.value);
+  for (const reset of new Set([null, wanted, ...RESETS])) {
+    const nats = await analyst.surprise(name, tokens, reset);
+    if (mine !== generation) return;
+    surprises.value = new Map(surprises.value).set(reset, nats);
+    if (bigram.value === null) {
+      const counted = await analyst.bigramSurprise(tokens);
+      if (mine !== generation) return;
+      bigram.value = counted;
+    }
+  }
+}
+
+/** Start to analyse: at once, then whenever the text or the model changes. */
+export function startAnalysis(): void {
+  const run = () => void analyse().catch(report);
+  const later = debounce(200, run);
+  let first = true;
+  effect(() => {
+    model.value, text.value;
+    if (first) run();
+    else later();
+    first = false;
+  });
+}
+
+/** Compute with `compute` whenever what it reads changes; what `use` gets is in order. */
+export function follow<R>(reads: () => unknown, compute: (given: Analysed) => Promise<R>, use: (result: R) => void): () => void {
+  const run = newest(compute, use);
+  return effect(() => {
+    reads();
+    if (analysed.value && analysed.value.tokens.length > 1) void run(analysed.value);
+  });
+}

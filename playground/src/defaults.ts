@@ -1,0 +1,33 @@
+/** What the fields hold at first. */
+
+/** The study's prompt. */
+export const PROMPT = "ROMEO: ";
+
+/** From The Tempest, act I, scene 2: of the corpus's last tenth, which the models were not trained on. */
+export const PASSAGE = `PROSPERO:
+Be collected:
+No more amazement: tell your piteous heart
+There's no harm done.
+
+MIRANDA:
+O, woe the day!
+
+PROSPERO:
+No harm.
+I have done nothing but in care of thee,
+Of thee, my dear one, thee, my daughter, who
+Art ignorant of what thou art, nought knowing
+Of whence I am, nor that I am more better
+Than Prospero, master of a full poor cell,
+And thy no greater father.
+
+MIRANDA:
+More to know
+Did never meddle with my thoughts.
+
+PROSPERO:
+'Tis time
+I should inform thee farther. Lend thy hand,
+And pluck my magic garment from me. So:
+Lie there, my art. Wipe thou thine eyes; have comfort.
+`;

@@ -1,0 +1,42 @@
+/** Read the link, show the page, write the first text, and then load the rest. */
+
+import { effect } from "@preact/signals";
+import { render } from "preact";
+import { startAnalysis } from "./analysis";
+import { App, unused } from "./app";
+import { loadAll, report } from "./engines";
+import { startContinuing } from "./panels/state";
+import { startWriters } from "./panels/writers";
+import { watchScreen } from "./screen";
+import { panel, readView, writeView } from "./view";
+import "./style.css";
+
+/** Milliseconds between two changes of the URL; browsers refuse more than 100 in 30 seconds. */
+const URL_PAUSE = 500;
+
+function keepUrl(): void {
+  let timer = 0;
+  effect(() => {
+    writeView();
+    timer ||= window.setTimeout(() => {
+      timer = 0;
+      const view = writeView();
+      history.replaceState(null, "", view ? `#${view}` : location.pathname + location.search);
+    }, URL_PAUSE);
+  });
+  addEventListener("hashchange", () => location.reload()); // another link was opened in this tab
+}
+
+unused.value = readView(location.hash.slice(1));
+const opened = panel.value;
+render(<App />, document.getElementById("app")!);
+if (opened !== "writers") document.getElementById(opened)!.scrollIntoView({ behavior: "instant" });
+watchScreen();
+keepUrl();
+startWriters()
+  .then(() => {
+    startAnalysis();
+    startContinuing();
+    return loadAll();
+  })
+  .catch(report);

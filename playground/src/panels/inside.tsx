@@ -1,0 +1,196 @@
+/** Panel 3: the units of the state: one over the text, all of them over time. */
+
+import { computed, signal } from "@preact/signals";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import { analysed, follow, index, type Analysed } from "../analysis";
+import type { UnitInfo } from "../engine/types";
+import { analyst } from "../engines";
+import { Letters, quote } from "../letters";
+import { dark, near } from "../screen";
+import { at, unit } from "../view";
+import { Field, Legend, Panel, ready } from "./parts";
+
+/** Pixels per character of the heat map, and its least height. */
+const CHARACTER = 4;
+const HEIGHT = 256;
+
+interface Inside {
+  of: Analysed;
+  /** (characters, units), row by row. */
+  states: Float32Array;
+  units: UnitInfo[];
+}
+
+const inside = signal<Inside | null>(null);
+
+follow(
+  () => near.inside.value,
+  async (of) => {
+    if (!near.inside.value || inside.value?.of === of) return inside.value;
+    const { name } = of.info;
+    return { of, states: await analyst.states(name, of.tokens, null), units: await analyst.units(name) };
+  },
+  (found) => (inside.value = found),
+);
+
+/** Those of the text that is shown. */
+const current = computed(() => (inside.value?.of === analysed.value ? inside.value : null));
+const numUnits = computed(() => (analysed.value ? analysed.value.info.hiddenDim * analysed.value.info.numLayers : 1));
+const chosen = computed(() => Math.min(unit.value, numUnits.value - 1));
+
+/** The unit's values, relative to the largest. */
+const tints = computed(() => {
+  if (!current.value) return undefined;
+  const { states, of } = current.value;
+  const values = Float32Array.from(of.tokens, (_, t) => states[t * numUnits.value + chosen.value]);
+  const largest = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-6);
+  return values.map((value) => value / largest);
+});
+
+function describe(i: number, j: number): string {
+  if (!current.value) return "…";
+  const { states, of } = current.value;
+  const layer = of.info.numLayers > 1 ? ` (layer ${1 + Math.floor(j / of.info.hiddenDim)})` : "";
+  return `After ${quote(of.characters[i])}, unit ${j}${layer} is ${states[i * numUnits.value + j].toFixed(2)}.`;
+}
+
+const description = computed(() => (ready.value ? describe(index.value, chosen.value) : ""));
+/** The same for the point of the heat map that the pointer is over. */
+const pointed = signal("");
+
+/** The colours of the legend, from −1 to 1 in 255 steps, for pixels. */
+function colours(legend: Element): Uint32Array {
+  const [low, zero, high] = Array.from(legend.children, (part) =>
+    getComputedStyle(part).backgroundColor.match(/[\d.]+/g)!.slice(0, 3).map(Number),
+  );
+  return Uint32Array.from({ length: 255 }, (_, i) => {
+    const part = Math.abs(i - 127) / 127;
+    const [r, g, b] = zero.map((from, c) => Math.round(from + part * ((i < 127 ? low : high)[c] - from)));
+    return (255 << 24) | (b << 16) | (g << 8) | r;
+  });
+}
+
+function HeatMap() {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const probe = useRef<HTMLDivElement>(null);
+  const box = useRef<HTMLDivElement>(null);
+  const { states, of } = current.value!;
+  const [T, U] = [of.tokens.length, numUnits.value];
+  const night = dark.value;
+
+  useLayoutEffect(() => {
+    const palette = colours(probe.current!);
+    const image = new ImageData(T, U);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let t = 0; t < T; t++) {
+      for (let j = 0; j < U; j++) {
+        const value = Math.max(-1, Math.min(1, states[t * U + j]));
+        pixels[j * T + t] = palette[127 + Math.round(127 * value)];
+      }
+    }
+    canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
+  }, [states, T, U, night]);
+
+  useLayoutEffect(() => {
+    const { scrollLeft, clientWidth } = box.current!;
+    const left = index.value * CHARACTER;
+    if (left < scrollLeft || left > scrollLeft + clientWidth - CHARACTER) {
+      box.current!.scrollLeft = left - clientWidth / 2;
+    }
+  }, [index.value]);
+
+  /** The character and the unit under the pointer. */
+  function under(event: PointerEvent): [i: number, j: number] {
+    const { width, height } = canvas.current!.getBoundingClientRect();
+    const clamp = (part: number, size: number) => Math.max(0, Math.min(size - 1, Math.floor(part * size)));
+    return [clamp(event.offsetX / width, T), clamp(event.offsetY / height, U)];
+  }
+
+  function move(event: KeyboardEvent): void {
+    const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
+    if (!right && !down) return;
+    event.preventDefault();
+    at.value = Math.max(0, Math.min(T - 1, index.value + right));
+    unit.value = Math.max(0, Math.min(U - 1, chosen.value + down));
+  }
+
+  const height = Math.max(HEIGHT, U);
+  return (
+    <>
+      <div ref={box} class="map">
+        <div class="sheet" style={{ width: `${T * CHARACTER}px`, height: `${height}px` }}>
+          <canvas
+            ref={canvas}
+            width={T}
+            height={U}
+            tabIndex={0}
+            role="application"
+            aria-roledescription="heat map"
+            aria-label="The state over time: left and right move along the characters, up and down along the units."
+            onPointerDown={(event) => ([at.value, unit.value] = under(event))}
+            onPointerMove={(event) => (pointed.value = describe(...under(event)))}
+            onPointerLeave={() => (pointed.value = "")}
+            onKeyDown={move}
+          />
+          <div class="line" style={{ left: `${index.value * CHARACTER}px`, width: `${CHARACTER}px`, height: "100%" }} />
+          <div class="line" style={{ top: `${(chosen.value * height) / U}px`, width: "100%", height: `${height / U}px` }} />
+        </div>
+      </div>
+      <div ref={probe} class="probe" aria-hidden="true"><i /><i /><i /></div>
+    </>
+  );
+}
+
+function UnitButton({ found }: { found: UnitInfo }) {
+  return (
+    <button type="button" aria-pressed={chosen.value === found.unit} onClick={() => (unit.value = found.unit)}>
+      {found.unit}: {found.follows} <span>({found.correlation.toFixed(2)})</span>
+    </button>
+  );
+}
+
+export function Inside() {
+  return (
+    <Panel name="inside" title="Inside">
+      <p>
+        The state is a vector of {numUnits} numbers, its units, and some of them follow something that a
+        reader would name. Choose one of those, with its correlation over text that the model was not
+        trained on, or any other by its number; the text shows that unit after each character, and the heat map shows all of
+        them, one row per unit.
+      </p>
+      {ready.value && (
+        <>
+          <div class="units" role="group" aria-label="Units by what they follow">
+            {current.value?.units.map((found) => <UnitButton key={`${found.unit} ${found.follows}`} found={found} />)}
+          </div>
+          <div class="controls">
+            <Field label={`Unit, 0 to ${numUnits.value - 1}`}>
+              <input
+                type="number"
+                min={0}
+                max={numUnits.value - 1}
+                value={chosen.value}
+                onInput={(event) => {
+                  const value = event.currentTarget.valueAsNumber;
+                  if (Number.isInteger(value) && value >= 0 && value < numUnits.value) unit.value = value;
+                }}
+              />
+            </Field>
+          </div>
+          <p class="readout" aria-live="polite">{description}</p>
+          <Letters
+            kind="unit"
+            label={`The text, tinted by unit ${chosen.value}`}
+            characters={analysed.value!.characters}
+            tints={tints.value}
+            description={description.value}
+          />
+          <Legend kind="unit" low="negative" high="positive" />
+          <h3>The state over time</h3>
+          <p class="readout">{pointed.value || description.value}</p>
+          {current.value ? <HeatMap /> : <div class="map" />}
+        </>
+      )}
+    </Panel>
+  );
+}

@@ -1,0 +1,138 @@
+/** Panel 5: the state as text, to be copied and pasted. */
+
+import { computed, effect, signal } from "@preact/signals";
+import type { ModelInfo, Writing } from "../engine/types";
+import { load, newest, report, writer } from "../engines";
+import { packWriting, unpackWriting } from "../state_text";
+import {
+  continued, draft, model, seed, STATE_LIMIT, stateText, temperature, TEXT_LIMIT, topK, WRITTEN_LIMIT,
+} from "../view";
+import { Panel } from "./parts";
+import { promptTokens } from "./writers";
+
+/** Characters per press of a button. */
+const MORE = 100;
+
+const note = signal("");
+const copied = signal("");
+const problem = signal("");
+const continuation = signal("");
+
+const options = () => ({ temperature: temperature.value, topK: topK.value, resetEvery: null });
+const asText = (info: ModelInfo, tokens: Iterable<number>) =>
+  Array.from(tokens, (token) => info.vocabulary[token]).join("");
+
+/** Read the text. Draws are counted by its length, so that a text and its state continue alike. */
+async function readDraft(): Promise<{ info: ModelInfo; writing: Writing }> {
+  const info = await load(model.value);
+  const first = await promptTokens(info, draft.value);
+  note.value = first.note;
+  const writing = await writer.start(info.name, first.tokens, seed.value, null);
+  return { info, writing: { ...writing, draws: first.tokens.length } };
+}
+
+async function writeOn(): Promise<void> {
+  const { info, writing } = await readDraft();
+  const { tokens } = await writer.write(info.name, writing, MORE, options());
+  draft.value = (draft.value + asText(info, tokens)).slice(0, TEXT_LIMIT);
+}
+
+async function copy(): Promise<void> {
+  const { info, writing } = await readDraft();
+  stateText.value = packWriting(info, writing);
+  continued.value = 0;
+  try {
+    await navigator.clipboard.writeText(stateText.value);
+    copied.value = "The state is in the clipboard, and in the field below.";
+  } catch {
+    copied.value = "The state is in the field below.";
+  }
+}
+
+const carryOn = newest(
+  async (text: string, count: number) => {
+    if (!text.trim() || !count) return ["", ""];
+    const info = await load(model.value);
+    try {
+      const writing = unpackWriting(info, text);
+      return [asText(info, (await writer.write(info.name, writing, count, options())).tokens), ""];
+    } catch (error) {
+      return ["", (error as Error).message];
+    }
+  },
+  ([text, sentence]) => ([continuation.value, problem.value] = [text, sentence]),
+);
+
+/** Show the continuation whenever the state or the number of its characters changes. */
+export function startContinuing(): void {
+  effect(() => {
+    model.value, options();
+    void carryOn(stateText.value, continued.value);
+  });
+}
+
+const size = computed(() => stateText.value.length.toLocaleString("en"));
+
+export function State() {
+  return (
+    <Panel name="state" title="Copy the state">
+      <p>
+        What the model knows of a text is in its state alone. Copy it, type on or delete the text, and paste
+        it back, here, later or on another machine: the model continues where it was.
+      </p>
+      <div class="pair">
+        <div class="column">
+          <label class="field wide">
+            <span>Text</span>
+            <textarea
+              rows={8}
+              value={draft.value}
+              maxLength={TEXT_LIMIT}
+              spellcheck={false}
+              onInput={(event) => ([draft.value, copied.value] = [event.currentTarget.value, ""])}
+            />
+          </label>
+          <div class="buttons">
+            <button type="button" onClick={() => void writeOn().catch(report)}>Write {MORE} characters</button>
+            <button type="button" onClick={() => void copy().catch(report)}>Copy the state</button>
+          </div>
+          <div role="status">
+            {note.value && <p class="note">{note}</p>}
+            {copied.value && <p class="small">{copied}</p>}
+          </div>
+        </div>
+        <div class="column">
+          <label class="field wide">
+            <span>State{stateText.value && ` (${size.value} characters)`}</span>
+            <textarea
+              class="state"
+              rows={8}
+              value={stateText.value}
+              maxLength={STATE_LIMIT}
+              spellcheck={false}
+              onInput={(event) => ([stateText.value, continued.value] = [event.currentTarget.value, 0])}
+            />
+          </label>
+          <div class="buttons">
+            <button
+              type="button"
+              disabled={!stateText.value.trim() || continued.value >= WRITTEN_LIMIT}
+              onClick={() => (continued.value += MORE)}
+            >
+              Continue from the state
+            </button>
+          </div>
+          <p class="note" role="status">{problem}</p>
+        </div>
+      </div>
+      {continuation.value && (
+        <>
+          <h3>What follows from the state</h3>
+          <pre class="written" tabIndex={0} role="group" aria-label="Text that follows from the state">
+            {continuation}
+          </pre>
+        </>
+      )}
+    </Panel>
+  );
+}

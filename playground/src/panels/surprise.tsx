@@ -1,0 +1,117 @@
+/** Panel 2: what each character of a text costs, with the state and without. */
+
+import { computed, signal } from "@preact/signals";
+import { analysed, bigram, index, mean, surprises } from "../analysis";
+import { MemoryCurve } from "../curve";
+import { Letters, quote, scrollBoth } from "../letters";
+import { every, inWords, text, TEXT_LIMIT, type Reset } from "../view";
+import { Column, Legend, Notes, Panel, ready } from "./parts";
+
+/** Nats that have the strongest tint. */
+const STRONGEST = 6;
+
+/** Characters of a longer text that was pasted: the field keeps its beginning. */
+const pasted = signal(0);
+
+/** Tints of all characters; the first costs nothing, as it is given. */
+function tints(nats: Float32Array | undefined): Float32Array | undefined {
+  if (!nats) return undefined;
+  const found = new Float32Array(nats.length + 1);
+  for (let i = 0; i < nats.length; i++) found[i + 1] = Math.min(1, nats[i] / STRONGEST);
+  return found;
+}
+
+const kept = computed(() => surprises.value.get(null));
+const lost = computed(() => surprises.value.get(every.value));
+const keptTints = computed(() => tints(kept.value));
+const lostTints = computed(() => tints(lost.value));
+
+/** The character that is looked at, and what it costs each of the two, and on average up to there. */
+const description = computed(() => {
+  if (!ready.value) return "";
+  const i = index.value;
+  const character = quote(analysed.value!.characters[i]);
+  if (i === 0) return `${character} is the first character: it is given.`;
+  const costs = (nats?: Float32Array) =>
+    nats ? `${nats[i - 1].toFixed(2)} nats (${mean(nats.subarray(0, i)).toFixed(2)} per character so far)` : "…";
+  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} on the right.`;
+});
+
+function Mean({ nats }: { nats: Float32Array | undefined }) {
+  return (
+    <p class="figure">
+      {nats ? mean(nats).toFixed(3) : "…"} <span>nats per character</span>
+    </p>
+  );
+}
+
+export function Surprise() {
+  return (
+    <Panel name="surprise" title="Surprise">
+      <p>
+        The model predicts each character from those before it, and the rarer it thought the character that
+        comes, the more that character costs: −ln of its probability, in nats. Type or paste a text and
+        compare the costs with the state and without it; the panels below show the same text.
+      </p>
+      <label class="field wide">
+        <span>Text</span>
+        <textarea
+          rows={6}
+          value={text.value}
+          maxLength={TEXT_LIMIT}
+          spellcheck={false}
+          onPaste={(event) => {
+            const { length } = event.clipboardData?.getData("text/plain") ?? "";
+            pasted.value = length > TEXT_LIMIT ? length : 0;
+          }}
+          onInput={(event) => (text.value = event.currentTarget.value)}
+        />
+      </label>
+      {pasted.value > 0 && (
+        <p class="note" role="status">
+          The field takes {TEXT_LIMIT.toLocaleString("en")} characters: of the{" "}
+          {pasted.value.toLocaleString("en")} that were pasted, it keeps the first.
+        </p>
+      )}
+      <Notes />
+      {ready.value && (
+        <>
+          <p class="readout">{description}</p>
+          <div class="pair" onScrollCapture={scrollBoth}>
+            <Column title="With its state">
+              <Letters
+                kind="surprise"
+                label="What each character costs with the state"
+                characters={analysed.value!.characters}
+                tints={keptTints.value}
+                description={description.value}
+              />
+              <Mean nats={kept.value} />
+            </Column>
+            <Column title={`State lost ${inWords(every.value)}`}>
+              <Letters
+                kind="surprise"
+                label="What each character costs when the state is lost"
+                characters={analysed.value!.characters}
+                tints={lostTints.value}
+                description={description.value}
+              />
+              <Mean nats={lost.value} />
+            </Column>
+          </div>
+          <Legend kind="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
+          <h3>The memory curve of this text</h3>
+          <MemoryCurve
+            means={means.value}
+            bigram={bigram.value && mean(bigram.value)}
+            selected={every.value}
+          />
+        </>
+      )}
+    </Panel>
+  );
+}
+
+const means = computed(
+  () => new Map<Reset, number>(Array.from(surprises.value, ([reset, nats]) => [reset, mean(nats)])),
+);
