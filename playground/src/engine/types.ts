@@ -1,6 +1,10 @@
 /**
  * What the page asks of the models. The engine runs in a worker; each call is a pure function of its
  * arguments, and the state is an argument and a result, as in jaxgru.
+ *
+ * A call that can take long has a `slot`, any name. A newer call with the same slot ends it: its promise is
+ * then rejected with an error whose name is "AbortError". All other errors are for the reader, one sentence
+ * each, in `message`.
  */
 
 export type ModelName = "astra_alpha" | "astra_beta" | "elman_alpha";
@@ -64,20 +68,20 @@ export interface Engine {
   load(name: ModelName): Promise<ModelInfo>;
   encode(name: ModelName, text: string): Promise<Encoded>;
   /** Read all of the prompt but its last token, which is drawn on by `write`. */
-  start(name: ModelName, tokens: Uint8Array, seed: number, resetEvery: number | null, carry?: Carry): Promise<Writing>;
+  start(name: ModelName, tokens: Uint8Array, seed: number, resetEvery: number | null, carry?: Carry, slot?: string): Promise<Writing>;
   /** Write `n` tokens, and return them with what comes next: n and n more are the same as 2·n. */
   write(name: ModelName, writing: Writing, n: number, options: SamplingOptions): Promise<{ tokens: Uint8Array; writing: Writing }>;
   /** Nats of each token but the first, given those before it since the last reset. (T − 1,) */
-  surprise(name: ModelName, tokens: Uint8Array, resetEvery: number | null): Promise<Float32Array>;
-  /** The same by the counted bigram of the training text. */
+  surprise(name: ModelName, tokens: Uint8Array, resetEvery: number | null, slot?: string): Promise<Float32Array>;
+  /** The same by the bigram counted in the training text (smoothed: no character is impossible). */
   bigramSurprise(tokens: Uint8Array): Promise<Float32Array>;
   /** Mean nats per token for each number of tokens between two resets; called back as each is ready. */
-  memoryCurve(name: ModelName, tokens: Uint8Array, resets: (number | null)[], onPoint: (reset: number | null, nats: number) => void): Promise<void>;
+  memoryCurve(name: ModelName, tokens: Uint8Array, resets: (number | null)[], onPoint: (reset: number | null, nats: number) => void, slot?: string): Promise<void>;
   /** The states after each token: (T, units of all layers), row by row. */
-  states(name: ModelName, tokens: Uint8Array, resetEvery: number | null): Promise<Float32Array>;
+  states(name: ModelName, tokens: Uint8Array, resetEvery: number | null, slot?: string): Promise<Float32Array>;
   units(name: ModelName): Promise<UnitInfo[]>;
   /** Norm of the gradient of token `at`'s nats with respect to the embedding of each token before it. (at,) */
-  reach(name: ModelName, tokens: Uint8Array, at: number, resetEvery: number | null): Promise<Float32Array>;
+  reach(name: ModelName, tokens: Uint8Array, at: number, resetEvery: number | null, slot?: string): Promise<Float32Array>;
   /** The state after all tokens. */
-  read(name: ModelName, tokens: Uint8Array, resetEvery: number | null, carry?: Carry): Promise<Carry>;
+  read(name: ModelName, tokens: Uint8Array, resetEvery: number | null, carry?: Carry, slot?: string): Promise<Carry>;
 }
