@@ -2,7 +2,7 @@
 
 import { computed, effect, signal, untracked } from "@preact/signals";
 import type { Encoded, ModelInfo } from "./engine/types";
-import { analyst, debounce, leftOut, load, newest, report } from "./engines";
+import { debounce, engine, leftOut, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
 
 /** How much of the text is analysed: what takes a second or two (playground/README.md has the figures). */
@@ -48,8 +48,8 @@ let generation = 0;
 async function analyse(): Promise<void> {
   const mine = ++generation;
   const name = model.value;
-  const info = await load(name);
-  const encoded = await analyst.encode(name, text.value.slice(0, ANALYSED[name]));
+  const info = await engine.load(name);
+  const encoded = await engine.encode(name, text.value.slice(0, ANALYSED[name]));
   if (mine !== generation) return;
   const { tokens } = encoded;
   const characters = Array.from(tokens, (token) => info.vocabulary[token]);
@@ -59,11 +59,11 @@ async function analyse(): Promise<void> {
   if (tokens.length < 2) return;
   const wanted = untracked(() => every.value);
   for (const reset of new Set([null, wanted, ...RESETS])) {
-    const nats = await analyst.surprise(name, tokens, reset);
+    const nats = await engine.surprise(name, tokens, reset, "surprise");
     if (mine !== generation) return;
     surprises.value = new Map(surprises.value).set(reset, nats);
     if (bigram.value === null) {
-      const counted = await analyst.bigramSurprise(tokens);
+      const counted = await engine.bigramSurprise(tokens);
       if (mine !== generation) return;
       bigram.value = counted;
     }

@@ -1,7 +1,7 @@
 /** The page: what all panels share, and the panels. */
 
 import { signal } from "@preact/signals";
-import { failure } from "./engines";
+import { failure } from "./models";
 import type { ModelName } from "./engine/types";
 import { Inside } from "./panels/inside";
 import { Reach } from "./panels/reach";

@@ -4,7 +4,7 @@ import { effect } from "@preact/signals";
 import { render } from "preact";
 import { startAnalysis } from "./analysis";
 import { App, unused } from "./app";
-import { loadAll, report } from "./engines";
+import { loadAll, report } from "./models";
 import { startContinuing } from "./panels/state";
 import { startWriters } from "./panels/writers";
 import { watchScreen } from "./screen";

@@ -4,7 +4,7 @@ import { computed, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { analysed, follow, index, type Analysed } from "../analysis";
 import type { UnitInfo } from "../engine/types";
-import { analyst } from "../engines";
+import { engine } from "../models";
 import { Letters, quote } from "../letters";
 import { dark, near } from "../screen";
 import { at, unit } from "../view";
@@ -28,7 +28,7 @@ follow(
   async (of) => {
     if (!near.inside.value || inside.value?.of === of) return inside.value;
     const { name } = of.info;
-    return { of, states: await analyst.states(name, of.tokens, null), units: await analyst.units(name) };
+    return { of, states: await engine.states(name, of.tokens, null), units: await engine.units(name) };
   },
   (found) => (inside.value = found),
 );
@@ -141,11 +141,28 @@ function HeatMap() {
   );
 }
 
-function UnitButton({ found }: { found: UnitInfo }) {
+/** The units by what they follow, the closest first. */
+function Units({ units }: { units: UnitInfo[] }) {
   return (
-    <button type="button" aria-pressed={chosen.value === found.unit} onClick={() => (unit.value = found.unit)}>
-      {found.unit}: {found.follows} <span>({found.correlation.toFixed(2)})</span>
-    </button>
+    <dl class="units">
+      {[...new Set(units.map(({ follows }) => follows))].map((follows) => (
+        <div key={follows}>
+          <dt>{follows}</dt>
+          {units.filter((found) => found.follows === follows).map((found) => (
+            <dd key={found.unit}>
+              <button
+                type="button"
+                aria-pressed={chosen.value === found.unit}
+                aria-label={`Unit ${found.unit}: ${follows}, correlation ${found.correlation.toFixed(2)}`}
+                onClick={() => (unit.value = found.unit)}
+              >
+                {found.unit} <small>({found.correlation.toFixed(2)})</small>
+              </button>
+            </dd>
+          ))}
+        </div>
+      ))}
+    </dl>
   );
 }
 
@@ -160,9 +177,7 @@ export function Inside() {
       </p>
       {ready.value && (
         <>
-          <div class="units" role="group" aria-label="Units by what they follow">
-            {current.value?.units.map((found) => <UnitButton key={`${found.unit} ${found.follows}`} found={found} />)}
-          </div>
+          {current.value && <Units units={current.value.units} />}
           <div class="controls">
             <Field label={`Unit, 0 to ${numUnits.value - 1}`}>
               <input

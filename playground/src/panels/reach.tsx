@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { analysed, follow, index, type Analysed } from "../analysis";
-import { analyst } from "../engines";
+import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
 import { every, inWords } from "../view";
@@ -30,7 +30,7 @@ follow(
     const tokens = of.tokens.slice(start, at + 1);
     const norms = [];
     for (const reset of [null, every.value]) {
-      norms.push(at ? await analyst.reach(of.info.name, tokens, at - start, reset) : new Float32Array());
+      norms.push(at ? await engine.reach(of.info.name, tokens, at - start, reset) : new Float32Array());
     }
     return { of, at, start, norms };
   },

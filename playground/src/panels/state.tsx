@@ -2,7 +2,7 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import type { ModelInfo, Writing } from "../engine/types";
-import { load, newest, report, writer } from "../engines";
+import { engine, newest, report } from "../models";
 import { packWriting, unpackWriting } from "../state_text";
 import {
   continued, draft, model, seed, STATE_LIMIT, stateText, temperature, TEXT_LIMIT, topK, WRITTEN_LIMIT,
@@ -24,16 +24,16 @@ const asText = (info: ModelInfo, tokens: Iterable<number>) =>
 
 /** Read the text. Draws are counted by its length, so that a text and its state continue alike. */
 async function readDraft(): Promise<{ info: ModelInfo; writing: Writing }> {
-  const info = await load(model.value);
+  const info = await engine.load(model.value);
   const first = await promptTokens(info, draft.value);
   note.value = first.note;
-  const writing = await writer.start(info.name, first.tokens, seed.value, null);
+  const writing = await engine.start(info.name, first.tokens, seed.value, null);
   return { info, writing: { ...writing, draws: first.tokens.length } };
 }
 
 async function writeOn(): Promise<void> {
   const { info, writing } = await readDraft();
-  const { tokens } = await writer.write(info.name, writing, MORE, options());
+  const { tokens } = await engine.write(info.name, writing, MORE, options());
   draft.value = (draft.value + asText(info, tokens)).slice(0, TEXT_LIMIT);
 }
 
@@ -52,10 +52,10 @@ async function copy(): Promise<void> {
 const carryOn = newest(
   async (text: string, count: number) => {
     if (!text.trim() || !count) return ["", ""];
-    const info = await load(model.value);
+    const info = await engine.load(model.value);
     try {
       const writing = unpackWriting(info, text);
-      return [asText(info, (await writer.write(info.name, writing, count, options())).tokens), ""];
+      return [asText(info, (await engine.write(info.name, writing, count, options())).tokens), ""];
     } catch (error) {
       return ["", (error as Error).message];
     }

@@ -4,7 +4,7 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import type { ModelInfo, Writing } from "../engine/types";
-import { analyst, debounce, leftOut, load, newest, report, writer } from "../engines";
+import { debounce, engine, leftOut, newest, report } from "../models";
 import {
   every, fast, inWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
@@ -34,7 +34,7 @@ const sleep = (milliseconds: number) => new Promise((done) => setTimeout(done, m
 
 /** The tokens to start from: a line break if there are none, as the model must read something. */
 export async function promptTokens(name: ModelInfo, text: string) {
-  const encoded = await writer.encode(name.name, text);
+  const encoded = await engine.encode(name.name, text);
   const empty = encoded.tokens.length === 0;
   const lineBreak = Uint8Array.of(name.vocabulary.indexOf("\n"));
   const missing = empty ? "Without a prompt, the models start from a line break." : "";
@@ -49,8 +49,8 @@ async function step(mine: number, n: number): Promise<number> {
   const options = { temperature: temperature.value, topK: topK.value };
   ahead += count;
   const results = await Promise.all([
-    writer.write(info.name, writings[0], count, { ...options, resetEvery: null }),
-    writer.write(info.name, writings[1], count, { ...options, resetEvery: now[1] }),
+    engine.write(info.name, writings[0], count, { ...options, resetEvery: null }),
+    engine.write(info.name, writings[1], count, { ...options, resetEvery: now[1] }),
   ]);
   if (mine !== generation) return 0;
   results.forEach((result, side) => {
@@ -64,13 +64,13 @@ async function step(mine: number, n: number): Promise<number> {
 /** Start anew and write so many characters at once; false: the settings changed meanwhile. */
 async function restart(replay: number): Promise<boolean> {
   const mine = ++generation;
-  info = await load(model.value);
+  info = await engine.load(model.value);
   const first = await promptTokens(info, prompt.value);
   if (mine !== generation) return false;
   [start, note.value] = [first.tokens, first.note];
   const from = await Promise.all([
-    writer.start(info.name, start, seed.value, null),
-    writer.start(info.name, start, seed.value, schedule.value[0][1]),
+    engine.start(info.name, start, seed.value, null),
+    engine.start(info.name, start, seed.value, schedule.value[0][1]),
   ]);
   if (mine !== generation) return false;
   [writings, tokens, ahead] = [from, [[], []], 0];
@@ -102,7 +102,7 @@ function anew(): void {
 /** Nats of what each wrote, given to the model with its state. */
 const cost = newest(
   (...texts: Uint8Array[]) =>
-    Promise.all(texts.map((text) => analyst.surprise(info.name, text, null).then(mean))),
+    Promise.all(texts.map((text) => engine.surprise(info.name, text, null).then(mean))),
   (means) => means.forEach((value, side) => (costs[side].value = value)),
 );
 

@@ -1,41 +1,23 @@
-/** The models, in two workers: one writes, one analyses, so that neither waits for the other. */
+/** The models, in a worker, and what the panels need to call them. */
 
 import { signal } from "@preact/signals";
-import { wrap, type Remote } from "comlink";
-import type { Encoded, Engine, ModelInfo, ModelName } from "./engine/types";
+import { startEngine } from "./engine/client";
+import type { Encoded } from "./engine/types";
 import { MODELS } from "./view";
 
-function spawn(): Remote<Engine> {
-  return wrap<Engine>(new Worker(new URL("./engine/worker.ts", import.meta.url), { type: "module" }));
-}
+export const engine = startEngine();
 
-export const writer = spawn();
-export const analyst = spawn();
-
-/** One sentence if a model cannot be used, else empty. */
+/** One sentence if something failed, else empty. */
 export const failure = signal("");
-
-const loaded: Partial<Record<ModelName, Promise<ModelInfo>>> = {};
-
-/** Describe a model, which both workers then have. */
-export function load(name: ModelName): Promise<ModelInfo> {
-  loaded[name] ??= Promise.all([writer.load(name), analyst.load(name)]).then(
-    ([info]) => info,
-    (error) => {
-      delete loaded[name];
-      throw new Error(`The model ${name} could not be loaded (${error.message}); reload the page to try again.`);
-    },
-  );
-  return loaded[name];
-}
 
 /** Load what is not shown yet: the page then needs no network. */
 export async function loadAll(): Promise<void> {
-  for (const name of MODELS) await load(name);
+  for (const name of MODELS) await engine.load(name);
 }
 
-/** Show why something failed. */
+/** Show why something failed, but for calls that a newer one ended. */
 export function report(error: unknown): void {
+  if (error instanceof Error && error.name === "AbortError") return;
   failure.value = error instanceof Error ? error.message : String(error);
 }
 

@@ -1,0 +1,89 @@
+/** What the browser tests share: the built page on a server, a browser, and a page that is watched. */
+
+import { createReadStream, existsSync, statSync } from "node:fs";
+import { createServer } from "node:http";
+import { extname, join, normalize } from "node:path";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+
+/** The built page: `vite build` writes it here unless it is told otherwise. */
+const DIST = process.env.PLAYGROUND_DIST ?? fileURLToPath(new URL("../dist", import.meta.url));
+/** Not at the server's root: the page has to open from any folder. */
+const PATH = "/docs/playground/";
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css" };
+const ARGUMENTS = [
+  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+  "--disable-background-networking", "--disable-component-update", "--disable-sync",
+];
+
+export const WIDE = { width: 1280, height: 900 };
+export const NARROW = { width: 390, height: 844 };
+
+/** Serve the built page, and nothing else, on a free port; return its address and how to stop. */
+export async function serve() {
+  const server = createServer((request, response) => {
+    const path = normalize(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
+    const file = join(DIST, path.endsWith("/") ? `${path.slice(PATH.length - 1)}index.html` : path.slice(PATH.length));
+    if (!path.startsWith(PATH) || !existsSync(file) || !statSync(file).isFile()) {
+      response.writeHead(404).end();
+      return;
+    }
+    response.writeHead(200, { "content-type": TYPES[extname(file)] ?? "application/octet-stream" });
+    createReadStream(file).pipe(response);
+  });
+  await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
+  return { address: `http://127.0.0.1:${server.address().port}${PATH}`, stop: () => server.close() };
+}
+
+export function launch() {
+  return chromium.launch({
+    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+    args: ARGUMENTS,
+    headless: true,
+  });
+}
+
+/**
+ * Open the page in a context of its own. `page.problems` collects what must not happen: errors in the
+ * console, and requests to another host.
+ */
+export async function open(browser, address, hash = "", options = {}) {
+  const context = await browser.newContext({ viewport: WIDE, permissions: ["clipboard-read", "clipboard-write"], ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000); // a loaded machine is slow
+  page.problems = [];
+  page.on("console", (message) => {
+    if (["error", "warning"].includes(message.type())) page.problems.push(message.text());
+  });
+  page.on("pageerror", (error) => page.problems.push(String(error)));
+  context.on("request", (request) => {
+    const { protocol, host } = new URL(request.url());
+    if (!["data:", "blob:"].includes(protocol) && host !== new URL(address).host) page.problems.push(request.url());
+  });
+  await page.goto(address + (hash && `#${hash}`));
+  return page;
+}
+
+/** The panel of that name. */
+export const panel = (page, name) => page.locator(`section#${name}`);
+
+/** Wait until the writers have stopped or paused, and return both texts. */
+export async function texts(page) {
+  await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).waitFor();
+  return panel(page, "writers").locator("pre").allTextContents();
+}
+
+/** The nats per character that a panel shows, once all are there: [with the state, without]. */
+export async function figures(page, name) {
+  const figure = panel(page, name).locator(".figure");
+  await page.waitForFunction(
+    (name) => [...document.querySelectorAll(`#${name} .figure`)].every((each) => /^\d/.test(each.textContent)),
+    name,
+  );
+  return (await figure.allTextContents()).map(parseFloat);
+}
+
+/** Wait until the models are loaded and nothing is computed: then the network is not needed. */
+export async function loaded(page) {
+  await page.waitForFunction(() => document.documentElement.dataset.loaded === "true");
+}
