@@ -9,8 +9,8 @@ interface Props {
   selected: Reset;
 }
 
-const [WIDTH, HEIGHT] = [640, 300];
-const [LEFT, RIGHT, TOP, BOTTOM] = [48, 16, 18, 48];
+const [WIDTH, HEIGHT] = [640, 340];
+const [LEFT, RIGHT, TOP, BOTTOM] = [56, 16, 18, 64];
 
 /** Steps between the labels of the vertical axis, from the span of the values. */
 const step = (span: number) => [0.1, 0.2, 0.5, 1, 2].find((size) => span / size <= 6) ?? 5;
@@ -19,7 +19,7 @@ export function MemoryCurve({ means, bigram, selected }: Props) {
   const values = [...means.values(), ...(bigram === null ? [] : [bigram])];
   if (!values.length) return null;
   const size = step(Math.max(...values) - Math.min(...values));
-  const low = size * Math.floor(Math.min(...values) / size - 0.2);
+  const low = size * Math.floor(Math.min(...values) / size - 0.4);
   const high = size * Math.ceil(Math.max(...values) / size + 0.2);
   const x = (reset: Reset) => LEFT + 20 + (RESETS.indexOf(reset) * (WIDTH - LEFT - RIGHT - 40)) / (RESETS.length - 1);
   const y = (nats: number) => TOP + ((high - nats) / (high - low)) * (HEIGHT - TOP - BOTTOM);
@@ -39,12 +39,12 @@ export function MemoryCurve({ means, bigram, selected }: Props) {
         </g>
       ))}
       {RESETS.map((reset) => (
-        <text class="tick" x={x(reset)} y={HEIGHT - BOTTOM + 18} text-anchor="middle">{name(reset)}</text>
+        <text class="tick" x={x(reset)} y={HEIGHT - BOTTOM + 22} text-anchor="middle">{name(reset)}</text>
       ))}
       <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">
         characters between two losses of the state
       </text>
-      <text x={-(TOP + HEIGHT - BOTTOM) / 2} y={12} transform="rotate(-90)" text-anchor="middle">
+      <text x={-(TOP + HEIGHT - BOTTOM) / 2} y={16} transform="rotate(-90)" text-anchor="middle">
         nats per character
       </text>
       {bigram !== null && (

@@ -1,6 +1,8 @@
 /** A text whose characters are tinted by a number each, and of which one is looked at. */
 
-import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
+import { colour, prepare, useSize } from "./canvas";
+import { dark } from "./screen";
 import { at } from "./view";
 
 interface Props {
@@ -14,61 +16,125 @@ interface Props {
   description: string;
 }
 
+/** Pixels of a line, and of the font in it; around the text. */
+const LINE = 24;
+const FONT = "14.5px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace";
+const MARGIN = 12;
+
 /** Show a character in a sentence. */
 export function quote(character: string): string {
   return character === "\n" ? "line break" : character === " " ? "space" : `“${character}”`;
 }
 
+/** Break a text into lines of so many columns, after spaces where possible; return where each begins. */
+export function breakLines(characters: string[], columns: number): number[] {
+  const starts = [0];
+  let space = 0; // where a line may begin: after the last space
+  characters.forEach((character, i) => {
+    const start = starts[starts.length - 1];
+    if (i - start >= columns && character !== " " && character !== "\n") {
+      starts.push(space > start ? space : i);
+    }
+    if (character === " ") space = i + 1;
+    if (character === "\n" && i + 1 < characters.length) starts.push(i + 1);
+  });
+  return starts;
+}
+
 /**
  * A slider over the characters: arrow keys, Home and End move along them, as the pointer does.
  *
- * The elements of the characters are made and tinted by hand: there are thousands of them, and a number
- * changes in each when the slider moves.
+ * Only the lines in sight are drawn, so that a long text costs no more than a short one.
  */
 export function Letters({ label, characters, tints, kind, description }: Props) {
   const box = useRef<HTMLDivElement>(null);
-  const last = characters.length - 1;
-  const index = Math.min(at.value, last);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const { width, height } = useSize(box);
+  const advance = useMemo(measure, []);
+  const columns = Math.max(8, Math.floor((width - 2 * MARGIN) / advance));
+  const starts = useMemo(() => breakLines(characters, columns), [characters, columns]);
+  const index = Math.min(at.value, characters.length - 1);
+  const night = dark.value;
 
-  useLayoutEffect(() => {
-    box.current!.replaceChildren(
-      ...characters.map((character) => {
-        const letter = document.createElement("i");
-        letter.textContent = character === "\n" ? "↵\n" : character;
-        if (character === "\n") letter.className = "break";
-        return letter;
-      }),
-    );
-  }, [characters]);
-
-  useLayoutEffect(() => {
-    const letters = box.current!.children;
-    for (let i = 0; i < letters.length; i++) {
-      const tint = (tints?.[i] ?? 0).toFixed(2);
-      const { style } = letters[i] as HTMLElement;
-      if (style.getPropertyValue("--tint") !== tint) style.setProperty("--tint", tint);
+  /** The line that a character is in. */
+  function lineOf(i: number): number {
+    let [low, high] = [0, starts.length];
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (starts[middle] <= i) low = middle;
+      else high = middle;
     }
-  }, [characters, tints]);
+    return low;
+  }
 
-  useEffect(() => {
-    const letter = box.current!.children[index];
-    letter?.classList.add("at");
-    return () => letter?.classList.remove("at");
-  }, [characters, index]);
-
-  function look(event: PointerEvent): void {
-    const letter = event.target as HTMLElement;
-    if (letter.parentElement === box.current) {
-      at.value = Array.prototype.indexOf.call(box.current!.children, letter);
+  function paint(): void {
+    if (!width) return;
+    const context = prepare(canvas.current!, width, height);
+    const top = box.current!.scrollTop;
+    const [text, faint] = [colour(box.current!, "--text"), colour(box.current!, "--muted")];
+    const [positive, negative] = [colour(box.current!, "--tinted"), colour(box.current!, "--negative")];
+    context.font = FONT;
+    context.textBaseline = "middle";
+    const first = Math.max(0, Math.floor((top - MARGIN) / LINE));
+    const end = Math.min(starts.length, Math.ceil((top + height) / LINE));
+    for (let line = first; line < end; line++) {
+      const y = MARGIN + line * LINE - top;
+      for (let i = starts[line]; i < (starts[line + 1] ?? characters.length); i++) {
+        const x = MARGIN + (i - starts[line]) * advance;
+        const tint = tints?.[i] ?? 0;
+        context.globalAlpha = Math.abs(tint);
+        context.fillStyle = tint < 0 ? negative : positive;
+        context.fillRect(x, y + 2, advance, LINE - 4);
+        context.globalAlpha = 1;
+        context.fillStyle = characters[i] === "\n" ? faint : text;
+        context.fillText(characters[i] === "\n" ? "↵" : characters[i], x, y + LINE / 2);
+        if (i === index) {
+          context.strokeStyle = text;
+          context.lineWidth = 2;
+          context.strokeRect(x - 1, y + 2, advance + 2, LINE - 4);
+        }
+      }
     }
   }
 
+  const painter = useRef(paint); // the newest: a scroll paints again without rendering
+  painter.current = paint;
+  useLayoutEffect(paint, [starts, tints, index, width, height, night]);
+  useLayoutEffect(() => {
+    if (height && !box.current!.matches(":hover")) show(index);
+  }, [index, starts, height]);
+
+  /** Scroll within the box only: `scrollIntoView` would move the page, too. */
+  function show(i: number): void {
+    const top = lineOf(i) * LINE;
+    const { scrollTop } = box.current!;
+    if (top < scrollTop) box.current!.scrollTop = top - LINE;
+    else if (top + 2 * LINE > scrollTop + height) box.current!.scrollTop = top + 3 * LINE - height;
+  }
+
+  function look(event: PointerEvent): void {
+    const { left, top } = box.current!.getBoundingClientRect();
+    const line = Math.floor((event.clientY - top - MARGIN + box.current!.scrollTop) / LINE);
+    const column = Math.floor((event.clientX - left - MARGIN) / advance);
+    const i = starts[line] + column;
+    if (column >= 0 && i < (starts[line + 1] ?? characters.length)) at.value = i;
+  }
+
   function move(event: KeyboardEvent): void {
-    const to = moved(characters, index, event.key);
+    const line = lineOf(index);
+    const last = characters.length - 1;
+    const to = {
+      ArrowLeft: index - 1,
+      ArrowRight: index + 1,
+      ArrowUp: line ? Math.min(starts[line - 1] + index - starts[line], starts[line] - 1) : 0,
+      ArrowDown: Math.min((starts[line + 1] ?? last) + index - starts[line], (starts[line + 2] ?? last + 1) - 1),
+      Home: 0,
+      End: last,
+    }[event.key];
     if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    at.value = to;
-    scrollTo(box.current!, box.current!.children[to] as HTMLElement);
+    at.value = Math.max(0, Math.min(last, to));
+    show(at.value);
   }
 
   return (
@@ -83,42 +149,21 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
       aria-valuenow={index + 1}
       aria-valuetext={description}
       onKeyDown={move}
-      onPointerOver={(event) => event.pointerType === "mouse" && look(event)}
+      onPointerMove={(event) => event.pointerType === "mouse" && look(event)}
       onPointerDown={look}
-    />
+      onScroll={() => painter.current()}
+    >
+      <canvas ref={canvas} />
+      <div style={{ height: `${starts.length * LINE + 2 * MARGIN}px` }} />
+    </div>
   );
 }
 
-/** Where a key leads to from a character; undefined: nowhere. */
-function moved(characters: string[], from: number, key: string): number | undefined {
-  const last = characters.length - 1;
-  const start = (i: number) => (i <= 0 ? 0 : characters.lastIndexOf("\n", i - 1) + 1); // of i's line
-  const end = (i: number) => (characters.indexOf("\n", i) + 1 || last + 1) - 1;
-  const column = from - start(from);
-  switch (key) {
-    case "ArrowLeft":
-      return Math.max(0, from - 1);
-    case "ArrowRight":
-      return Math.min(last, from + 1);
-    case "ArrowUp":
-      return start(from) ? Math.min(start(start(from) - 1) + column, start(from) - 1) : 0;
-    case "ArrowDown":
-      return end(from) < last ? Math.min(end(from) + 1 + column, end(end(from) + 1)) : last;
-    case "Home":
-      return 0;
-    case "End":
-      return last;
-  }
-}
-
-/** Scroll within the box only: `scrollIntoView` would move the page, too. */
-function scrollTo(box: HTMLElement, letter: HTMLElement): void {
-  const top = letter.offsetTop - box.offsetTop;
-  const height = letter.offsetHeight;
-  if (top < box.scrollTop) box.scrollTop = top - height;
-  else if (top + height > box.scrollTop + box.clientHeight) {
-    box.scrollTop = top + 2 * height - box.clientHeight;
-  }
+/** The width of a character. */
+function measure(): number {
+  const context = document.createElement("canvas").getContext("2d")!;
+  context.font = FONT;
+  return context.measureText("x").width;
 }
 
 /** Let two boxes of the same text scroll together. */

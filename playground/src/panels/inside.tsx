@@ -2,6 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
+import { colour, prepare, useSize } from "../canvas";
 import { analysed, follow, index, type Analysed } from "../analysis";
 import type { UnitInfo } from "../engine/types";
 import { engine } from "../models";
@@ -58,10 +59,10 @@ const description = computed(() => (ready.value ? describe(index.value, chosen.v
 /** The same for the point of the heat map that the pointer is over. */
 const pointed = signal("");
 
-/** The colours of the legend, from −1 to 1 in 255 steps, for pixels. */
-function colours(legend: Element): Uint32Array {
-  const [low, zero, high] = Array.from(legend.children, (part) =>
-    getComputedStyle(part).backgroundColor.match(/[\d.]+/g)!.slice(0, 3).map(Number),
+/** The colours from −1 to 1 in 255 steps, as pixels. */
+function palette(element: Element): Uint32Array {
+  const [low, zero, high] = ["--negative", "--page", "--positive"].map((name) =>
+    colour(element, name).match(/[\d.]+/g)!.slice(0, 3).map(Number),
   );
   return Uint32Array.from({ length: 255 }, (_, i) => {
     const part = Math.abs(i - 127) / 127;
@@ -70,76 +71,88 @@ function colours(legend: Element): Uint32Array {
   });
 }
 
+/** One column per character, one row per unit. Only the columns in sight are drawn. */
 function HeatMap() {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const probe = useRef<HTMLDivElement>(null);
   const box = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const { width } = useSize(box);
   const { states, of } = current.value!;
   const [T, U] = [of.tokens.length, numUnits.value];
-  const night = dark.value;
+  const height = Math.max(HEIGHT, U);
+  const [i, j, night] = [index.value, chosen.value, dark.value];
 
-  useLayoutEffect(() => {
-    const palette = colours(probe.current!);
-    const image = new ImageData(T, U);
+  function paint(): void {
+    if (!width) return;
+    const { scrollLeft } = box.current!;
+    const first = Math.floor(scrollLeft / CHARACTER);
+    const columns = Math.min(T - first, Math.ceil(width / CHARACTER) + 1);
+    const colours = palette(box.current!);
+    const image = new ImageData(columns, U);
     const pixels = new Uint32Array(image.data.buffer);
-    for (let t = 0; t < T; t++) {
-      for (let j = 0; j < U; j++) {
-        const value = Math.max(-1, Math.min(1, states[t * U + j]));
-        pixels[j * T + t] = palette[127 + Math.round(127 * value)];
+    for (let t = 0; t < columns; t++) {
+      for (let u = 0; u < U; u++) {
+        pixels[u * columns + t] = colours[127 + Math.round(127 * states[(first + t) * U + u])];
       }
     }
-    canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
-  }, [states, T, U, night]);
+    sheet.width = columns;
+    sheet.height = U;
+    sheet.getContext("2d")!.putImageData(image, 0, 0);
+    const context = prepare(canvas.current!, width, height);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(sheet, first * CHARACTER - scrollLeft, 0, columns * CHARACTER, height);
+    context.strokeStyle = colour(box.current!, "--text");
+    context.strokeRect(i * CHARACTER - scrollLeft - 0.5, -1, CHARACTER + 1, height + 2);
+    context.strokeRect(-1, (j * height) / U - 0.5, width + 2, height / U + 1);
+  }
 
+  const painter = useRef(paint); // the newest: a scroll paints again without rendering
+  painter.current = paint;
+  useLayoutEffect(paint, [states, i, j, width, night]);
   useLayoutEffect(() => {
-    const { scrollLeft, clientWidth } = box.current!;
-    const left = index.value * CHARACTER;
-    if (left < scrollLeft || left > scrollLeft + clientWidth - CHARACTER) {
-      box.current!.scrollLeft = left - clientWidth / 2;
-    }
-  }, [index.value]);
+    const left = i * CHARACTER;
+    const { scrollLeft } = box.current!;
+    const inSight = left >= scrollLeft && left + CHARACTER <= scrollLeft + width;
+    if (width && !inSight && !box.current!.matches(":hover")) box.current!.scrollLeft = left - width / 2;
+  }, [i, width]);
 
   /** The character and the unit under the pointer. */
   function under(event: PointerEvent): [i: number, j: number] {
-    const { width, height } = canvas.current!.getBoundingClientRect();
-    const clamp = (part: number, size: number) => Math.max(0, Math.min(size - 1, Math.floor(part * size)));
-    return [clamp(event.offsetX / width, T), clamp(event.offsetY / height, U)];
+    const { left, top } = canvas.current!.getBoundingClientRect();
+    const clamp = (place: number, size: number) => Math.max(0, Math.min(size - 1, Math.floor(place)));
+    const x = event.clientX - left + box.current!.scrollLeft;
+    return [clamp(x / CHARACTER, T), clamp(((event.clientY - top) / height) * U, U)];
   }
 
   function move(event: KeyboardEvent): void {
-    const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
-    if (!right && !down) return;
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!step) return;
     event.preventDefault();
-    at.value = Math.max(0, Math.min(T - 1, index.value + right));
-    unit.value = Math.max(0, Math.min(U - 1, chosen.value + down));
+    at.value = Math.max(0, Math.min(T - 1, i + step[0]));
+    unit.value = Math.max(0, Math.min(U - 1, j + step[1]));
   }
 
-  const height = Math.max(HEIGHT, U);
   return (
-    <>
-      <div ref={box} class="map">
-        <div class="sheet" style={{ width: `${T * CHARACTER}px`, height: `${height}px` }}>
-          <canvas
-            ref={canvas}
-            width={T}
-            height={U}
-            tabIndex={0}
-            role="application"
-            aria-roledescription="heat map"
-            aria-label="The state over time: left and right move along the characters, up and down along the units."
-            onPointerDown={(event) => ([at.value, unit.value] = under(event))}
-            onPointerMove={(event) => (pointed.value = describe(...under(event)))}
-            onPointerLeave={() => (pointed.value = "")}
-            onKeyDown={move}
-          />
-          <div class="line" style={{ left: `${index.value * CHARACTER}px`, width: `${CHARACTER}px`, height: "100%" }} />
-          <div class="line" style={{ top: `${(chosen.value * height) / U}px`, width: "100%", height: `${height / U}px` }} />
-        </div>
-      </div>
-      <div ref={probe} class="probe" aria-hidden="true"><i /><i /><i /></div>
-    </>
+    <div
+      ref={box}
+      class="map"
+      tabIndex={0}
+      role="application"
+      aria-roledescription="heat map"
+      aria-label="The state over time: left and right move along the characters, up and down along the units."
+      onPointerDown={(event) => ([at.value, unit.value] = under(event))}
+      onPointerMove={(event) => (pointed.value = describe(...under(event)))}
+      onPointerLeave={() => (pointed.value = "")}
+      onKeyDown={move}
+      onScroll={() => painter.current()}
+    >
+      <canvas ref={canvas} />
+      <div style={{ width: `${T * CHARACTER}px` }} />
+    </div>
   );
 }
+
+/** The states in sight, one pixel each. */
+const sheet = document.createElement("canvas");
 
 /** The units by what they follow, the closest first. */
 function Units({ units }: { units: UnitInfo[] }) {

@@ -1,7 +1,8 @@
 /** What several panels are made of. */
 
 import type { ComponentChildren } from "preact";
-import { computed } from "@preact/signals";
+import { computed, type Signal } from "@preact/signals";
+import { useState } from "preact/hooks";
 import { analysed, notes } from "../analysis";
 import type { Panel as Name } from "../view";
 
@@ -30,6 +31,40 @@ export function Field({ label, wide, children }: { label: string; wide?: boolean
       <span>{label}</span>
       {children}
     </label>
+  );
+}
+
+/** A field for a text of so many characters; it keeps the beginning of a longer one, and says so. */
+export function TextField(props: { label: string; rows: number; limit: number; value: Signal<string>; onChange?: () => void }) {
+  const { label, rows, limit, value, onChange } = props;
+  const [pasted, setPasted] = useState(0);
+  const count = (length: number) => length.toLocaleString("en");
+  return (
+    <>
+      <Field label={label} wide>
+        <textarea
+          rows={rows}
+          value={value.value}
+          maxLength={limit}
+          spellcheck={false}
+          onPaste={(event) => {
+            const given = event.clipboardData?.getData("text/plain") ?? "";
+            setPasted(given.length);
+            if (given.length <= limit) return;
+            event.preventDefault(); // the browser would lay out all of it
+            document.execCommand("insertText", false, given.slice(0, limit)); // which Undo knows
+          }}
+          onInput={(event) => {
+            value.value = event.currentTarget.value;
+            onChange?.();
+          }}
+        />
+      </Field>
+      <p class="note" role="status">
+        {pasted > limit &&
+          `The field takes ${count(limit)} characters: of the ${count(pasted)} that were pasted, it keeps the first.`}
+      </p>
+    </>
   );
 }
 

@@ -7,7 +7,7 @@ import { packWriting, unpackWriting } from "../state_text";
 import {
   continued, draft, model, seed, STATE_LIMIT, stateText, temperature, TEXT_LIMIT, topK, WRITTEN_LIMIT,
 } from "../view";
-import { Panel } from "./parts";
+import { Panel, TextField } from "./parts";
 import { promptTokens } from "./writers";
 
 /** Characters per press of a button. */
@@ -34,7 +34,7 @@ async function readDraft(): Promise<{ info: ModelInfo; writing: Writing }> {
 async function writeOn(): Promise<void> {
   const { info, writing } = await readDraft();
   const { tokens } = await engine.write(info.name, writing, MORE, options());
-  draft.value = (draft.value + asText(info, tokens)).slice(0, TEXT_LIMIT);
+  draft.value += asText(info, tokens);
 }
 
 async function copy(): Promise<void> {
@@ -71,7 +71,9 @@ export function startContinuing(): void {
   });
 }
 
-const size = computed(() => stateText.value.length.toLocaleString("en"));
+const title = computed(() =>
+  stateText.value ? `State (${stateText.value.length.toLocaleString("en")} characters)` : "State",
+);
 
 export function State() {
   return (
@@ -82,18 +84,15 @@ export function State() {
       </p>
       <div class="pair">
         <div class="column">
-          <label class="field wide">
-            <span>Text</span>
-            <textarea
-              rows={8}
-              value={draft.value}
-              maxLength={TEXT_LIMIT}
-              spellcheck={false}
-              onInput={(event) => ([draft.value, copied.value] = [event.currentTarget.value, ""])}
-            />
-          </label>
+          <TextField label="Text" rows={8} limit={TEXT_LIMIT} value={draft} onChange={() => (copied.value = "")} />
           <div class="buttons">
-            <button type="button" onClick={() => void writeOn().catch(report)}>Write {MORE} characters</button>
+            <button
+              type="button"
+              disabled={draft.value.length + MORE > TEXT_LIMIT}
+              onClick={() => void writeOn().catch(report)}
+            >
+              Write {MORE} characters
+            </button>
             <button type="button" onClick={() => void copy().catch(report)}>Copy the state</button>
           </div>
           <div role="status">
@@ -102,17 +101,7 @@ export function State() {
           </div>
         </div>
         <div class="column">
-          <label class="field wide">
-            <span>State{stateText.value && ` (${size.value} characters)`}</span>
-            <textarea
-              class="state"
-              rows={8}
-              value={stateText.value}
-              maxLength={STATE_LIMIT}
-              spellcheck={false}
-              onInput={(event) => ([stateText.value, continued.value] = [event.currentTarget.value, 0])}
-            />
-          </label>
+          <TextField label={title.value} rows={8} limit={STATE_LIMIT} value={stateText} onChange={() => (continued.value = 0)} />
           <div class="buttons">
             <button
               type="button"

@@ -1,17 +1,14 @@
 /** Panel 2: what each character of a text costs, with the state and without. */
 
-import { computed, signal } from "@preact/signals";
+import { computed } from "@preact/signals";
 import { analysed, bigram, index, mean, surprises } from "../analysis";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
 import { every, inWords, text, TEXT_LIMIT, type Reset } from "../view";
-import { Column, Legend, Notes, Panel, ready } from "./parts";
+import { Column, Legend, Notes, Panel, ready, TextField } from "./parts";
 
 /** Nats that have the strongest tint. */
 const STRONGEST = 6;
-
-/** Characters of a longer text that was pasted: the field keeps its beginning. */
-const pasted = signal(0);
 
 /** Tints of all characters; the first costs nothing, as it is given. */
 function tints(nats: Float32Array | undefined): Float32Array | undefined {
@@ -25,6 +22,10 @@ const kept = computed(() => surprises.value.get(null));
 const lost = computed(() => surprises.value.get(every.value));
 const keptTints = computed(() => tints(kept.value));
 const lostTints = computed(() => tints(lost.value));
+
+const means = computed(
+  () => new Map<Reset, number>(Array.from(surprises.value, ([reset, nats]) => [reset, mean(nats)])),
+);
 
 /** The character that is looked at, and what it costs each of the two, and on average up to there. */
 const description = computed(() => {
@@ -53,26 +54,7 @@ export function Surprise() {
         comes, the more that character costs: −ln of its probability, in nats. Type or paste a text and
         compare the costs with the state and without it; the panels below show the same text.
       </p>
-      <label class="field wide">
-        <span>Text</span>
-        <textarea
-          rows={6}
-          value={text.value}
-          maxLength={TEXT_LIMIT}
-          spellcheck={false}
-          onPaste={(event) => {
-            const { length } = event.clipboardData?.getData("text/plain") ?? "";
-            pasted.value = length > TEXT_LIMIT ? length : 0;
-          }}
-          onInput={(event) => (text.value = event.currentTarget.value)}
-        />
-      </label>
-      {pasted.value > 0 && (
-        <p class="note" role="status">
-          The field takes {TEXT_LIMIT.toLocaleString("en")} characters: of the{" "}
-          {pasted.value.toLocaleString("en")} that were pasted, it keeps the first.
-        </p>
-      )}
+      <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
       {ready.value && (
         <>
@@ -111,7 +93,3 @@ export function Surprise() {
     </Panel>
   );
 }
-
-const means = computed(
-  () => new Map<Reset, number>(Array.from(surprises.value, ([reset, nats]) => [reset, mean(nats)])),
-);

@@ -14,8 +14,10 @@ import { Column, Field, Panel } from "./parts";
 /** Characters per step, and milliseconds between two steps. */
 const READING = { characters: 2, pause: 80 };
 const FAST = { characters: 32, pause: 0 };
+/** Characters that are written at once for readers who want nothing to move. */
+const STILL = 400;
 /** Characters after which the costs are computed again while the models write. */
-const COSTS_EVERY = 200;
+const COSTS_EVERY = 100;
 
 const texts = [signal(""), signal("")];
 const costs = [signal<number | null>(null), signal<number | null>(null)];
@@ -29,6 +31,8 @@ let info: ModelInfo;
 let start: Uint8Array; // the prompt's tokens
 let tokens: [number[], number[]]; // written by each
 let ahead = 0; // characters that are written, or being written
+let hurry = 0; // characters to write at once, and then to stop: those that a link shows
+let looping = -1; // the generation that `run` is writing
 
 const sleep = (milliseconds: number) => new Promise((done) => setTimeout(done, milliseconds));
 
@@ -61,42 +65,45 @@ async function step(mine: number, n: number): Promise<number> {
   return count;
 }
 
-/** Start anew and write so many characters at once; false: the settings changed meanwhile. */
-async function restart(replay: number): Promise<boolean> {
+/** Read the prompt; false: the settings changed meanwhile. */
+async function restart(): Promise<boolean> {
   const mine = ++generation;
-  info = await engine.load(model.value);
-  const first = await promptTokens(info, prompt.value);
-  if (mine !== generation) return false;
-  [start, note.value] = [first.tokens, first.note];
+  const described = await engine.load(model.value);
+  const first = await promptTokens(described, prompt.value);
   const from = await Promise.all([
-    engine.start(info.name, start, seed.value, null),
-    engine.start(info.name, start, seed.value, schedule.value[0][1]),
+    engine.start(described.name, first.tokens, seed.value, null),
+    engine.start(described.name, first.tokens, seed.value, schedule.value[0][1]),
   ]);
   if (mine !== generation) return false;
+  [info, start, note.value] = [described, first.tokens, first.note];
   [writings, tokens, ahead] = [from, [[], []], 0];
   for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
-  while (ahead < replay) if (!(await step(mine, Math.min(FAST.characters, replay - ahead)))) return false;
-  written.value = ahead;
-  return mine === generation;
+  return true;
 }
 
 /** Write until paused, until the settings change, or until there is enough. */
 async function run(): Promise<void> {
-  const mine = generation;
+  if (looping === generation) return;
+  const mine = (looping = generation);
   const [began, from] = [performance.now(), ahead];
-  while (running.value && mine === generation && ahead < WRITTEN_LIMIT) {
-    const { characters, pause } = fast.value ? FAST : READING;
-    if (!(await step(mine, characters))) return;
+  while (running.value && mine === generation && ahead < (hurry || WRITTEN_LIMIT)) {
+    const { characters, pause } = fast.value || hurry ? FAST : READING;
+    if (!(await step(mine, Math.min(characters, (hurry || Infinity) - ahead)))) return;
     written.value = ahead;
     rate.value = (1000 * (ahead - from)) / (performance.now() - began);
     await sleep(pause);
   }
-  if (mine === generation) running.value = false;
+  if (mine !== generation) return;
+  looping = -1;
+  hurry = 0;
+  running.value = false;
 }
 
+/** Start anew with what is set now. */
 function anew(): void {
-  const done = restart(0).then((ready) => (ready ? run() : undefined));
-  done.catch(report);
+  hurry = 0;
+  running.value = true;
+  restart().then((ready) => (ready ? run() : undefined)).catch(report);
 }
 
 /** Nats of what each wrote, given to the model with its state. */
@@ -113,10 +120,11 @@ function updateCosts(): void {
 /** Start the writers, or show again what a link shows. Done when there is a first text. */
 export async function startWriters(): Promise<void> {
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  const shown = written.value;
-  if (await restart(shown || (still ? 400 : READING.characters))) {
-    running.value = !shown && !still;
-    if (running.value) void run().catch(report);
+  hurry = written.value || (still ? STILL : 0);
+  running.value = true;
+  if (await restart()) {
+    await step(generation, READING.characters);
+    void run().catch(report);
   }
   const again = debounce(300, anew);
   let changes = 0;
@@ -125,7 +133,6 @@ export async function startWriters(): Promise<void> {
     if (changes++) {
       generation++; // what is being written is not of these settings
       untracked(() => (schedule.value = [[0, every.value]]));
-      running.value = true;
       again();
     }
   });
@@ -136,13 +143,13 @@ export async function startWriters(): Promise<void> {
 }
 
 function toggle(): void {
+  hurry = 0;
   running.value = !running.value;
   if (running.value) void run().catch(report);
 }
 
 function again(): void {
   schedule.value = [[0, every.value]];
-  running.value = true;
   anew();
 }
 
@@ -187,6 +194,7 @@ export function Writers() {
             type="text"
             value={prompt.value}
             maxLength={PROMPT_LIMIT}
+            spellcheck={false}
             onInput={(event) => (prompt.value = event.currentTarget.value)}
           />
         </Field>
