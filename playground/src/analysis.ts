@@ -6,7 +6,7 @@ import { debounce, engine, leftOut, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
 
 /** How much of the text is analysed: what takes a second or two (playground/README.md has the figures). */
-export const ANALYSED = { astra_alpha: 4000, astra_beta: 1000, elman_alpha: 4000 };
+export const ANALYSED = { astra_alpha: 10000, astra_beta: 4000, elman_alpha: 10000 };
 
 export interface Analysed {
   info: ModelInfo;

@@ -83,11 +83,11 @@ export function App() {
       </header>
       <Bar />
       <main>
-        <h1>See a model lose its state</h1>
+        <h1>What a model loses with its state</h1>
         <p>
           A recurrent language model reads one character at a time and keeps what it needs of the past in its
-          state, a vector of numbers. Its authors may forget to hand that state on while the model writes;
-          these models, trained on Shakespeare’s plays, run in this page and show what is then lost.
+          state, a vector of numbers. The models in this page are trained on plays by Shakespeare; the slider sets
+          their state to zero every so many characters, as a program does that forgets to pass it on.
         </p>
         <nav aria-label="Panels">
           {TITLES.map(([name, title]) => (

@@ -18,7 +18,7 @@ export type Panel = (typeof PANELS)[number];
 
 /** Characters that each field takes. */
 export const PROMPT_LIMIT = 500;
-export const TEXT_LIMIT = 4000;
+export const TEXT_LIMIT = 10000;
 export const STATE_LIMIT = 8000;
 /** Characters that the two writers write before they stop. */
 export const WRITTEN_LIMIT = 2000;

@@ -83,7 +83,14 @@ export async function figures(page, name) {
   return (await figure.allTextContents()).map(parseFloat);
 }
 
-/** Wait until the models are loaded and nothing is computed: then the network is not needed. */
-export async function loaded(page) {
-  await page.waitForFunction(() => document.documentElement.dataset.loaded === "true");
+/** Wait until a condition holds in the page. */
+export const until = (page, condition, argument) => page.waitForFunction(condition, argument);
+
+/** Press a key on the slider of all panels. */
+export async function move(page, key, times = 1) {
+  await page.getByRole("slider", { name: "Lose the state", exact: true }).focus();
+  for (let i = 0; i < times; i++) await page.keyboard.press(key);
 }
+
+/** What a panel says of the character that is looked at. */
+export const readout = (panel) => panel.locator(".readout").first().textContent();

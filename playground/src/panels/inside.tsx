@@ -183,10 +183,9 @@ export function Inside() {
   return (
     <Panel name="inside" title="Inside">
       <p>
-        The state is a vector of {numUnits} numbers, its units, and some of them follow something that a
-        reader would name. Choose one of those, with its correlation over text that the model was not
-        trained on, or any other by its number; the text shows that unit after each character, and the heat map shows all of
-        them, one row per unit.
+        The state has {numUnits} numbers, its units, and some of them follow something that a reader could name:
+        they are listed with their correlation over text that the model was not trained on. Choose a unit to tint
+        the text by its value after each character; the heat map shows all units, one per row.
       </p>
       {ready.value && (
         <>

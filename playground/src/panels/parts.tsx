@@ -34,10 +34,13 @@ export function Field({ label, wide, children }: { label: string; wide?: boolean
   );
 }
 
+/** Characters from which on a paste is made by hand: browsers take a second for 10,000. */
+const LONG = 500;
+
 /** A field for a text of so many characters; it keeps the beginning of a longer one, and says so. */
 export function TextField(props: { label: string; rows: number; limit: number; value: Signal<string>; onChange?: () => void }) {
   const { label, rows, limit, value, onChange } = props;
-  const [pasted, setPasted] = useState(0);
+  const [cut, setCut] = useState<[pasted: number, kept: number] | null>(null);
   const count = (length: number) => length.toLocaleString("en");
   return (
     <>
@@ -49,10 +52,14 @@ export function TextField(props: { label: string; rows: number; limit: number; v
           spellcheck={false}
           onPaste={(event) => {
             const given = event.clipboardData?.getData("text/plain") ?? "";
-            setPasted(given.length);
-            if (given.length <= limit) return;
-            event.preventDefault(); // the browser would lay out all of it
-            document.execCommand("insertText", false, given.slice(0, limit)); // which Undo knows
+            const field = event.currentTarget;
+            const { selectionStart, selectionEnd } = field;
+            const room = limit - field.value.length + (selectionEnd - selectionStart);
+            setCut(given.length > room ? [given.length, room] : null);
+            if (given.length < LONG) return;
+            event.preventDefault();
+            field.setRangeText(given.slice(0, room), selectionStart, selectionEnd, "end");
+            field.dispatchEvent(new Event("input"));
           }}
           onInput={(event) => {
             value.value = event.currentTarget.value;
@@ -61,8 +68,9 @@ export function TextField(props: { label: string; rows: number; limit: number; v
         />
       </Field>
       <p class="note" role="status">
-        {pasted > limit &&
-          `The field takes ${count(limit)} characters: of the ${count(pasted)} that were pasted, it keeps the first.`}
+        {cut &&
+          `The field takes ${count(limit)} characters: of the ${count(cut[0])} that were pasted, ` +
+            `it keeps the first ${count(cut[1])}.`}
       </p>
     </>
   );

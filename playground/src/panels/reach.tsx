@@ -66,13 +66,13 @@ const descriptions = [0, 1].map((side) =>
     const { of, at, start, norms } = current.value;
     if (at === 0) return `${quote(of.characters[0])} is the first character: nothing is before it.`;
     const found = norms[side];
-    if (!found.some((norm) => norm > 0)) return "No character before it matters: the state was just lost.";
+    if (!found.some((norm) => norm > 0)) return "Nothing before it matters: the state was just lost.";
     const most = found.indexOf(found.reduce((a, b) => Math.max(a, b)));
     const distance = found.length - most;
     return (
       `${quote(of.characters[at])} depends most on ${quote(of.characters[start + most])}, ` +
-      `${distance} before it (${found[most].toFixed(2)} nats per unit of its embedding); ` +
-      `90 % lies in the last ${farBack(found)}.`
+      `${distance === 1 ? "just" : `${distance} characters`} before it (gradient norm ${found[most].toFixed(2)}); ` +
+      `90 % of all norms are those of the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );
   }),
 );
@@ -81,10 +81,9 @@ export function Reach() {
   return (
     <Panel name="reach" title="Reach">
       <p>
-        Point at a character, or move with the arrow keys: the characters before it glow by how much its
-        cost would change with them (the norm of the gradient with respect to each one's embedding). With
-        the state the glow reaches back over words and lines; on the right it ends where the state was last
-        lost.
+        Point at a character, or move along the text with the arrow keys: the earlier characters glow by how much
+        the cost of this one depends on them, measured by the gradient with respect to their embeddings. With the
+        state, the glow reaches back over letters and words; without it, it ends where the state was last lost.
       </p>
       {ready.value && (
         <>

@@ -79,8 +79,8 @@ export function State() {
   return (
     <Panel name="state" title="Copy the state">
       <p>
-        What the model knows of a text is in its state alone. Copy it, type on or delete the text, and paste
-        it back, here, later or on another machine: the model continues where it was.
+        All that the model knows of a text is its state. Copy it, then type on or delete the text, and paste the
+        state back, here or on another machine: the model continues where it was.
       </p>
       <div class="pair">
         <div class="column">

@@ -35,7 +35,7 @@ const description = computed(() => {
   if (i === 0) return `${character} is the first character: it is given.`;
   const costs = (nats?: Float32Array) =>
     nats ? `${nats[i - 1].toFixed(2)} nats (${mean(nats.subarray(0, i)).toFixed(2)} per character so far)` : "…";
-  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} on the right.`;
+  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} when it is lost ${inWords(every.value)}.`;
 });
 
 function Mean({ nats }: { nats: Float32Array | undefined }) {
@@ -50,9 +50,10 @@ export function Surprise() {
   return (
     <Panel name="surprise" title="Surprise">
       <p>
-        The model predicts each character from those before it, and the rarer it thought the character that
-        comes, the more that character costs: −ln of its probability, in nats. Type or paste a text and
-        compare the costs with the state and without it; the panels below show the same text.
+        A character costs −ln p nats, where p is the probability that the model gave it after reading those before
+        it: the stronger the tint, the more surprising the character. Type or paste a text, point at its
+        characters, and move the slider at the top to see what the state is worth; the next two panels show the
+        same text.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />

@@ -13,7 +13,7 @@ import { Column, Field, Panel } from "./parts";
 
 /** Characters per step, and milliseconds between two steps. */
 const READING = { characters: 2, pause: 80 };
-const FAST = { characters: 32, pause: 0 };
+const FAST = { characters: 100, pause: 0 };
 /** Characters that are written at once for readers who want nothing to move. */
 const STILL = 400;
 /** Characters after which the costs are computed again while the models write. */
@@ -183,10 +183,10 @@ export function Writers() {
   return (
     <Panel name="writers" title="Two writers">
       <p>
-        Both sides continue the same prompt with the same weights and the same random numbers, but on the
-        right the state is set to zero {inWords(every.value)}. Move the slider above while they write; the
-        figures below say how likely the model, with its state, finds each text (nats per character: less
-        is likelier).
+        Both sides continue the same prompt with the same weights and the same random numbers, but the right one
+        loses its state {inWords(every.value)}: move the slider at the top while they write. The figures say how
+        well each text is written in the eyes of the model that keeps its state, in nats per character: the lower,
+        the more likely.
       </p>
       <div class="controls">
         <Field label="Prompt" wide>

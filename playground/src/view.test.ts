@@ -1,0 +1,47 @@
+import { beforeEach, expect, test } from "vitest";
+import * as view from "./view";
+
+beforeEach(() => void view.readView(""));
+
+test("the default view needs no text", () => expect(view.writeView()).toBe(""));
+
+test("a view is read as it was written", () => {
+  const hash =
+    "panel=reach&model=astra_beta&every=1%2C120%3A16%2C300%3Anever&prompt=A%26B+%3D&seed=4294967295" +
+    "&temperature=0&top_k=5&fast=true&written=2000&text=O%0A%F0%9F%98%80&at=3&unit=300&draft=&state=x.y&continued=100";
+  expect(view.readView(hash)).toEqual([]);
+  expect(view.schedule.value).toEqual([[0, 1], [120, 16], [300, null]]);
+  expect([view.every.value, view.prompt.value, view.text.value]).toEqual([null, "A&B =", "O\n😀"]);
+  expect([view.temperature.value, view.topK.value, view.draft.value]).toEqual([0, 5, ""]);
+  expect(view.writeView()).toBe(hash);
+});
+
+test.each([
+  "model=gpt", "panel=", "every=3", "every=1,0:2", "every=1,5:2,5:4", "every=1,9999:2", "seed=-1", "seed=1e3", "seed=4294967296",
+  "temperature=2.5", "temperature=", "top_k=0", "top_k=66", "fast=1", "written=0", "written=2001", "at=x", "nothing=1", "%=%", "x",
+])("%s cannot be used, and leaves the default", (hash) => {
+  expect(view.readView(`${hash}&unit=7`)).toHaveLength(1);
+  expect(view.writeView()).toBe("unit=7");
+});
+
+test("what is not in a text goes back to its default", () => {
+  view.readView("seed=5");
+  view.readView("unit=7");
+  expect(view.writeView()).toBe("unit=7");
+});
+
+test("a text that is too long for its field cannot be used", () => {
+  expect(view.readView(`prompt=${"a".repeat(view.PROMPT_LIMIT)}`)).toEqual([]);
+  expect(view.readView(`prompt=${"a".repeat(view.PROMPT_LIMIT + 1)}`)).toHaveLength(1);
+});
+
+test("the slider's history begins where it was moved", () => {
+  view.loseEvery(4, 0);
+  expect(view.schedule.value).toEqual([[0, 4]]);
+  view.loseEvery(8, 10);
+  view.loseEvery(16, 10); // before anything more was written
+  view.loseEvery(null, 20);
+  expect(view.schedule.value).toEqual([[0, 4], [10, 16], [20, null]]);
+  view.loseEvery(16, 20); // back to what it was
+  expect(view.schedule.value).toEqual([[0, 4], [10, 16]]);
+});

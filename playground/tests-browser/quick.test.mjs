@@ -1,0 +1,293 @@
+/** Every panel used by mouse and by keyboard, with the smallest model. */
+
+import assert from "node:assert/strict";
+import { writeFileSync } from "node:fs";
+import { after, before, test } from "node:test";
+import { AxeBuilder } from "@axe-core/playwright";
+import { figures, until, launch, move, open, panel, readout, serve, texts } from "./browser.mjs";
+
+let server, browser, page;
+
+before(async () => {
+  server = await serve();
+  browser = await launch();
+  page = await open(browser, server.address, "written=120");
+});
+
+after(async () => {
+  await browser?.close();
+  server?.stop();
+});
+
+test("the two writers", async (t) => {
+  const writers = panel(page, "writers");
+  const [kept, lost] = await texts(page);
+
+  await t.test("they continue the prompt, and differ", () => {
+    for (const text of [kept, lost]) assert.match(text, /^ROMEO: [\s\S]{120}$/);
+    assert.notEqual(kept, lost);
+  });
+
+  await t.test("again writes the same again", async () => {
+    await writers.getByLabel("Fast").check();
+    await writers.getByRole("button", { name: "Again" }).click();
+    const again = await texts(page);
+    assert.equal(again[0].length, 2007);
+    assert(again[0].startsWith(kept) && again[1].startsWith(lost));
+    const [cost, lostCost] = await figures(page, "writers");
+    assert(cost < 1.7 && lostCost > cost + 0.5, `${cost} ${lostCost}`);
+  });
+
+  await t.test("never losing it, the right writes what the left writes", async () => {
+    await move(page, "End");
+    await writers.getByRole("button", { name: "Again" }).press("Enter");
+    const [left, right] = await texts(page);
+    assert(left.startsWith(kept));
+    assert.equal(right, left);
+  });
+
+  await t.test("the slider acts while they write, and a link shows the same", async () => {
+    await writers.getByLabel("Fast").uncheck();
+    await writers.getByRole("button", { name: "Again" }).click();
+    await until(page, () => Math.abs(document.querySelector("#writers pre").textContent.length - 50) < 30);
+    await move(page, "Home");
+    await until(page, () => document.querySelector("#writers pre").textContent.length > 80);
+    await writers.getByRole("button", { name: "Pause" }).click();
+    await until(page, () => {
+      const written = new URLSearchParams(location.hash.slice(1)).get("written");
+      return +written === document.querySelector("#writers pre").textContent.length - "ROMEO: ".length;
+    });
+    const [left, right] = await texts(page);
+    const same = [...left].findIndex((character, i) => character !== right[i]);
+    assert(same > 10 && kept.startsWith(left.slice(0, 60)), `${same}: ${right}`);
+    assert.match(page.url(), /every=never%2C\d+%3A1&/);
+    const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
+    assert.deepEqual(await texts(copy), [left, right]);
+    assert.deepEqual(copy.problems, []);
+    await copy.context().close();
+  });
+
+  await t.test("temperature, top-k, seed and prompt start anew", async () => {
+    await writers.getByLabel("Fast").check();
+    await writers.getByLabel("Temperature").focus();
+    await page.keyboard.press("Home");
+    await writers.getByLabel("Top-k").selectOption("5");
+    await writers.getByLabel("Seed").fill("7");
+    await writers.getByLabel("Prompt").fill("JULIET: é");
+    await until(page, () => document.querySelector("#writers pre").textContent.startsWith("JULIET: é"));
+    await writers.getByText("left out here: “é”").waitFor();
+    await until(page, () => /enough/.test(document.querySelector("#writers").textContent));
+    const [greedy, stateless] = await texts(page);
+    assert.match(stateless.slice(40), /(the ){8}/); // as the study shows
+    assert.doesNotMatch(greedy.slice(0, 100), /(the ){3}/);
+    await writers.getByLabel("Prompt").fill("");
+    await writers.getByText("start from a line break").waitFor();
+  });
+});
+
+test("surprise", async (t) => {
+  const surprise = panel(page, "surprise");
+  await surprise.scrollIntoViewIfNeeded();
+  const [kept, lost] = await figures(page, "surprise");
+  await until(page, () => document.querySelectorAll(".curve .point").length === 9);
+
+  await t.test("its means are those of its curve", async () => {
+    const label = await surprise.locator("svg").getAttribute("aria-label");
+    const points = Object.fromEntries([...label.matchAll(/(\w+): (\d\.\d+)/g)].map(([, k, nats]) => [k, +nats]));
+    assert(Math.abs(points[1] - lost) < 0.006 && Math.abs(points.never - kept) < 0.006);
+    assert(lost > points.bigram && kept < points.bigram);
+    if (process.env.PLAYGROUND_REPORT) {
+      const text = await surprise.getByLabel("Text", { exact: true }).inputValue();
+      writeFileSync(process.env.PLAYGROUND_REPORT, JSON.stringify({ text, kept, lost }));
+    }
+  });
+
+  await t.test("the slider moves along the curve", async () => {
+    await move(page, "ArrowRight", 2);
+    await surprise.getByText("State lost every 4 characters").waitFor();
+    const [same, less] = await figures(page, "surprise");
+    assert(same === kept && less < lost && less > kept);
+    assert.equal(await surprise.locator(".selected text").textContent(), less.toFixed(2));
+  });
+
+  await t.test("each character has its number, by mouse and by keyboard", async () => {
+    const letters = surprise.locator(".letters").first();
+    await letters.hover({ position: { x: 30, y: 24 } });
+    const pointed = await readout(surprise);
+    assert.match(pointed, /^“[RO]” costs \d+\.\d\d nats \(.*\) with the state, \d+\.\d\d nats/);
+    await letters.focus();
+    await page.keyboard.press("Home");
+    assert.match(await readout(surprise), /^“P” is the first character/);
+    await page.keyboard.press("ArrowDown");
+    await page.keyboard.press("ArrowRight");
+    assert.match(await readout(surprise), /^“e” costs/); // "PROSPERO:\nBe collected"
+    assert.equal(await letters.getAttribute("aria-valuenow"), "12");
+    assert.equal(await letters.getAttribute("aria-valuetext"), await readout(surprise));
+    await page.keyboard.press("End");
+    assert.match(await readout(surprise), /^line break costs/);
+  });
+
+  await t.test("it says what it leaves out, and when there is nothing", async () => {
+    const field = surprise.getByLabel("Text", { exact: true });
+    const before = await field.inputValue();
+    await field.fill("O Röméo 😀 1");
+    await surprise.getByText("left out here: “ö” “é” “😀” “1”").waitFor();
+    await field.fill("");
+    await surprise.getByText("at least two characters").waitFor();
+    await field.fill("😀");
+    await surprise.getByText("at least two characters").waitFor();
+    await field.fill(before);
+    await until(page, () => document.querySelectorAll(".curve .point").length === 9);
+    assert.equal((await figures(page, "surprise"))[0], kept);
+  });
+});
+
+test("inside", async (t) => {
+  const inside = panel(page, "inside");
+  await inside.scrollIntoViewIfNeeded();
+  await inside.locator(".units button").first().waitFor();
+
+  await t.test("a unit is chosen from the list, or by its number", async () => {
+    const unit = inside.locator(".units button").nth(5);
+    await unit.click();
+    const number = (await unit.textContent()).split(" ")[0];
+    assert.equal(await unit.getAttribute("aria-pressed"), "true");
+    assert.equal(await inside.getByLabel("Unit, 0 to 127").inputValue(), number);
+    await inside.getByLabel("Unit, 0 to 127").fill("100");
+    assert.match(await readout(inside), /unit 100 is -?\d\.\d\d\.$/);
+  });
+
+  await t.test("the text shows the unit of the character that is looked at", async () => {
+    const letters = inside.locator(".letters");
+    await letters.focus();
+    await page.keyboard.press("Home");
+    const first = await readout(inside);
+    assert.match(first, /^After “P”, unit 100 is/);
+    await letters.hover({ position: { x: 50, y: 24 } });
+    assert.notEqual(await readout(inside), first);
+  });
+
+  await t.test("the heat map shows any unit at any character", async () => {
+    const map = inside.getByRole("application");
+    await map.focus();
+    await page.keyboard.press("ArrowDown");
+    await page.keyboard.press("ArrowLeft");
+    assert.match(await readout(inside), /unit 101 is/);
+    await map.hover({ position: { x: 9, y: 1 } });
+    assert.match(await inside.locator(".readout").last().textContent(), /^After “O”, unit 0 is/); // PRO
+    assert.match(await readout(inside), /unit 101 is/);
+    await map.click({ position: { x: 1, y: 5 } });
+    assert.match(await readout(inside), /^After “P”, unit 2 is/);
+  });
+});
+
+test("reach", async () => {
+  const reach = panel(page, "reach");
+  await reach.scrollIntoViewIfNeeded();
+  const letters = reach.locator(".letters").first();
+  await letters.focus();
+  await page.keyboard.press("Home");
+  await reach.getByText("nothing is before it").first().waitFor();
+  for (let i = 0; i < 30; i++) await page.keyboard.press("ArrowRight");
+  await until(page, () => /^“e” depends/.test(document.querySelector("#reach .readout").textContent));
+  await move(page, "Home"); // the bar's slider: lost before every character
+  await until(page, () => /last character\.$/.test([...document.querySelectorAll("#reach .readout")].at(-1).textContent));
+  const [kept, lost] = await reach.locator(".readout").allTextContents();
+  assert.match(kept, /^“e” depends most on “.”, .* before it \(gradient norm \d\.\d\d\); 90 % .* last \d+ characters\.$/);
+  assert.match(lost, /^“e” depends most on “r”, just before it/); // "No more"
+  await letters.hover({ position: { x: 30, y: 24 } });
+  await until(page, () => /^“[RO]” depends/.test(document.querySelector("#reach .readout").textContent));
+});
+
+test("the state is copied, and pasted back", async (t) => {
+  const state = panel(page, "state");
+  const [text, field] = [state.getByLabel("Text", { exact: true }), state.getByLabel(/^State/)];
+  const continuation = state.getByRole("group", { name: "Text that follows" });
+  await panel(page, "writers").getByLabel("Temperature").fill("0.8");
+
+  await text.fill("JULIET:\nO Romeo");
+  await state.getByRole("button", { name: "Copy the state" }).click();
+  await state.getByText("in the clipboard").waitFor();
+  await state.getByRole("button", { name: "Write 100 characters" }).click();
+  await until(page, () => document.querySelector("#state textarea").value.length === 115);
+  const written = (await text.inputValue()).slice(15);
+
+  await t.test("by mouse", async () => {
+    await text.fill("");
+    await state.getByRole("button", { name: "Continue" }).click();
+    assert.equal(await continuation.textContent(), written);
+  });
+
+  await t.test("by keyboard", async () => {
+    await field.focus();
+    await page.keyboard.press("ControlOrMeta+A");
+    await page.keyboard.press("Delete");
+    await continuation.waitFor({ state: "detached" });
+    await page.keyboard.press("ControlOrMeta+V");
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Enter");
+    assert.equal(await continuation.textContent(), written);
+  });
+
+  await t.test("what is no state is refused in a sentence", async () => {
+    const packed = await field.inputValue();
+    for (const [wrong, why] of [["ROMEO", "not a state"], [packed.slice(0, 50), "not all of it"], [packed.replace("A", "B"), "changed"]]) {
+      await field.fill(wrong);
+      await state.getByRole("button", { name: "Continue" }).click();
+      await state.getByText(why).waitFor();
+    }
+    await field.fill(packed);
+    await state.getByRole("button", { name: "Continue" }).click();
+    assert.equal(await continuation.textContent(), written);
+  });
+});
+
+test("the URL shows the same to somebody else", async () => {
+  const shown = async (page) => ({
+    texts: await texts(page),
+    figures: [await figures(page, "writers"), await figures(page, "surprise")],
+    readouts: await page.locator(".readout").allTextContents(),
+    fields: await page.locator("input, select, textarea").evaluateAll((fields) => fields.map((each) => each.value)),
+    continuation: await panel(page, "state").locator("pre").textContent(),
+    panel: new URLSearchParams(new URL(page.url()).hash.slice(1)).get("panel"),
+  });
+  await until(page, () => location.hash.includes("panel=state") && location.hash.includes("continued=100"));
+  const before = await shown(page);
+  const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
+  for (const name of ["inside", "reach", "state"]) await panel(copy, name).scrollIntoViewIfNeeded();
+  await until(copy, (last) => document.querySelectorAll("#reach .readout")[1]?.textContent === last, before.readouts.at(-1));
+  await until(copy, (last) => document.querySelector("#inside .readout")?.textContent === last, before.readouts[1]);
+  await until(copy, (last) => document.querySelectorAll("#writers .figure")[1].textContent.startsWith(last), before.figures[0][1]);
+  await panel(copy, "state").locator("pre").waitFor();
+  await until(copy, () => location.hash.includes("panel=state"));
+  assert.deepEqual(await shown(copy), before);
+  assert.deepEqual(copy.problems, []);
+  await copy.context().close();
+});
+
+test("a broken link shows the default, and says so", async () => {
+  const broken = await open(browser, server.address, "model=gpt&every=x&text=%FF%&written=12&=&at=9999");
+  await broken.getByText("cannot use: “model=gpt”, “every=x”, “=”").waitFor();
+  assert.match((await texts(broken))[0], /^ROMEO: [\s\S]{12}$/);
+  assert.deepEqual(broken.problems, []);
+  await broken.context().close();
+});
+
+test("all controls are reached by Tab, in the order of the page", async () => {
+  const controls = "a, button:enabled, input, select, textarea, [tabindex]";
+  const count = await page.locator(controls).count();
+  await page.locator(controls).first().focus();
+  for (let i = 1; i < count; i++) {
+    await page.keyboard.press("Tab");
+    const at = await page.evaluate((all) => [...document.querySelectorAll(all)].indexOf(document.activeElement), controls);
+    assert.equal(at, i);
+  }
+});
+
+test("axe finds nothing serious", async () => {
+  const { violations } = await new AxeBuilder({ page }).analyze();
+  const serious = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+  assert.deepEqual(serious.map(({ id, nodes }) => [id, nodes.map(({ html }) => html)]), []);
+});
+
+test("no error in the console, and no request to another host", () => assert.deepEqual(page.problems, []));
