@@ -67,6 +67,9 @@ export async function open(browser, address, hash = "", options = {}) {
 /** The panel of that name. */
 export const panel = (page, name) => page.locator(`section#${name}`);
 
+/** Scroll to a panel. */
+export const show = (page, name) => panel(page, name).evaluate((each) => each.scrollIntoView({ behavior: "instant" }));
+
 /** Wait until the writers have stopped or paused, and return both texts. */
 export async function texts(page) {
   await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).waitFor();

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { figures, until, launch, move, open, panel, readout, serve, texts } from "./browser.mjs";
+import { figures, launch, move, open, panel, readout, serve, show, texts, until } from "./browser.mjs";
 
 let server, browser, page;
 
@@ -87,7 +87,7 @@ test("the two writers", async (t) => {
 
 test("surprise", async (t) => {
   const surprise = panel(page, "surprise");
-  await surprise.scrollIntoViewIfNeeded();
+  await show(page, "surprise");
   const [kept, lost] = await figures(page, "surprise");
   await until(page, () => document.querySelectorAll(".curve .point").length === 9);
 
@@ -144,7 +144,7 @@ test("surprise", async (t) => {
 
 test("inside", async (t) => {
   const inside = panel(page, "inside");
-  await inside.scrollIntoViewIfNeeded();
+  await show(page, "inside");
   await inside.locator(".units button").first().waitFor();
 
   await t.test("a unit is chosen from the list, or by its number", async () => {
@@ -183,7 +183,7 @@ test("inside", async (t) => {
 
 test("reach", async () => {
   const reach = panel(page, "reach");
-  await reach.scrollIntoViewIfNeeded();
+  await show(page, "reach");
   const letters = reach.locator(".letters").first();
   await letters.focus();
   await page.keyboard.press("Home");
@@ -204,6 +204,7 @@ test("the state is copied, and pasted back", async (t) => {
   const [text, field] = [state.getByLabel("Text", { exact: true }), state.getByLabel(/^State/)];
   const continuation = state.getByRole("group", { name: "Text that follows" });
   await panel(page, "writers").getByLabel("Temperature").fill("0.8");
+  await show(page, "state");
 
   await text.fill("JULIET:\nO Romeo");
   await state.getByRole("button", { name: "Copy the state" }).click();
@@ -254,7 +255,8 @@ test("the URL shows the same to somebody else", async () => {
   await until(page, () => location.hash.includes("panel=state") && location.hash.includes("continued=100"));
   const before = await shown(page);
   const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
-  for (const name of ["inside", "reach", "state"]) await panel(copy, name).scrollIntoViewIfNeeded();
+  assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);
+  for (const name of ["inside", "reach", "state"]) await show(copy, name);
   await until(copy, (last) => document.querySelectorAll("#reach .readout")[1]?.textContent === last, before.readouts.at(-1));
   await until(copy, (last) => document.querySelector("#inside .readout")?.textContent === last, before.readouts[1]);
   await until(copy, (last) => document.querySelectorAll("#writers .figure")[1].textContent.startsWith(last), before.figures[0][1]);
