@@ -15,7 +15,7 @@ import startup  # noqa: F401
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def main() -> None:
                 write_fixture(folder, FOLDER / f"{name}.safetensors", dataset.validation[:10_000])
         else:
             made = {"commit": current_commit(), "corpus": config.data.sha256}
-            write_text(folder / "bigram.json", _json(made, nats=bigram_nats(count_bigrams(dataset))))
+            nats = bigram_nats(count_bigrams(dataset))
+            write_text(folder / "bigram.json", _json(made, nats=nats))
             write_text(folder / "units.json", _json(made, models=all_units(dataset)))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
@@ -205,7 +206,7 @@ def write_fixture(folder: Path, model: Path, tokens: Int[np.ndarray, "N"]) -> No
     """
     params, _, _ = load_safetensors(model)
     V = len(params.embedding)
-    tensors = {"logits": apply(params, tokens[None])[0][0]}
+    tensors: dict[str, Any] = {"logits": apply(params, tokens[None])[0][0]}
     for every in RESETS:
         nats = stream_nll(params, tokens) if every is None else window_nll(params, tokens, every)
         tensors[f"nats.{every}"] = nats
@@ -225,11 +226,11 @@ def write_fixture(folder: Path, model: Path, tokens: Int[np.ndarray, "N"]) -> No
     }  # fmt: skip
 
     # with ties: at the top, and where top-k ends
-    some = np.round(np.random.default_rng(0).normal(size=V) * 2).astype(np.float32)
+    some = jnp.round(jnp.asarray(np.random.default_rng(0).normal(size=V) * 2, jnp.float32))
     sampling = [(t, k) for t, k in SAMPLING if k is None or k <= V]
     tensors["some_logits"] = some
     tensors["probabilities"] = np.stack(
-        [jax.nn.softmax(filter_logits(jnp.asarray(some), t, k)) for t, k in sampling]
+        [jax.nn.softmax(filter_logits(some[None], t, k))[0] for t, k in sampling]
     )
 
     described = {
@@ -241,6 +242,8 @@ def write_fixture(folder: Path, model: Path, tokens: Int[np.ndarray, "N"]) -> No
         "random": random_numbers(),
     }
     arrays = {n: np.ascontiguousarray(t, np.float32) for n, t in tensors.items()}
+    half = np.arange(2**16, dtype=np.uint16).view(np.float16)  # all numbers of 16 bits
+    arrays |= {"half": half, "half_in_32_bits": half.astype(np.float32)}
     data = save(arrays, {"fixture": json.dumps(described)})
     write_bytes(folder / f"{model.stem}.fixture.safetensors", data)
 
@@ -255,10 +258,11 @@ def reach(
     def nats(embedded: jax.Array) -> jax.Array:
         each = dataclasses.replace(params, embedding=embedded)  # a row per position
         logits, _ = apply(each, jnp.arange(at - first)[None])
-        return token_nll(logits[0, -1], tokens[at])
+        return token_nll(logits[0, -1:], tokens[at:])[0]
 
     gradient = jax.grad(nats)(params.embedding[tokens[first:at]])
-    return np.concatenate([np.zeros(first), jnp.linalg.norm(gradient, axis=1)])
+    norms = np.linalg.norm(np.asarray(gradient, np.float64), axis=1)  # squares would underflow
+    return np.concatenate([np.zeros(first), norms])
 
 
 def random_numbers() -> list[dict[str, list[int]]]:

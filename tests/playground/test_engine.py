@@ -1,0 +1,177 @@
+"""The playground's engine against jaxgru, and its own tests; Node runs them."""
+
+import dataclasses
+import json
+import os
+import shutil
+import string
+import subprocess
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgru import init, load_config, load_pretrained
+from jaxgru.data.corpus import split
+from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.interop.safetensors import save_safetensors
+from jaxgru.pretrained import FOLDER
+from maintain import playground
+
+PLAYGROUND = Path(__file__).parents[2] / "playground"
+VITEST = PLAYGROUND / "node_modules" / "vitest" / "vitest.mjs"
+
+node = pytest.mark.skipif(
+    shutil.which("node") is None or not VITEST.is_file(),
+    reason="needs Node, and `npm ci` in playground/",
+)
+
+COMPARED = {
+    "logits, SIMD true",
+    "logits, SIMD false",
+    "nats, and their means",
+    "states",
+    "reach",
+    "greedy text is the same",
+    "the distribution that is drawn from",
+    "numbers of 16 bits",
+    "random numbers",
+}
+
+# Nothing is a multiple of 16, which the engine's product handles at once.
+RANDOM = {
+    "before": {"vocab_size": 3, "embedding_dim": 5, "hidden_dim": 9, "num_layers": 3},
+    "after": {"vocab_size": 18, "embedding_dim": 1, "hidden_dim": 19, "reset": "after"},
+    "smallest": {"cell": "rnn", "vocab_size": 2, "embedding_dim": 1, "hidden_dim": 1},
+    "elman": {"cell": "rnn", "vocab_size": 5, "embedding_dim": 7, "hidden_dim": 33,
+              "num_layers": 2},
+}  # fmt: skip
+
+
+def run(*arguments: str, fixtures: Path) -> dict[str, str]:
+    """Run vitest; return the status of each test."""
+    report = fixtures / "report.json"
+    done = subprocess.run(
+        ["node", VITEST, "run", *arguments, "--reporter=default", "--reporter=json",
+         f"--outputFile={report}"],
+        cwd=PLAYGROUND, env=os.environ | {"PLAYGROUND_FIXTURES": str(fixtures)},
+        capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+    print(done.stdout, done.stderr)
+    assert report.is_file()
+    files = json.loads(report.read_text(encoding="utf-8"))["testResults"]
+    assert all(file["status"] == "passed" for file in files)
+    return {test["fullName"]: test["status"] for file in files for test in file["assertionResults"]}
+
+
+def assert_compared(statuses: dict[str, str], models: list[str]) -> None:
+    for model in models:
+        name = f"{model}.fixture.safetensors"
+        assert {f"{name} {test}": "passed" for test in COMPARED}.items() <= statuses.items()
+
+
+def random_model(folder: Path, name: str, **options: int | str) -> Path:
+    config = load_config("elman_alpha" if options.get("cell") == "rnn" else "astra_alpha")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **options))
+    params = init(jax.random.key(len(name)), config.model)
+    # gates that open and close, and second biases that are not zero
+    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+    params = jax.tree.map(lambda x: 2 * x + jax.random.normal(next(keys), x.shape) / 4, params)
+    path = folder / f"{name}.safetensors"
+    vocabulary = CharacterTokenizer(string.printable[: config.model.vocab_size])
+    save_safetensors(path, params, config, vocabulary)
+    return path
+
+
+@node
+def test_the_engine(shakespeare, tmp_path):
+    _, _, tokenizer = load_pretrained("astra_alpha")
+    _, validation = split(tokenizer.encode(shakespeare), 0.1)
+    for name in ("astra_alpha", "elman_alpha"):
+        playground.write_fixture(tmp_path, FOLDER / f"{name}.safetensors", validation[:2000])
+    for name, options in RANDOM.items():
+        path = random_model(tmp_path, name, **options)
+        V = options["vocab_size"]
+        tokens = np.random.default_rng(2).integers(V, size=300, dtype=np.int32)
+        playground.write_fixture(tmp_path, path, tokens)
+    statuses = run("src/engine", fixtures=tmp_path)
+    assert_compared(statuses, ["astra_alpha", "elman_alpha", *RANDOM])
+    assert len(statuses) > len(COMPARED) * 6  # and the engine's own
+
+
+@node
+@pytest.mark.slow
+@pytest.mark.parametrize("name", playground.MODELS)
+def test_the_engine_on_ten_thousand_characters(name, shakespeare, tmp_path):
+    _, _, tokenizer = load_pretrained(name)
+    _, validation = split(tokenizer.encode(shakespeare), 0.1)
+    playground.write_fixture(tmp_path, FOLDER / f"{name}.safetensors", validation[:10_000])
+    assert_compared(run("src/engine/parity.test.ts", fixtures=tmp_path), [name])
+
+
+# --- The assets
+
+
+@pytest.fixture
+def dataset(shakespeare, tmp_path, monkeypatch):
+    """The dataset of the models."""
+    (tmp_path / "shakespeare.txt").write_text(shakespeare, newline="")
+    monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "shakespeare.txt"))
+    _, config, tokenizer = load_pretrained("astra_alpha")
+    return playground.load_dataset(config, tokenizer)[1]
+
+
+def asset(name):
+    return json.loads((playground.ASSETS / name).read_text(encoding="utf-8"))
+
+
+def test_the_bigrams_are_those_of_the_training_text(dataset):
+    table, tokens = np.array(asset("bigram.json")["nats"]), dataset.validation
+    bigrams = playground.count_bigrams(dataset)
+    # 4 decimals: half of the last one, and the table's own rounding
+    np.testing.assert_allclose(
+        table[tokens[:-1], tokens[1:]], bigrams.token_nll(tokens), atol=5.1e-5
+    )
+    assert table.tolist() == playground.bigram_nats(bigrams)
+
+
+@pytest.mark.slow
+def test_the_units_are_those_of_the_models(dataset):
+    ours, again = asset("units.json")["models"], playground.all_units(dataset)
+    for name in playground.MODELS:
+        assert [u["follows"] for u in ours[name]] == [u["follows"] for u in again[name]]
+        for a, b in zip(ours[name], again[name], strict=True):
+            assert abs(a["correlation"]) == pytest.approx(abs(b["correlation"]), abs=2e-3)
+
+
+def test_features_of_a_text():
+    text = "Go!\n\nKING HENRY:\nO my.\nAy, so\n"
+    features = playground.features(text)
+
+    def marked(name):
+        return "".join(c for c, x in zip(text, features[name], strict=True) if x)
+
+    assert marked("inside a speaker's name") == "KING HENRY"
+    assert marked("after a speaker's name") == ":"
+    assert marked("upper case") == "GKINGHENRYOA"
+    assert marked("a run of upper-case letters") == "KINGHENRY"
+    assert marked("after a vowel") == "oIEOAo"
+    assert marked("after a sentence's end") == "!."
+    assert marked("after an empty line") == "\n"
+    assert features["after an empty line"][text.index("\n\n") + 1] == 1
+    assert features["position in the line"][:9].tolist() == [1, 2, 3, 0, 0, 1, 2, 3, 4]
+    assert features["position in the speech"][-1] == len(text) - text.index("KING")
+    assert features["position in the word"][:10].tolist() == [1, 2, 0, 0, 0, 1, 2, 3, 4, 0]
+    assert features["position in the sentence"][:7].tolist() == [1, 2, 3, 0, 1, 2, 3]
+
+
+def test_units_are_found():
+    rng = np.random.default_rng(0)
+    line, noise = rng.normal(size=400), rng.normal(size=400)
+    layers = [rng.normal(size=(400, 3)), np.stack([np.zeros(400), 5 - 2 * line, line + noise], 1)]
+    found = playground.units(layers, {"line": line, "constant": np.ones(400)})
+    places = [(u["unit"], u["layer"], u["follows"]) for u in found]
+    assert places == [(4, 1, "line"), (5, 1, "line")]
+    expected = [np.corrcoef(line, layers[1][:, i])[0, 1] for i in (1, 2)]
+    assert [u["correlation"] for u in found] == pytest.approx(expected, abs=6e-4)  # 3 decimals
