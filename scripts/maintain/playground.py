@@ -12,10 +12,10 @@ sys.path.insert(0, dirname(dirname(__file__)))
 
 import startup  # noqa: F401
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors.numpy import save
 
 from jaxgru import apply, generate, load_pretrained, unroll
@@ -60,6 +60,7 @@ def main() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if arguments.fixtures:
+            write_numbers(folder)
             for name in MODELS:
                 write_fixture(folder, FOLDER / f"{name}.safetensors", dataset.validation[:10_000])
         else:
@@ -108,10 +109,15 @@ def states(
     params: Params, tokens: Int[np.ndarray, "T"], reset_every: int | None = None
 ) -> list[Float[np.ndarray, "T H"]]:
     """Return the state of each layer after each token."""
-    reset = None if reset_every is None else (np.arange(len(tokens)) % reset_every == 0)[None]
     x = params.embedding[tokens][None]
-    _, _, carries = unroll(list(params.layers), x, reset=reset, return_carries=True)
+    resets = _resets(len(tokens), reset_every)
+    _, _, carries = unroll(list(params.layers), x, reset=resets, return_carries=True)
     return [np.asarray(h[0]) for h in carries]
+
+
+def _resets(num_tokens: int, every: int | None) -> Bool[np.ndarray, "1 T"]:
+    """Return before which tokens the state is reset to zero."""
+    return (np.arange(num_tokens) % (every or num_tokens) == 0)[None]
 
 
 def features(text: str) -> dict[str, Float[np.ndarray, "T"]]:
@@ -194,28 +200,29 @@ GREEDY_TOKENS = 320
 PROMPT_TOKENS = 40
 STATES = 200  # tokens
 WINDOW = 150  # tokens of `reach`
-SAMPLING = tuple((t, k) for t in (0.1, 0.8, 1.0, 3.0) for k in (None, 1, 2, 5))
+SAMPLING = tuple((t, k) for t in (0.1, 0.8, 3.0) for k in (None, 1, 2, 30))
 
 
-def write_fixture(folder: Path, model: Path, tokens: Int[np.ndarray, "N"]) -> None:
+def write_fixture(
+    folder: Path,
+    model: Path,
+    tokens: Int[np.ndarray, "N"],
+    resets: Sequence[int | None] = RESETS,
+) -> None:
     """Write what a model computes for a text to `folder`, under the model's name.
 
     Args:
-      model: a .safetensors file of jaxgru.
+      model: a .safetensors file of jaxgru, without layer normalisation.
       tokens: at least two.
+      resets: numbers of tokens between two resets of the state to zero; None: no resets.
     """
     params, _, _ = load_safetensors(model)
-    V = len(params.embedding)
     tensors: dict[str, Any] = {"logits": apply(params, tokens[None])[0][0]}
-    for every in RESETS:
+    for every in resets:
         nats = stream_nll(params, tokens) if every is None else window_nll(params, tokens, every)
         tensors[f"nats.{every}"] = nats
-        layers = states(params, tokens[:STATES], every)
-        tensors[f"states.{every}"] = np.concatenate(layers, axis=1)
-    window = tokens[:WINDOW]
-    for every in (1, 32, None):
-        tensors[f"reach.{every}"] = reach(params, window, every)
-
+        tensors[f"states.{every}"] = np.concatenate(states(params, tokens[:STATES], every), axis=1)
+        tensors[f"reach.{every}"] = reach(params, tokens[:WINDOW], every)
     prompt = tokens[:PROMPT_TOKENS]
     greedy = {
         str(every): generate(
@@ -224,59 +231,57 @@ def write_fixture(folder: Path, model: Path, tokens: Int[np.ndarray, "N"]) -> No
         )[0][0].tolist()
         for every in (1, None)
     }  # fmt: skip
-
-    # with ties: at the top, and where top-k ends
-    some = jnp.round(jnp.asarray(np.random.default_rng(0).normal(size=V) * 2, jnp.float32))
-    sampling = [(t, k) for t, k in SAMPLING if k is None or k <= V]
-    tensors["some_logits"] = some
-    tensors["probabilities"] = np.stack(
-        [jax.nn.softmax(filter_logits(some[None], t, k))[0] for t, k in sampling]
-    )
-
     described = {
         "model": str(model),
         "tokens": tokens.tolist(),
         "prompt": prompt.tolist(),
         "greedy": greedy,
-        "sampling": sampling,
-        "random": random_numbers(),
     }
-    arrays = {n: np.ascontiguousarray(t, np.float32) for n, t in tensors.items()}
+    _write(folder / f"{model.stem}.fixture.safetensors", tensors, described)
+
+
+def write_numbers(folder: Path) -> None:
+    """Write what does not depend on a model: distributions, random numbers, narrow floats."""
+    # with ties: at the top, and where top-k ends
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 65)).round(1), jnp.float32)
+    words = np.random.default_rng(1).integers(2**32, size=(2, 2, 20), dtype=np.uint32)
     half = np.arange(2**16, dtype=np.uint16).view(np.float16)  # all numbers of 16 bits
-    arrays |= {"half": half, "half_in_32_bits": half.astype(np.float32)}
-    data = save(arrays, {"fixture": json.dumps(described)})
-    write_bytes(folder / f"{model.stem}.fixture.safetensors", data)
+    tensors = {
+        "logits": logits[0],
+        "probabilities": [jax.nn.softmax(filter_logits(logits, t, k))[0] for t, k in SAMPLING],
+        "half_in_32_bits": half,
+    }
+    described = {
+        "sampling": SAMPLING,
+        "keys": words[0].T.tolist(),
+        "counters": words[1].T.tolist(),
+        "random": [np.asarray(threefry_2x32(*w)).tolist() for w in words.transpose(2, 0, 1)],
+    }
+    _write(folder / "numbers.safetensors", tensors, described, half=half)
+
+
+def _write(
+    path: Path, tensors: dict[str, Any], described: dict[str, Any], **as_they_are: np.ndarray
+) -> None:
+    arrays = {name: np.ascontiguousarray(x, np.float32) for name, x in tensors.items()}
+    write_bytes(path, save(arrays | as_they_are, {"fixture": json.dumps(described)}))
 
 
 def reach(
     params: Params, tokens: Int[np.ndarray, "T"], reset_every: int | None
 ) -> Float[np.ndarray, "T-1"]:
     """Return the norms of the gradient of the last token's nats by the embeddings before it."""
-    at = len(tokens) - 1
-    first = 0 if reset_every is None else (at - 1) // reset_every * reset_every
-
-    def nats(embedded: jax.Array) -> jax.Array:
-        each = dataclasses.replace(params, embedding=embedded)  # a row per position
-        logits, _ = apply(each, jnp.arange(at - first)[None])
-        return token_nll(logits[0, -1:], tokens[at:])[0]
-
-    gradient = jax.grad(nats)(params.embedding[tokens[first:at]])
-    norms = np.linalg.norm(np.asarray(gradient, np.float64), axis=1)  # squares would underflow
-    return np.concatenate([np.zeros(first), norms])
+    x = params.embedding[tokens[:-1]]
+    gradient = _reach(params, x, tokens, _resets(len(x), reset_every))
+    return np.linalg.norm(np.asarray(gradient, np.float64), axis=1)  # in 32 bits, squares underflow
 
 
-def random_numbers() -> list[dict[str, list[int]]]:
-    """Return keys, counters and the random numbers that JAX makes of them."""
-    words = np.random.default_rng(1).integers(2**32, size=(20, 4), dtype=np.uint32)
-    words[0] = 0
-    return [
-        {
-            "key": row[:2].tolist(),
-            "counter": row[2:].tolist(),
-            "bits": np.asarray(threefry_2x32(row[:2], row[2:])).tolist(),
-        }
-        for row in words
-    ]
+@jax.jit
+@partial(jax.grad, argnums=1)
+def _reach(params, x, tokens, resets):
+    y, _ = unroll(list(params.layers), x[None], reset=resets)
+    logits = y[0, -1:] @ params.head.Wo + params.head.bo
+    return token_nll(logits, tokens[-1:])[0]
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ describe("a text that is read", () => {
 });
 
 describe("a newer call", () => {
-  const long = new Uint8Array(20_000);
+  const long = new Uint8Array(6_000);
 
   test("ends an older one of its slot, before or while it computes", async () => {
     const points: (number | null)[] = [];
@@ -207,7 +207,7 @@ describe("a newer call", () => {
 
   test("is answered while a long one computes", async () => {
     let done = false;
-    const computing = engine.surprise(name, new Uint8Array(50_000), null).then(() => (done = true));
+    const computing = engine.surprise(name, new Uint8Array(20_000), null).then(() => (done = true));
     await write(await start(), 1);
     expect(done).toBe(false);
     await computing;
