@@ -96,8 +96,12 @@ function plain(x: Float32Array, panels: Float32Array, y: Float32Array): void {
     }
 }
 
+/** Compiled once: V8 optimises a module, and all instances gain from it. */
+let compiled: WebAssembly.Module | undefined;
+
 function withSimd(memory: WebAssembly.Memory): Product {
-  const { exports } = new WebAssembly.Instance(new WebAssembly.Module(assemble()), { arena: { memory } });
+  compiled ??= new WebAssembly.Module(assemble());
+  const { exports } = new WebAssembly.Instance(compiled, { arena: { memory } });
   const product = exports.product as (x: number, rows: number, panels: number, y: number, count: number) => void;
   return (x, panels, y) =>
     product(x.byteOffset, x.length, panels.byteOffset, y.byteOffset, Math.ceil(y.length / PANEL));
