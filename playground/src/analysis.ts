@@ -1,6 +1,6 @@
 /** What the models say of the text, computed again when the text or the model changes. */
 
-import { computed, effect, signal, untracked } from "@preact/signals";
+import { batch, computed, effect, signal, untracked } from "@preact/signals";
 import type { Encoded, ModelInfo } from "./engine/types";
 import { debounce, engine, leftOut, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
@@ -19,6 +19,8 @@ export interface Analysed {
 export const analysed = signal<Analysed | null>(null);
 /** Nats of each character but the first, by how often the state is lost, as they become known. */
 export const surprises = signal(new Map<Reset, Float32Array>());
+/** Whether what is known is not yet of the text and the model that are shown. */
+export const stale = signal(true);
 /** The same by the counted bigram. */
 export const bigram = signal<Float32Array | null>(null);
 
@@ -53,15 +55,19 @@ async function analyse(): Promise<void> {
   if (mine !== generation) return;
   const { tokens } = encoded;
   const characters = Array.from(tokens, (token) => info.vocabulary[token]);
-  surprises.value = new Map();
-  bigram.value = null;
-  analysed.value = { info, tokens, characters, encoded };
+  batch(() => {
+    surprises.value = new Map();
+    bigram.value = null;
+    analysed.value = { info, tokens, characters, encoded };
+    stale.value = tokens.length > 1;
+  });
   if (tokens.length < 2) return;
   const wanted = untracked(() => every.value);
   for (const reset of new Set([null, wanted, ...RESETS])) {
     const nats = await engine.surprise(name, tokens, reset, "surprise");
     if (mine !== generation) return;
     surprises.value = new Map(surprises.value).set(reset, nats);
+    if (reset === wanted) stale.value = false;
     if (bigram.value === null) {
       const counted = await engine.bigramSurprise(tokens);
       if (mine !== generation) return;
@@ -77,6 +83,7 @@ export function startAnalysis(): void {
   let first = true;
   effect(() => {
     model.value, text.value;
+    stale.value = true;
     if (first) run();
     else later();
     first = false;

@@ -45,9 +45,9 @@ export function launch() {
 
 /**
  * Open the page in a context of its own. `page.problems` collects what must not happen: errors in the
- * console, and requests to another host.
+ * console, and requests to another host. `prepare` gets the page before it opens.
  */
-export async function open(browser, address, hash = "", options = {}) {
+export async function open(browser, address, hash = "", { prepare, ...options } = {}) {
   const context = await browser.newContext({ viewport: WIDE, permissions: ["clipboard-read", "clipboard-write"], ...options });
   const page = await context.newPage();
   page.setDefaultTimeout(60_000); // a loaded machine is slow
@@ -60,6 +60,7 @@ export async function open(browser, address, hash = "", options = {}) {
     const { protocol, host } = new URL(request.url());
     if (!["data:", "blob:"].includes(protocol) && host !== new URL(address).host) page.problems.push(request.url());
   });
+  await prepare?.(page);
   await page.goto(address + (hash && `#${hash}`));
   return page;
 }
@@ -78,13 +79,19 @@ export async function texts(page) {
 
 /** The nats per character that a panel shows, once all are there: [with the state, without]. */
 export async function figures(page, name) {
-  const figure = panel(page, name).locator(".figure");
   await page.waitForFunction(
-    (name) => [...document.querySelectorAll(`#${name} .figure`)].every((each) => /^\d/.test(each.textContent)),
+    (name) => {
+      const figures = [...document.querySelectorAll(`#${name}:not([aria-busy=true]) .figure`)];
+      return figures.length === 2 && figures.every((each) => /^\d/.test(each.textContent));
+    },
     name,
   );
-  return (await figure.allTextContents()).map(parseFloat);
+  return (await panel(page, name).locator(".figure").allTextContents()).map(parseFloat);
 }
+
+/** Wait until the text is analysed. */
+export const analysed = (page) =>
+  page.waitForFunction(() => document.querySelectorAll("#surprise:not([aria-busy=true]) .point").length === 9);
 
 /** Wait until a condition holds in the page. */
 export const until = (page, condition, argument) => page.waitForFunction(condition, argument);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { figures, launch, move, open, panel, readout, serve, show, texts, until } from "./browser.mjs";
+import { analysed, figures, launch, move, open, panel, readout, serve, show, texts, until } from "./browser.mjs";
 
 let server, browser, page;
 
@@ -89,7 +89,7 @@ test("surprise", async (t) => {
   const surprise = panel(page, "surprise");
   await show(page, "surprise");
   const [kept, lost] = await figures(page, "surprise");
-  await until(page, () => document.querySelectorAll(".curve .point").length === 9);
+  await analysed(page);
 
   await t.test("its means are those of its curve", async () => {
     const label = await surprise.locator("svg").getAttribute("aria-label");
@@ -137,7 +137,7 @@ test("surprise", async (t) => {
     await field.fill("😀");
     await surprise.getByText("at least two characters").waitFor();
     await field.fill(before);
-    await until(page, () => document.querySelectorAll(".curve .point").length === 9);
+    await analysed(page);
     assert.equal((await figures(page, "surprise"))[0], kept);
   });
 });

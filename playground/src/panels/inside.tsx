@@ -181,7 +181,7 @@ function Units({ units }: { units: UnitInfo[] }) {
 
 export function Inside() {
   return (
-    <Panel name="inside" title="Inside">
+    <Panel name="inside" title="Inside" ofText>
       <p>
         The state has {numUnits} numbers, its units, and some of them follow something that a reader could name:
         they are listed with their correlation over text that the model was not trained on. Choose a unit to tint

@@ -72,14 +72,14 @@ const descriptions = [0, 1].map((side) =>
     return (
       `${quote(of.characters[at])} depends most on ${quote(of.characters[start + most])}, ` +
       `${distance === 1 ? "just" : `${distance} characters`} before it (gradient norm ${found[most].toFixed(2)}); ` +
-      `90 % of all norms are those of the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
+      `90 % of the sum of all norms is in the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );
   }),
 );
 
 export function Reach() {
   return (
-    <Panel name="reach" title="Reach">
+    <Panel name="reach" title="Reach" ofText>
       <p>
         Point at a character, or move along the text with the arrow keys: the earlier characters glow by how much
         the cost of this one depends on them, measured by the gradient with respect to their embeddings. With the

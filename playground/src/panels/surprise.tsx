@@ -48,7 +48,7 @@ function Mean({ nats }: { nats: Float32Array | undefined }) {
 
 export function Surprise() {
   return (
-    <Panel name="surprise" title="Surprise">
+    <Panel name="surprise" title="Surprise" ofText>
       <p>
         A character costs −ln p nats, where p is the probability that the model gave it after reading those before
         it: the stronger the tint, the more surprising the character. Type or paste a text, point at its

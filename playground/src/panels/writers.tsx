@@ -76,9 +76,14 @@ async function restart(): Promise<boolean> {
   ]);
   if (mine !== generation) return false;
   [info, start, note.value] = [described, first.tokens, first.note];
-  [writings, tokens, ahead] = [from, [[], []], 0];
-  for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
+  [writings, tokens] = [from, [[], []]];
+  clear();
   return true;
+}
+
+function clear(): void {
+  written.value = ahead = 0;
+  for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
 }
 
 /** Write until paused, until the settings change, or until there is enough. */
@@ -121,6 +126,7 @@ function updateCosts(): void {
 export async function startWriters(): Promise<void> {
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   hurry = written.value || (still ? STILL : 0);
+  written.value = 0;
   running.value = true;
   if (await restart()) {
     await step(generation, READING.characters);
@@ -133,6 +139,8 @@ export async function startWriters(): Promise<void> {
     if (changes++) {
       generation++; // what is being written is not of these settings
       untracked(() => (schedule.value = [[0, every.value]]));
+      running.value = true;
+      clear();
       again();
     }
   });

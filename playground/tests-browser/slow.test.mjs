@@ -1,0 +1,167 @@
+/** What takes longer: all models, without a network; long and odd texts; telephones; all schemes. */
+
+import assert from "node:assert/strict";
+import { writeFileSync } from "node:fs";
+import { after, before, test } from "node:test";
+import { AxeBuilder } from "@axe-core/playwright";
+import { analysed, figures, launch, move, NARROW, open, panel, readout, serve, show, texts, until, WIDE } from "./browser.mjs";
+
+const PANELS = ["writers", "surprise", "inside", "reach", "state"];
+let server, browser;
+
+before(async () => {
+  server = await serve();
+  browser = await launch();
+});
+
+after(async () => {
+  await browser?.close();
+  server?.stop();
+});
+
+test("all models, without a network", async (t) => {
+  let models = 0;
+  const page = await open(browser, server.address, "written=60", {
+    prepare: (page) => page.on("requestfinished", (request) => (models += request.url().endsWith(".safetensors"))),
+  });
+  while (models < 3) await page.waitForEvent("requestfinished");
+  await page.context().setOffline(true);
+  const report = { text: await panel(page, "surprise").getByLabel("Text", { exact: true }).inputValue(), means: {} };
+
+  for (const model of ["elman_alpha", "astra_beta", "astra_alpha"]) {
+    await t.test(model, async () => {
+      await move(page, "Home");
+      await page.getByLabel("Model").selectOption(model);
+      await panel(page, "writers").getByLabel("Fast").check();
+      await until(page, () => /enough/.test(document.querySelector("#writers").textContent));
+      const [kept, lost] = await figures(page, "writers");
+      assert(lost > kept + 0.5, `${kept} ${lost}`);
+      await analysed(page);
+      const means = (report.means[model] = {});
+      for (const every of [1, 2, 4, 8, 16, 32, 64, 128, "never"]) {
+        [means.never, means[every]] = await figures(page, "surprise");
+        await move(page, "ArrowRight");
+      }
+      await show(page, "inside");
+      await panel(page, "inside").locator(".units button").last().click();
+      assert.match(await readout(panel(page, "inside")), /unit \d+ .*is -?\d\.\d\d\.$/);
+      await show(page, "reach");
+      await panel(page, "reach").locator(".letters").first().focus();
+      await page.keyboard.press("End");
+      await until(page, () => /^line break depends most on/.test(document.querySelector("#reach .readout").textContent));
+      await panel(page, "state").getByRole("button", { name: "Copy the state" }).click();
+      await panel(page, "state").getByRole("button", { name: "Continue" }).click();
+      assert.equal((await panel(page, "state").locator("pre").textContent()).length, 100);
+    });
+  }
+  if (process.env.PLAYGROUND_REPORT) writeFileSync(process.env.PLAYGROUND_REPORT, JSON.stringify(report));
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test("a megabyte is pasted", async () => {
+  const page = await open(browser, server.address, "written=60");
+  const field = panel(page, "surprise").getByLabel("Text", { exact: true });
+  await page.evaluate(() => navigator.clipboard.writeText("To be, or not to be: that is the question:\n".repeat(25000)));
+  await field.focus();
+  await page.keyboard.press("ControlOrMeta+A");
+  await page.keyboard.press("ControlOrMeta+V");
+  await page.getByText("takes 10,000 characters: of the 1,075,000 that were pasted, it keeps the first 10,000.").waitFor();
+  assert.equal((await field.inputValue()).length, 10_000);
+  await analysed(page);
+  await page.getByLabel("Model").selectOption("astra_beta");
+  await page.getByText("The first 4,000 of these 10,000 characters are analysed.").waitFor();
+  for (const name of PANELS) await show(page, name);
+  await page.getByLabel("Model").selectOption("astra_alpha");
+  await until(page, () => location.hash.length > 10_000);
+  const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
+  assert.deepEqual(await figures(copy, "surprise"), await figures(page, "surprise"));
+  await field.focus(); // a full field takes no more
+  await page.keyboard.press("ControlOrMeta+End");
+  await page.evaluate(() => navigator.clipboard.writeText("x".repeat(20)));
+  await page.keyboard.press("ControlOrMeta+V");
+  await page.getByText("of the 20 that were pasted, it keeps the first 0.").waitFor();
+  assert.deepEqual([...page.problems, ...copy.problems], []);
+  await page.context().close();
+  await copy.context().close();
+});
+
+test("ten thousand emoji, and a text in another alphabet", async () => {
+  const page = await open(browser, server.address, "written=60");
+  const field = panel(page, "surprise").getByLabel("Text", { exact: true });
+  await field.fill("😀👩‍👩‍👧".repeat(900));
+  await page.getByText("at least two characters").waitFor();
+  await field.fill("Быть или не быть, вот в чём вопрос.");
+  await page.getByText(/left out here: (“.” ){8}and \d+ more\./).waitFor();
+  await panel(page, "writers").getByLabel("Prompt").fill("😀");
+  await page.getByText("left out here: “😀”. Without a prompt").waitFor();
+  await panel(page, "state").getByLabel("Text", { exact: true }).fill("😀");
+  await panel(page, "state").getByRole("button", { name: "Write 100 characters" }).click();
+  await until(page, () => document.querySelector("#state textarea").value.length === 102);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
+  for (const colorScheme of ["light", "dark"]) {
+    test(`${size} and ${colorScheme}: axe finds nothing serious, and nothing is cut off`, async () => {
+      const options = { viewport, colorScheme, hasTouch: size === "narrow", isMobile: size === "narrow" };
+      const page = await open(browser, server.address, "written=400&at=300&unit=8&every=4", options);
+      for (const name of PANELS) {
+        await show(page, name);
+        if (name === "state") {
+          await panel(page, name).getByRole("button", { name: "Copy the state" }).click();
+          await panel(page, name).getByRole("button", { name: "Continue" }).click();
+          await panel(page, name).locator("pre").waitFor();
+        }
+        if (name === "surprise") await analysed(page);
+        if (name === "inside") await panel(page, name).getByRole("application").waitFor();
+        if (name === "reach") await panel(page, name).getByText("depends most on").first().waitFor();
+      }
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), viewport.width);
+      if (process.env.PLAYGROUND_SCREENSHOTS) {
+        await show(page, "writers");
+        await page.screenshot({ path: `${process.env.PLAYGROUND_SCREENSHOTS}/${size}_${colorScheme}.png`, fullPage: true });
+      }
+      const { violations } = await new AxeBuilder({ page }).analyze();
+      const serious = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+      assert.deepEqual(serious.map(({ id, nodes }) => [id, nodes.map(({ html }) => html)]), []);
+      if (size === "narrow") {
+        await show(page, "surprise");
+        await panel(page, "surprise").locator(".letters").first().tap({ position: { x: 16, y: 30 } });
+        assert.match(await readout(panel(page, "surprise")), /costs|given/);
+      }
+      assert.deepEqual(page.problems, []);
+      await page.context().close();
+    });
+  }
+}
+
+test("the colours follow the button", async () => {
+  const page = await open(browser, server.address, "written=60", { colorScheme: "light" });
+  const background = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+  const light = await background();
+  await page.getByRole("button", { name: "Dark" }).click();
+  assert.notEqual(await background(), light);
+  await page.emulateMedia({ colorScheme: "dark" });
+  await page.getByRole("button", { name: "Dark" }).click();
+  assert.equal(await background(), light);
+  await page.context().close();
+});
+
+test("nothing moves for readers who want that", async () => {
+  const page = await open(browser, server.address, "", { reducedMotion: "reduce" });
+  const [text] = await texts(page);
+  assert.equal(text.length, 407);
+  await page.context().close();
+});
+
+test("a model that cannot be loaded is said in a sentence", async () => {
+  const page = await open(browser, server.address, "written=60", {
+    prepare: (page) => page.context().route("**/astra_beta*.safetensors", (route) => route.fulfill({ status: 404 })),
+  });
+  await page.getByText("The model astra_beta could not be loaded: the server answered 404.").waitFor();
+  await page.getByLabel("Model").selectOption("elman_alpha");
+  await panel(page, "surprise").getByText(/^[\d.]+ nats per character/).first().waitFor();
+  await page.context().close();
+});
