@@ -50,6 +50,7 @@ test("all models, without a network", async (t) => {
       await page.keyboard.press("End");
       await until(page, () => /^line break depends most on/.test(document.querySelector("#reach .readout").textContent));
       await panel(page, "state").getByRole("button", { name: "Copy the state" }).click();
+      await until(page, (name) => document.querySelectorAll("#state textarea")[1].value.startsWith(name), model);
       await panel(page, "state").getByRole("button", { name: "Continue" }).click();
       assert.equal((await panel(page, "state").locator("pre").textContent()).length, 100);
     });
@@ -73,7 +74,7 @@ test("a megabyte is pasted", async () => {
   await page.getByText("The first 4,000 of these 10,000 characters are analysed.").waitFor();
   for (const name of PANELS) await show(page, name);
   await page.getByLabel("Model").selectOption("astra_alpha");
-  await until(page, () => location.hash.length > 10_000);
+  await until(page, () => location.hash.length > 10_000 && !location.hash.includes("model="));
   const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
   assert.deepEqual(await figures(copy, "surprise"), await figures(page, "surprise"));
   await field.focus(); // a full field takes no more

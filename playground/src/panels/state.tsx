@@ -38,6 +38,7 @@ async function writeOn(): Promise<void> {
 }
 
 async function copy(): Promise<void> {
+  copied.value = "";
   const { info, writing } = await readDraft();
   stateText.value = packWriting(info, writing);
   continued.value = 0;

@@ -1,0 +1,92 @@
+"""The playground's page: used in a browser, and its numbers against jaxgru's."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxgru import load_pretrained
+from jaxgru.evaluation import stream_loss, window_loss
+
+PLAYGROUND = Path(__file__).parents[2] / "playground"
+MODULES = PLAYGROUND / "node_modules"
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("node") is None or not (MODULES / "playwright-core").is_dir(),
+        reason="needs Node, and `npm ci` in playground/",
+    ),
+    pytest.mark.skipif(
+        not Path(CHROMIUM).is_file(),
+        reason=f"needs Chromium; CHROMIUM says where it is ({CHROMIUM})",
+    ),
+]
+
+
+def node(*command: str | Path, **environment: Path) -> None:
+    """Run Node in the playground's folder; print what it prints, and expect it to succeed."""
+    done = subprocess.run(
+        ["node", *command],
+        cwd=PLAYGROUND,
+        env=os.environ | {"CHROMIUM": CHROMIUM} | {k: str(v) for k, v in environment.items()},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The page, built as the site does."""
+    folder = tmp_path_factory.mktemp("playground") / "dist"
+    node(MODULES / "vite" / "bin" / "vite.js", "build", "--outDir", folder)
+    return folder
+
+
+def use(file: str, built: Path, report: Path) -> dict:
+    """Run the tests of a file in a browser; return what they report."""
+    node(
+        "--test", "--test-reporter=spec", f"tests-browser/{file}",
+        PLAYGROUND_DIST=built, PLAYGROUND_REPORT=report,
+    )  # fmt: skip
+    return json.loads(report.read_text(encoding="utf-8"))
+
+
+def assert_same_means(means: dict[str, float], model: str, text: str) -> None:
+    """Compare with jaxgru, by how often the state is lost. The page shows three decimals."""
+    params, _, tokenizer = load_pretrained(model)
+    tokens = tokenizer.encode(text)
+    for every, nats in means.items():
+        expected = (
+            stream_loss(params, tokens)
+            if every == "never"
+            else window_loss(params, tokens, int(every))
+        )
+        assert nats == pytest.approx(expected, abs=6e-4), (model, every)
+
+
+def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
+    report = use("quick.test.mjs", built, tmp_path / "report.json")
+    for text, nats in report["written"]:  # the first panel: given to the model with its state
+        assert_same_means({"never": nats}, "astra_alpha", text)
+    assert_same_means(report["means"], "astra_alpha", report["text"])
+
+
+@pytest.mark.slow
+def test_all_models_and_screens(built, tmp_path):
+    report = use("slow.test.mjs", built, tmp_path / "report.json")
+    assert len(report["means"]) == 3
+    for model, means in report["means"].items():
+        assert len(means) == 9
+        assert_same_means(means, model, report["text"])
+
+
+def test_what_the_page_computes_by_itself():
+    """The URL, the state as text, lines: without a browser."""
+    node(MODULES / "vitest" / "vitest.mjs", "run", "--exclude=src/engine/**")
