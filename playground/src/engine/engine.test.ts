@@ -78,6 +78,18 @@ describe("a text that is written", () => {
     expect(second.writing).toEqual(whole.writing);
   });
 
+  test("takes a draw of its own for each character", async () => {
+    const { tokens, writing } = await write(await start(3, 1), 40, 1);
+    expect(writing.draws).toBe(40);
+    // Stateless, the logits depend on the last token: after equal ones, only the draws can differ.
+    const after = new Map<number, Set<number>>();
+    tokens.forEach((token, i) => {
+      const last = i ? tokens[i - 1] : prompt[prompt.length - 1];
+      after.set(last, (after.get(last) ?? new Set()).add(token));
+    });
+    expect([...after.values()].some((set) => set.size > 1)).toBe(true);
+  });
+
   test("is a function of its arguments", async () => {
     const writing = await start();
     const before = structuredClone(writing);

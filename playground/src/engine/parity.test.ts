@@ -2,11 +2,11 @@
 
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 import { createEngine } from "./engine";
 import { loadModel } from "./model";
 import { probabilities, threefry } from "./sampling";
-import { readSafetensors } from "./safetensors";
+import { readSafetensors, type Safetensors } from "./safetensors";
 import type { ModelName } from "./types";
 
 const folder = process.env.PLAYGROUND_FIXTURES;
@@ -120,8 +120,13 @@ describe.skipIf(!files.length).each(files)("%s", { timeout: 600_000 }, (file) =>
 });
 
 describe.skipIf(!folder)("numbers", () => {
-  const { metadata, tensors } = readSafetensors(read(join(folder!, "numbers.safetensors")));
-  const fixture: Numbers = JSON.parse(metadata.fixture);
+  let tensors: Safetensors["tensors"];
+  let fixture: Numbers;
+  beforeAll(() => {
+    const file = readSafetensors(read(join(folder!, "numbers.safetensors")));
+    ({ tensors } = file);
+    fixture = JSON.parse(file.metadata.fixture);
+  });
 
   test("the distribution that is drawn from", () => {
     const { data } = tensors.get("probabilities")!;
