@@ -6,7 +6,7 @@ import { Slots, type Slices } from "./slices";
 import { encode } from "./text";
 import type { Carry, Engine, ModelName, UnitInfo } from "./types";
 
-/** Steps through which `reach` differentiates; the tokens before them get 0. */
+/** Steps through which `reach` differentiates; before them, these models' gradients are 0 in 32 bits. */
 export const MAX_STEPS = 512;
 
 /** Numbers that `states` returns at most, 256 MB. */
