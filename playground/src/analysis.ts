@@ -5,9 +5,6 @@ import type { Encoded, ModelInfo } from "./engine/types";
 import { debounce, engine, leftOut, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
 
-/** How much of the text is analysed: what takes a second or two (playground/README.md has the figures). */
-export const ANALYSED = { astra_alpha: 10000, astra_beta: 4000, elman_alpha: 10000 };
-
 export interface Analysed {
   info: ModelInfo;
   tokens: Uint8Array;
@@ -34,12 +31,6 @@ export const notes = computed(() => {
   const found: string[] = [];
   if (!analysed.value) return found;
   const { encoded, tokens } = analysed.value;
-  const limit = ANALYSED[model.value];
-  if (text.value.length > limit) {
-    found.push(
-      `The first ${limit.toLocaleString("en")} of these ${text.value.length.toLocaleString("en")} characters are analysed.`,
-    );
-  }
   if (encoded.unknown.length) found.push(leftOut(encoded));
   if (tokens.length < 2) found.push("Type or paste at least two characters that the models know.");
   return found;
@@ -51,7 +42,7 @@ async function analyse(): Promise<void> {
   const mine = ++generation;
   const name = model.value;
   const info = await engine.load(name);
-  const encoded = await engine.encode(name, text.value.slice(0, ANALYSED[name]));
+  const encoded = await engine.encode(name, text.value);
   if (mine !== generation) return;
   const { tokens } = encoded;
   const characters = Array.from(tokens, (token) => info.vocabulary[token]);

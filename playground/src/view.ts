@@ -16,9 +16,9 @@ export const MODELS: ModelName[] = ["astra_alpha", "astra_beta", "elman_alpha"];
 export const PANELS = ["writers", "surprise", "inside", "reach", "state"] as const;
 export type Panel = (typeof PANELS)[number];
 
-/** Characters that each field takes. */
+/** Characters that each field takes. A text is analysed in a second or two (playground/README.md). */
 export const PROMPT_LIMIT = 500;
-export const TEXT_LIMIT = 10000;
+export const TEXT_LIMIT = 5000;
 export const STATE_LIMIT = 8000;
 /** Characters that the two writers write before they stop. */
 export const WRITTEN_LIMIT = 2000;

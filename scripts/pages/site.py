@@ -1,4 +1,5 @@
-"""What mkdocs.yml adds to MkDocs: equations in MathML, and the fields of classes in the reference.
+"""What mkdocs.yml adds to MkDocs: equations in MathML, the fields of classes in the reference, and
+the playground.
 
 Browsers typeset MathML by themselves, so the site needs no JavaScript for its equations.
 """
@@ -9,7 +10,9 @@ import dataclasses
 import html
 import importlib
 import re
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -43,6 +46,13 @@ def on_page_content(content: str, **_: Any) -> str:
         return f'<span class="inline-equation">{math}{found[3]}</span>'
 
     return EQUATION.sub(typeset, content)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Put the playground in place of the page that says how to build it; MkDocs calls this hook."""
+    built = Path(config["config_file_path"]).parent / "playground" / "dist"
+    if built.is_dir():
+        shutil.copytree(built, Path(config["site_dir"]) / "playground", dirs_exist_ok=True)
 
 
 class Fields(griffe.Extension):
