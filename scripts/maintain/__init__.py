@@ -1,1 +1,1 @@
-"""Scripts for the maintainers: the corpus table, planted errors, releases, GPU measurements."""
+"""Scripts for the maintainers: corpus table, planted errors, releases, GPU measurements, playground."""

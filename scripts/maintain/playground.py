@@ -54,7 +54,7 @@ def main() -> None:
         help="write what the models compute, for tests of the playground, instead",
     )  # fmt: skip
     arguments = parser.parse_args()
-    params, config, tokenizer = load_pretrained(MODELS[0])
+    _, config, tokenizer = load_pretrained(MODELS[0])
     config, dataset = load_dataset(config, tokenizer)
     folder = arguments.fixtures or arguments.output
     try:
