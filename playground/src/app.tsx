@@ -25,6 +25,9 @@ const TITLES: [Panel, string][] = [
   ["state", "Copy the state"],
 ];
 
+/** Whether all panels are shown, or the first alone: to show all at once would block the page for too long. */
+export const whole = signal(false);
+
 /** What of the link cannot be used. */
 export const unused = signal<string[]>([]);
 
@@ -98,10 +101,7 @@ export function App() {
         </nav>
         <Problems />
         <Writers />
-        <Surprise />
-        <Inside />
-        <Reach />
-        <State />
+        {whole.value && [<Surprise />, <Inside />, <Reach />, <State />]}
       </main>
       <footer>
         <p>

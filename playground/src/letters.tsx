@@ -3,16 +3,16 @@
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { colour, prepare, useSize } from "./canvas";
 import { breakLines } from "./lines";
-import { dark } from "./screen";
-import { at } from "./view";
+import { dark, near } from "./screen";
+import { at, type Panel } from "./view";
 
 interface Props {
   label: string;
   characters: string[];
   /** From 0 to 1, or from −1 to 1: how strong the tint is. Characters beyond these have none. */
   tints: Float32Array | undefined;
-  /** Which colours the stylesheet takes: "surprise", "unit" or "reach". */
-  kind: string;
+  /** The panel that it is in, which also says which colours the stylesheet takes. */
+  panel: Panel;
   /** What is known of the character that is looked at. */
   description: string;
 }
@@ -21,6 +21,18 @@ interface Props {
 const LINE = 24;
 const FONT = "14.5px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace";
 const MARGIN = 12;
+
+let advance = 0;
+
+/** The width of a character, measured once: the first time takes long. */
+function measure(): number {
+  if (!advance) {
+    const context = document.createElement("canvas").getContext("2d")!;
+    context.font = FONT;
+    advance = context.measureText("x").width;
+  }
+  return advance;
+}
 
 /** Show a character in a sentence. */
 export function quote(character: string): string {
@@ -32,15 +44,14 @@ export function quote(character: string): string {
  *
  * Only the lines in sight are drawn, so that a long text costs no more than a short one.
  */
-export function Letters({ label, characters, tints, kind, description }: Props) {
+export function Letters({ label, characters, tints, panel, description }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width, height } = useSize(box);
-  const advance = useMemo(measure, []);
-  const columns = Math.max(8, Math.floor((width - 2 * MARGIN) / advance));
+  const columns = width ? Math.max(8, Math.floor((width - 2 * MARGIN) / measure())) : Infinity;
   const starts = useMemo(() => breakLines(characters, columns), [characters, columns]);
   const index = Math.min(at.value, characters.length - 1);
-  const night = dark.value;
+  const [seen, night] = [near[panel].value, dark.value];
 
   /** The line that a character is in. */
   function lineOf(i: number): number {
@@ -54,7 +65,7 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
   }
 
   function paint(): void {
-    if (!width) return;
+    if (!width || !seen) return;
     const context = prepare(canvas.current!, width, height);
     const top = box.current!.scrollTop;
     const [text, faint] = [colour(box.current!, "--text"), colour(box.current!, "--muted")];
@@ -72,7 +83,7 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
         context.fillStyle = tint < 0 ? negative : positive;
         context.fillRect(x, y + 2, advance, LINE - 4);
         context.globalAlpha = 1;
-        context.fillStyle = characters[i] === "\n" ? faint : text;
+        context.fillStyle = characters[i] === "\n" && Math.abs(tint) < 0.3 ? faint : text; // by contrast
         context.fillText(characters[i] === "\n" ? "↵" : characters[i], x, y + LINE / 2);
         if (i === index) {
           context.strokeStyle = text;
@@ -85,7 +96,7 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
 
   const painter = useRef(paint); // the newest: a scroll paints again without rendering
   painter.current = paint;
-  useLayoutEffect(paint, [starts, tints, index, width, height, night]);
+  useLayoutEffect(paint, [starts, tints, index, width, height, seen, night]);
   useLayoutEffect(() => {
     if (height && !box.current!.matches(":hover")) show(index);
   }, [index, starts, height]);
@@ -126,7 +137,7 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
   return (
     <div
       ref={box}
-      class={`letters ${kind}`}
+      class={`letters ${panel}`}
       role="slider"
       tabIndex={0}
       aria-label={label}
@@ -143,13 +154,6 @@ export function Letters({ label, characters, tints, kind, description }: Props) 
       <div style={{ height: `${starts.length * LINE + 2 * MARGIN}px` }} />
     </div>
   );
-}
-
-/** The width of a character. */
-function measure(): number {
-  const context = document.createElement("canvas").getContext("2d")!;
-  context.font = FONT;
-  return context.measureText("x").width;
 }
 
 /** Let two boxes of the same text scroll together. */

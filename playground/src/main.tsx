@@ -1,9 +1,9 @@
-/** Read the link, show the page, write the first text, and then load the rest. */
+/** Read the link, show the page, write the first text, and then do the rest. */
 
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { startAnalysis } from "./analysis";
-import { App, unused } from "./app";
+import { App, unused, whole } from "./app";
 import { loadAll, report } from "./models";
 import { startContinuing } from "./panels/state";
 import { startWriters } from "./panels/writers";
@@ -27,16 +27,23 @@ function keepUrl(): void {
   addEventListener("hashchange", () => location.reload()); // another link was opened in this tab
 }
 
-unused.value = readView(location.hash.slice(1));
-const opened = panel.value;
-render(<App />, document.getElementById("app")!);
-if (opened !== "writers") document.getElementById(opened)!.scrollIntoView({ behavior: "instant" });
-watchScreen();
-keepUrl();
-startWriters()
-  .then(() => {
-    startAnalysis();
-    startContinuing();
-    return loadAll();
-  })
-  .catch(report);
+const task = () => new Promise((done) => setTimeout(done));
+
+async function start(): Promise<void> {
+  unused.value = readView(location.hash.slice(1));
+  await task(); // the browser may do something else
+  render(<App />, document.getElementById("app")!);
+  const written = startWriters();
+  await task();
+  whole.value = true;
+  await task();
+  if (panel.value !== "writers") document.getElementById(panel.value)!.scrollIntoView({ behavior: "instant" });
+  watchScreen();
+  keepUrl();
+  await written;
+  startAnalysis();
+  startContinuing();
+  await loadAll();
+}
+
+start().catch(report);

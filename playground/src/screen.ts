@@ -18,13 +18,13 @@ export function toggleDark(): void {
   dark.value = !dark.value;
 }
 
+preference.addEventListener("change", () => chosen || (dark.value = preference.matches));
+effect(() => {
+  document.documentElement.style.colorScheme = dark.value ? "dark" : "light";
+});
+
 /** Watch the panels, once they are there. */
 export function watchScreen(): void {
-  preference.addEventListener("change", () => chosen || (dark.value = preference.matches));
-  effect(() => {
-    document.documentElement.style.colorScheme = dark.value ? "dark" : "light";
-  });
-
   const close = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) near[target.id as Panel].value = isIntersecting;

@@ -206,13 +206,13 @@ export function Inside() {
           </div>
           <p class="readout" aria-live="polite">{description}</p>
           <Letters
-            kind="unit"
+            panel="inside"
             label={`The text, tinted by unit ${chosen.value}`}
             characters={analysed.value!.characters}
             tints={tints.value}
             description={description.value}
           />
-          <Legend kind="unit" low="negative" high="positive" />
+          <Legend panel="inside" low="negative" high="positive" />
           <h3>The state over time</h3>
           <p class="readout">{pointed.value || description.value}</p>
           {current.value ? <HeatMap /> : <div class="map" />}

@@ -79,9 +79,9 @@ export function TextField(props: { label: string; rows: number; limit: number; v
 }
 
 /** What the colours of `Letters` mean. */
-export function Legend({ kind, low, high }: { kind: string; low: string; high: string }) {
+export function Legend({ panel, low, high }: { panel: Name; low: string; high: string }) {
   return (
-    <p class={`legend ${kind}`}>
+    <p class={`legend ${panel}`}>
       {low} <span class="scale" aria-hidden="true" /> {high}
     </p>
   );

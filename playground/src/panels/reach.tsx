@@ -91,7 +91,7 @@ export function Reach() {
             {["With its state", `State lost ${inWords(every.value)}`].map((title, side) => (
               <Column key={side} title={title}>
                 <Letters
-                  kind="reach"
+                  panel="reach"
                   label={`What the character depends on: ${title}`}
                   characters={analysed.value!.characters}
                   tints={tints[side].value}
@@ -101,7 +101,7 @@ export function Reach() {
               </Column>
             ))}
           </div>
-          <Legend kind="reach" low="no gradient" high="the largest (square root)" />
+          <Legend panel="reach" low="no gradient" high="the largest (square root)" />
         </>
       )}
     </Panel>

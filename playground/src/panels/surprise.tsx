@@ -63,7 +63,7 @@ export function Surprise() {
           <div class="pair" onScrollCapture={scrollBoth}>
             <Column title="With its state">
               <Letters
-                kind="surprise"
+                panel="surprise"
                 label="What each character costs with the state"
                 characters={analysed.value!.characters}
                 tints={keptTints.value}
@@ -73,7 +73,7 @@ export function Surprise() {
             </Column>
             <Column title={`State lost ${inWords(every.value)}`}>
               <Letters
-                kind="surprise"
+                panel="surprise"
                 label="What each character costs when the state is lost"
                 characters={analysed.value!.characters}
                 tints={lostTints.value}
@@ -82,7 +82,7 @@ export function Surprise() {
               <Mean nats={lost.value} />
             </Column>
           </div>
-          <Legend kind="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
+          <Legend panel="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
           <h3>The memory curve of this text</h3>
           <MemoryCurve
             means={means.value}
