@@ -9,8 +9,8 @@ interface Props {
   selected: Reset;
 }
 
-const [WIDTH, HEIGHT] = [640, 340];
-const [LEFT, RIGHT, TOP, BOTTOM] = [56, 16, 18, 64];
+const [WIDTH, HEIGHT] = [640, 360];
+const [LEFT, RIGHT, TOP, BOTTOM] = [56, 16, 44, 64];
 
 /** Steps between the labels of the vertical axis, from the span of the values. */
 const step = (span: number) => [0.1, 0.2, 0.5, 1, 2].find((size) => span / size <= 6) ?? 5;
@@ -44,9 +44,7 @@ export function MemoryCurve({ means, bigram, selected }: Props) {
       <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">
         characters between two losses of the state
       </text>
-      <text x={-(TOP + HEIGHT - BOTTOM) / 2} y={16} transform="rotate(-90)" text-anchor="middle">
-        nats per character
-      </text>
+      <text x={0} y={20}>nats per character</text>
       {bigram !== null && (
         <g class="bigram">
           <line x1={LEFT} x2={WIDTH - RIGHT} y1={y(bigram)} y2={y(bigram)} />

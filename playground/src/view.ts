@@ -112,8 +112,8 @@ export const fast = parameter("fast", false, (text) => (text === "true" ? true :
 export const written = parameter("written", 0, integer(1, WRITTEN_LIMIT));
 
 export const text = parameter("text", PASSAGE, atMost(TEXT_LIMIT));
-/** The character that is looked at, counted from 0. */
-export const at = parameter("at", 0, integer(0, TEXT_LIMIT));
+/** The character that is looked at, counted from 0. At first, the end of a line. */
+export const at = parameter("at", PASSAGE.indexOf("heart\n") + 5, integer(0, TEXT_LIMIT));
 export const unit = parameter("unit", 0, integer(0, 65535));
 
 export const draft = parameter("draft", PROMPT, atMost(TEXT_LIMIT));
