@@ -260,7 +260,11 @@ test("the URL shows the same to somebody else", async () => {
     continuation: await panel(page, "state").locator("pre").textContent(),
     panel: new URLSearchParams(new URL(page.url()).hash.slice(1)).get("panel"),
   });
-  await until(page, () => location.hash.includes("panel=state") && location.hash.includes("continued=100"));
+  await until(page, () => {
+    const view = new URLSearchParams(location.hash.slice(1)); // follows what is shown after half a second
+    const state = document.querySelectorAll("#state textarea")[1].value;
+    return view.get("panel") === "state" && view.get("state") === state && view.get("continued") === "100";
+  });
   const before = await shown(page);
   const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
   assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);

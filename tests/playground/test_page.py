@@ -15,16 +15,14 @@ PLAYGROUND = Path(__file__).parents[2] / "playground"
 MODULES = PLAYGROUND / "node_modules"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
-pytestmark = [
-    pytest.mark.skipif(
-        shutil.which("node") is None or not (MODULES / "playwright-core").is_dir(),
-        reason="needs Node, and `npm ci` in playground/",
-    ),
-    pytest.mark.skipif(
-        not Path(CHROMIUM).is_file(),
-        reason=f"needs Chromium; CHROMIUM says where it is ({CHROMIUM})",
-    ),
-]
+needs_node = pytest.mark.skipif(
+    shutil.which("node") is None or not (MODULES / "playwright-core").is_dir(),
+    reason="needs Node, and `npm ci` in playground/",
+)
+needs_chromium = pytest.mark.skipif(
+    not Path(CHROMIUM).is_file(),
+    reason=f"needs Chromium; CHROMIUM says where it is ({CHROMIUM})",
+)
 
 
 def node(*command: str | Path, **environment: Path) -> None:
@@ -71,6 +69,8 @@ def assert_same_means(means: dict[str, float], model: str, text: str) -> None:
         assert nats == pytest.approx(expected, abs=6e-4), (model, every)
 
 
+@needs_node
+@needs_chromium
 def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     report = use("quick.test.mjs", built, tmp_path / "report.json")
     for text, nats in report["written"]:  # the first panel: given to the model with its state
@@ -79,6 +79,8 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
 
 
 @pytest.mark.slow
+@needs_node
+@needs_chromium
 def test_all_models_and_screens(built, tmp_path):
     report = use("slow.test.mjs", built, tmp_path / "report.json")
     assert len(report["means"]) == 3
@@ -87,6 +89,7 @@ def test_all_models_and_screens(built, tmp_path):
         assert_same_means(means, model, report["text"])
 
 
+@needs_node
 def test_what_the_page_computes_by_itself():
     """The URL, the state as text, lines: without a browser."""
     node(MODULES / "vitest" / "vitest.mjs", "run", "--exclude=src/engine/**")

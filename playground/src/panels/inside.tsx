@@ -3,7 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { colour, prepare, useSize } from "../canvas";
-import { analysed, follow, index, type Analysed } from "../analysis";
+import { analysed, type Analysed, follow, index, stale } from "../analysis";
 import type { UnitInfo } from "../engine/types";
 import { engine } from "../models";
 import { Letters, quote } from "../letters";
@@ -181,7 +181,7 @@ function Units({ units }: { units: UnitInfo[] }) {
 
 export function Inside() {
   return (
-    <Panel name="inside" title="Inside" ofText>
+    <Panel name="inside" title="Inside" busy={stale.value}>
       <p>
         The state has {numUnits} numbers, its units, and some of them follow something that a reader could name:
         they are listed with their correlation over text that the model was not trained on. Choose a unit to tint

@@ -3,14 +3,14 @@
 import type { ComponentChildren } from "preact";
 import { computed, type Signal } from "@preact/signals";
 import { useState } from "preact/hooks";
-import { analysed, notes, stale } from "../analysis";
+import { analysed, notes } from "../analysis";
 import type { Panel as Name } from "../view";
 
-/** A section of the page. `ofText`: it shows what is known of the text. */
-export function Panel(props: { name: Name; title: string; ofText?: boolean; children: ComponentChildren }) {
-  const { name, title, ofText = false, children } = props;
+/** A section of the page. `busy`: its figures are not yet those of what it shows. */
+export function Panel(props: { name: Name; title: string; busy?: boolean; children: ComponentChildren }) {
+  const { name, title, busy = false, children } = props;
   return (
-    <section id={name} class="panel" aria-labelledby={`${name}-title`} aria-busy={ofText && stale.value}>
+    <section id={name} class="panel" aria-labelledby={`${name}-title`} aria-busy={busy}>
       <h2 id={`${name}-title`}>{title}</h2>
       {children}
     </section>

@@ -1,7 +1,7 @@
 /** Panel 4: how much the cost of a character changes with each character before it. */
 
 import { computed, signal } from "@preact/signals";
-import { analysed, follow, index, type Analysed } from "../analysis";
+import { analysed, type Analysed, follow, index, stale } from "../analysis";
 import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
@@ -79,7 +79,7 @@ const descriptions = [0, 1].map((side) =>
 
 export function Reach() {
   return (
-    <Panel name="reach" title="Reach" ofText>
+    <Panel name="reach" title="Reach" busy={stale.value}>
       <p>
         Point at a character, or move along the text with the arrow keys: the earlier characters glow by how much
         the cost of this one depends on them, measured by the gradient with respect to their embeddings. With the

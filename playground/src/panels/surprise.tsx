@@ -1,7 +1,7 @@
 /** Panel 2: what each character of a text costs, with the state and without. */
 
 import { computed } from "@preact/signals";
-import { analysed, bigram, index, mean, surprises } from "../analysis";
+import { analysed, bigram, index, mean, stale, surprises } from "../analysis";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
 import { every, inWords, text, TEXT_LIMIT, type Reset } from "../view";
@@ -48,7 +48,7 @@ function Mean({ nats }: { nats: Float32Array | undefined }) {
 
 export function Surprise() {
   return (
-    <Panel name="surprise" title="Surprise" ofText>
+    <Panel name="surprise" title="Surprise" busy={stale.value}>
       <p>
         A character costs −ln p nats, where p is the probability that the model gave it after reading those before
         it: the stronger the tint, the more surprising the character. Type or paste a text, point at its

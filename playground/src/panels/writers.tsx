@@ -21,6 +21,7 @@ const COSTS_EVERY = 100;
 
 const texts = [signal(""), signal("")];
 const costs = [signal<number | null>(null), signal<number | null>(null)];
+const costed = signal(0); // characters that the costs are of
 const running = signal(false);
 const note = signal("");
 const rate = signal(0);
@@ -82,7 +83,7 @@ async function restart(): Promise<boolean> {
 }
 
 function clear(): void {
-  written.value = ahead = 0;
+  written.value = costed.value = ahead = 0;
   for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
 }
 
@@ -112,15 +113,16 @@ function anew(): void {
 }
 
 /** Nats of what each wrote, given to the model with its state. */
-const cost = newest(
-  (...texts: Uint8Array[]) =>
-    Promise.all(texts.map((text) => engine.surprise(info.name, text, null).then(mean))),
-  (means) => means.forEach((value, side) => (costs[side].value = value)),
+const updateCosts = newest(
+  async (count: number) => {
+    const texts = tokens.map((written) => Uint8Array.from([...start, ...written.slice(0, count)]));
+    return { count, means: await Promise.all(texts.map((text) => engine.surprise(info.name, text, null).then(mean))) };
+  },
+  ({ count, means }) => {
+    costed.value = count;
+    means.forEach((value, side) => (costs[side].value = value));
+  },
 );
-
-function updateCosts(): void {
-  if (ahead) void cost(...tokens.map((written) => Uint8Array.from([...start, ...written])));
-}
 
 /** Start the writers, or show again what a link shows. Done when there is a first text. */
 export async function startWriters(): Promise<void> {
@@ -146,7 +148,7 @@ export async function startWriters(): Promise<void> {
   });
   effect(() => {
     const due = !running.value || written.value % COSTS_EVERY < READING.characters;
-    if (due && written.value) untracked(updateCosts);
+    if (due && written.value) void updateCosts(written.value);
   });
 }
 
@@ -189,7 +191,7 @@ function Text({ side, label }: { side: number; label: string }) {
 export function Writers() {
   const full = written.value >= WRITTEN_LIMIT;
   return (
-    <Panel name="writers" title="Two writers">
+    <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
       <p>
         Both sides continue the same prompt with the same weights and the same random numbers, but the right one
         loses its state {inWords(every.value)}: move the slider at the top while they write. The figures say how
