@@ -162,7 +162,7 @@ def _run(
 
         def read(x, t, part=0):
             x = x.at[t, row, :, part, block, :]
-            return x[...] if interpret else _load(x)
+            return x[...] if interpret else load(x)
 
         def write(x, t, value, part=0):
             x[t, row, :, part, block, :] = value
@@ -274,9 +274,9 @@ def _run(
 
 
 # Loads from global memory to a warpgroup's registers; before JAX 0.11 the index was an argument.
-_load: Callable[..., Array] = partial(plgpu.load, optimized=False)
+load: Callable[..., Array] = partial(plgpu.load, optimized=False)
 if jax.__version_info__ < (0, 11):
-    _load = partial(_load, idx=None)
+    load = partial(load, idx=None)
 
 
 @plgpu.inline_mgpu()
@@ -292,7 +292,7 @@ def _columns(*U: Float[Array, "H H"]) -> Float[Array, "_ _ 64"]:
     return stacked.reshape(len(stacked), -1, BLOCK).swapaxes(0, 1)
 
 
-def _scaled(mask: Mask | None) -> list[Array]:
+def scaled(mask: Mask | None) -> list[Array]:
     """Return the float32 factor of h' in a list, which is empty without a mask."""
     return [] if mask is None else [mask.keep * mask.scale]
 
@@ -347,7 +347,7 @@ def gru_forward(
 
     U = _columns(*jnp.split(Uzr, 2, axis=1), Un)
     h, zr, n, _ = _run(
-        gru_forward_steps, U, h0, [a, *_scaled(mask)], (1, 2, 1), 3, cluster, interpret, fenced
+        gru_forward_steps, U, h0, [a, *scaled(mask)], (1, 2, 1), 3, cluster, interpret, fenced
     )
     return h, zr, n
 
@@ -406,13 +406,41 @@ def gru_backward(
         return lax.fori_loop(0, T, step, (dh + from_loss, last))[0]
 
     U = _columns(*(U.T for U in (*jnp.split(Uzr, 2, axis=1), Un)))
-    series = [dh_out, h_before, zr, n, *_scaled(mask)]
+    series = [dh_out, h_before, zr, n, *scaled(mask)]
     start = jnp.zeros_like(n[0])
     da, dh0 = _run(gru_backward_steps, U, start, series, (3,), 4, cluster, interpret, fenced)
     return dh0, da
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def differentiable(
+    forward: Callable[..., tuple[Array, Array, Array]],
+    backward: Callable[..., tuple[Array, Array]],
+) -> Callable[..., Any]:
+    """Return (Uzr, Un, h0, a, mask) → h of every step, with its gradient, from two kernels.
+
+    Args:
+      forward: a function like `gru_forward`.
+      backward: a function like `gru_backward`.
+    """
+
+    def with_residuals(Uzr, Un, h0, a, mask):
+        h, zr, n = forward(Uzr, Un, h0, a, mask)
+        return h, (Uzr, Un, h0, h, zr, n, mask)
+
+    def gradients(residuals, dh_out):
+        Uzr, Un, h0, h, zr, n, mask = residuals
+        H = h0.shape[-1]
+        h_before = before(h0, h)
+        dh0, da = backward(Uzr, Un, h_before, zr, n, mask, dh_out)
+        dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
+        dUn = outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
+        return dUzr, dUn, dh0, da, None
+
+    gru = jax.custom_vjp(lambda *arguments: with_residuals(*arguments)[0])
+    gru.defvjp(with_residuals, gradients)
+    return gru
+
+
 def gru(
     Uzr: Float[Array, "H 2*H"],
     Un: Float[Array, "H H"],
@@ -424,30 +452,9 @@ def gru(
     fenced: bool = FENCED,
 ) -> Float[Array, "T B H"]:
     """Compute h of every step by `RESET_BEFORE`, and its gradient, if `supports` allows it."""
-    return _forward(Uzr, Un, h0, a, mask, cluster, interpret, fenced)[0]
-
-
-def _forward(Uzr, Un, h0, a, mask, cluster, interpret, fenced):
-    h, zr, n = gru_forward(
-        Uzr, Un, h0, a, mask, cluster=cluster, interpret=interpret, fenced=fenced
-    )
-    return h, (Uzr, Un, h0, h, zr, n, mask)
-
-
-def _backward(cluster, interpret, fenced, residuals, dh_out):
-    Uzr, Un, h0, h, zr, n, mask = residuals
-    H = h0.shape[-1]
-    h_before = before(h0, h)
-    dh0, da = gru_backward(
-        Uzr, Un, h_before, zr, n, mask, dh_out,
-        cluster=cluster, interpret=interpret, fenced=fenced,
-    )  # fmt: skip
-    dUzr = outer(h_before, da[..., : 2 * H], Uzr.dtype)
-    dUn = outer(zr[..., H:] * h_before, da[..., 2 * H :], Un.dtype)
-    return dUzr, dUn, dh0, da, None
-
-
-gru.defvjp(_forward, _backward)
+    options: Any = dict(cluster=cluster, interpret=interpret, fenced=fenced)
+    passes = partial(gru_forward, **options), partial(gru_backward, **options)
+    return differentiable(*passes)(Uzr, Un, h0, a, mask)
 
 
 def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
@@ -458,5 +465,5 @@ def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
 
 def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
     """Compute `cells.base.over_time` for a layer that `supports_layer` accepts."""
-    h: Any = gru(layer.U[0], layer.U[1], h0, a, mask)
+    h = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]
