@@ -92,7 +92,8 @@ class ModelConfig(_Section):
         "state: inside the recurrence; between: between layers; output: after the last layer",
     )
     unroll: str = _field(
-        "auto", "implementation of the layers; wavefront and hopper are for GPUs and not yet timed"
+        "auto",
+        "implementation of the layers; wavefront, hopper, hopper_rows are for GPUs, not yet timed",
     )
     compute_dtype: Literal["float32", "bfloat16"] = _field(
         "float32", "operands of matrix products in training; their sums and all else are float32"

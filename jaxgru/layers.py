@@ -50,11 +50,11 @@ from jaxgru.cells.base import (
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.kernels import wavefront
 
-IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper")
+IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper", "hopper_rows")
 """How layers can be computed. "scan" has a hand-written gradient. "plain" is `unroll_plain`, which
-forward mode needs. "wavefront" and "hopper" are for GPUs, in `kernels/`. They fall back to "scan"
-if they do not support the layers or the device, and for resets, padding, `reverse` and
-`return_carries`. "auto" is "scan" until those two have been timed on a GPU."""
+forward mode needs. "wavefront", "hopper" and "hopper_rows" are for GPUs, in `kernels/`. They fall
+back to "scan" if they do not support the layers or the device, and for resets, padding, `reverse`
+and `return_carries`. "auto" is "scan" until those three have been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
@@ -355,12 +355,13 @@ def unroll_layer(
     if features != layer.W.shape[0]:
         raise ValueError(f"x has {features} features per step; the layer takes {layer.W.shape[0]}.")
     of_steps, times_W = product_of_steps(x, layer.W)
-    if implementation == "hopper" and only_mask:
-        from jaxgru.kernels import gru_hopper  # Pallas takes 0.6 s to import
+    if implementation in ("hopper", "hopper_rows") and only_mask:
+        from jaxgru.kernels import gru_hopper, gru_hopper_rows  # Pallas takes 0.6 s to import
 
+        kernel = gru_hopper if implementation == "hopper" else gru_hopper_rows
         if gru_hopper.supports_layer(layer, hidden(carry)):
             a = times_W(of_steps) + layer.b
-            return gru_hopper.over_time(layer, hidden(carry), a, steps.mask)
+            return kernel.over_time(layer, hidden(carry), a, steps.mask)
 
     def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         """Compute some of the steps."""
