@@ -62,7 +62,7 @@ def missing(name: str) -> str | None:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
-    if name == "hopper" and not gru_hopper.supports(1, gru_hopper.BLOCK):
+    if name.startswith("hopper") and not gru_hopper.supports(1, gru_hopper.BLOCK):
         return "there is no Hopper GPU"
     if "torch" in needs and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
@@ -100,7 +100,7 @@ def measured_kinds(name: str) -> tuple[str, ...]:
     kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
     if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
         kinds = kinds[:1]
-    elif name in ("wavefront", "hopper", "plain_scan"):
+    elif name in ("wavefront", "hopper", "hopper_rows", "plain_scan"):
         kinds = kinds[:2]
     library = name.removesuffix(ONE_DEVICE)
     return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
@@ -160,13 +160,13 @@ def _wavefront(task: Task, precision: str) -> Contestant:
     return _unrolled(task, precision, "wavefront")
 
 
-def _hopper(task: Task, precision: str) -> Contestant:
+def _hopper(task: Task, precision: str, how: str) -> Contestant:
     model = task.config.model
     if (precision, model.cell, model.reset) != ("bfloat16", "gru", "before"):
         raise UserError("the kernel is for a GRU with reset = before, in bfloat16")
     if not gru_hopper.supports(task.batch_size, model.hidden_dim):
         raise UserError(f"there is no kernel for {model.hidden_dim} units")
-    return _unrolled(task, precision, "hopper")
+    return _unrolled(task, precision, how)
 
 
 def _unrolled(task: Task, precision: str, how: str) -> Contestant:
@@ -539,7 +539,8 @@ BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
     "jaxgru": _jaxgru,
     "jaxgru-one-device": partial(_jaxgru, split=False),
     "wavefront": _wavefront,
-    "hopper": _hopper,
+    "hopper": partial(_hopper, how="hopper"),
+    "hopper_rows": partial(_hopper, how="hopper_rows"),
     "plain_scan": partial(_unrolled, how="plain"),
     "torchref": partial(_torch, make_model=_torchref_model),
     "torch.nn": partial(_torch, make_model=_torch_nn_model),

@@ -1,8 +1,8 @@
 """Compile the GPU programs for an H200, without a GPU, and check what the compilers report.
 
-Each kernel of jaxgru/kernels/gru_hopper.py, forward and backward: its registers, what it spills to
-memory, its shared memory, and the fences in its machine code. A training step of astra_gamma by
-each implementation of its layers: how many kernels it launches.
+The kernels of jaxgru/kernels/gru_hopper.py and gru_hopper_rows.py, forward and backward: their
+registers, what they spill to memory, their shared memory, and the fences in their machine code. A
+training step of astra_gamma by each implementation of its layers: how many kernels it launches.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from jaxgru import load_config
 from jaxgru.cells.base import Mask
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
-from jaxgru.kernels import gru_hopper
+from jaxgru.kernels import gru_hopper, gru_hopper_rows
 from jaxgru.training import init_state, train_step
 
 SIZES = (64, 128, 256, 384, 512)
-STEPS = ("scan", "wavefront", "hopper")
+STEPS = ("scan", "wavefront", "hopper", "hopper_rows")
 ROWS, TOKENS = 64, 128  # of astra_gamma
 
 MAX_REGISTERS = 240  # a thread has 255: with all of them in use, the next change spills
 MAX_SHARED = 227 * 1024  # bytes of a thread block on Hopper
-MAX_IN_LOOPS = {"scan": 6144, "wavefront": 3000, "hopper": 0}
+MAX_IN_LOOPS = {"scan": 6144, "wavefront": 3000, "hopper": 0, "hopper_rows": 0}
 """Kernels that a step launches from loops: 8 per layer and time step, forward and backward; fewer
 where the layers run at once; none where one kernel computes all time steps."""
 
@@ -91,6 +91,7 @@ class Kernel:
     spilled: int
     shared: int
     fences: int | None  # None: not disassembled
+    serialized: bool = False  # ptxas waits for each wgmma before the next
 
     def problems(self) -> list[str]:
         """Return what exceeds its bound, in one phrase each."""
@@ -99,7 +100,8 @@ class Kernel:
             ("bytes spilled", self.spilled, 0),
             ("bytes of shared memory", self.shared, MAX_SHARED),
         ]
-        return [f"{n:,} {what}, more than {most:,}" for what, n, most in bounds if n > most]
+        found = [f"{n:,} {what}, more than {most:,}" for what, n, most in bounds if n > most]
+        return found + ["each wgmma waits for the one before"] * self.serialized
 
 
 def read_kernels(text: str) -> list[Kernel]:
@@ -119,13 +121,15 @@ def read_kernels(text: str) -> list[Kernel]:
     if not compiled or not len(compiled) == len(resources) == len(barriers):
         raise ValueError(f"the compilers printed no report of this form: {text[:1000]!r}")
     sass = dict(re.findall(r"\.text\.(\w+)_mosaic_gpu_kernel:\n(.*?)(?=\.text\.|\Z)", text, re.S))
+    waiting = re.findall(r"wgmma.*? are serialized .*'(\w+)_mosaic_gpu_kernel'", text)
     kernels = []
     for found, shared, held in zip(compiled, resources, barriers, strict=True):
         name, stores, loads, registers = found[0], *map(int, found[1:])
         counts = re.findall(r"num_barriers=(\d+).*?\): (\d+)", held)
         bytes_held = int(shared) + sum(8 * int(n) * int(times) for n, times in counts)
         fences = len(re.findall(r"MEMBAR\S*\.GPU", sass[name])) if name in sass else None
-        kernels.append(Kernel(name, registers, stores + loads, bytes_held, fences))
+        spilled, serialized = stores + loads, name in waiting
+        kernels.append(Kernel(name, registers, spilled, bytes_held, fences, serialized))
     return kernels
 
 
@@ -153,7 +157,7 @@ class Launches:
         if self.in_loops > most:
             found.append(f"{self.in_loops:,} kernels launched in loops, more than {most:,}")
         layers = load_config("astra_gamma").model.num_layers
-        if self.pallas != (kernels := 2 * layers * (how == "hopper")):
+        if self.pallas != (kernels := 2 * layers * how.startswith("hopper")):
             found.append(f"{self.pallas} Pallas kernels, not {kernels}")
         return found
 
@@ -249,13 +253,12 @@ def compile_for(device: Any, function: Callable, *arguments: Any) -> tuple[str, 
         return program.as_text(), file.read()
 
 
-def compile_kernels(device: Any, H: int, cluster: int, masked: bool, fenced: bool) -> list[Kernel]:
-    """Compile the forward and the backward kernel for H units in so many thread blocks."""
+def compile_kernels(device: Any, H: int, gru: Callable, masked: bool) -> list[Kernel]:
+    """Compile the forward and the backward kernel for H units; see `variants`."""
 
     def both(Uzr, Un, h0, a, keep, dh):
         mask = Mask(keep, jnp.float32(1 / 0.9)) if masked else None
-        kernel = lambda *x: gru_hopper.gru(*x, mask, cluster, False, fenced)
-        h, backward = jax.vjp(kernel, Uzr, Un, h0, a)
+        h, backward = jax.vjp(lambda *x: gru(*x, mask), Uzr, Un, h0, a)
         return h, backward(dh)
 
     B, T, narrow, wide = ROWS, TOKENS, jnp.bfloat16, jnp.float32
@@ -263,6 +266,15 @@ def compile_kernels(device: Any, H: int, cluster: int, masked: bool, fenced: boo
               ((T, B, H), bool), ((T, B, H), wide)]  # fmt: skip
     _, report = compile_for(device, both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     return read_kernels(report)
+
+
+def variants(H: int) -> Iterator[tuple[str, int, Callable]]:
+    """Yield a remark, the thread blocks of a cluster and (Uzr, Un, h0, a, mask) → h."""
+    for cluster in gru_hopper.clusters(H):
+        for fenced in (False, True)[:cluster]:
+            gru = lambda *x, options=(cluster, False, fenced): gru_hopper.gru(*x, *options)
+            yield ", fences" * fenced, cluster, gru
+    yield "", H // gru_hopper.BLOCK, gru_hopper_rows.gru
 
 
 def compile_step(device: Any, unroll: str) -> Launches:
@@ -306,12 +318,12 @@ def check_kernels(device: Any, sizes: Sequence[int]) -> list[str]:
     table = Table("kernel", title="The kernels")
     for column in ("H", "blocks", "registers", "spilled, bytes", "shared, KB", "fences"):
         table.add_column(column, justify="right")
-    variants = [(H, cluster, masked, fenced) for H in sizes for cluster in gru_hopper.clusters(H)
-                for masked in (False, True) for fenced in (False, True)[:cluster]]  # fmt: skip
+    compiled = [(H, *variant, masked) for H in sizes for variant in variants(H)
+                for masked in (False, True)]  # fmt: skip
     problems = []
-    for H, cluster, masked, fenced in variants:
-        for kernel in compile_kernels(device, H, cluster, masked, fenced):
-            name = kernel.name + ", mask" * masked + ", fences" * fenced
+    for H, remark, cluster, gru, masked in compiled:
+        for kernel in compile_kernels(device, H, gru, masked):
+            name = kernel.name + ", mask" * masked + remark
             fences = "–" if kernel.fences is None else kernel.fences
             numbers = H, cluster, kernel.registers, kernel.spilled
             table.add_row(name, *map(str, numbers), f"{kernel.shared / 1024:.1f}", str(fences))

@@ -46,9 +46,9 @@ class Part(NamedTuple):
     small: Sequence[str] = ()
 
 
-def kernel(H: int) -> Part:
-    """Return the kernel's tests for H units; a deadlock takes no more than this process's time."""
-    tests = ["-o", "addopts=", "-q", "-s", "tests/kernels/test_gru_hopper.py"]
+def kernel(name: str, H: int) -> Part:
+    """Return a kernel's tests for H units; a deadlock takes no more than this process's time."""
+    tests = ["-o", "addopts=", "-q", "-s", f"tests/kernels/test_gru_{name}.py"]
     return Part(0.75, ["-m", "pytest", *tests, "-k", f"on_a_gpu and [{H}-"])
 
 
@@ -75,17 +75,18 @@ def train(*options: str, **environment: str) -> Part:
 
 GAMMA, ALL = ["--configs", "astra_gamma"], ["--configs", *PUBLISHED]
 PRECISE = ["--precision", "bfloat16", "float32", "tf32"]
-OURS = ["--only", "jaxgru", "wavefront", "hopper"]
+KERNELS = ["hopper", "hopper_rows"]  # a day with a GPU decides which one stays
+OURS = ["--only", "jaxgru", "wavefront", *KERNELS]
 BFLOAT16 = ["--model.compute_dtype", "bfloat16"]
 GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"}  # loops as CUDA graphs
 FLOAT32, TF32 = ({"JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[p]} for p in ("float32", "tf32"))
 PARTS = {
-    **{f"kernel_{H}": kernel(H) for H in (64, 128, 256, 320, 512)},
+    **{f"{name}_{H}": kernel(name, H) for name in KERNELS for H in (64, 128, 256, 320, 512)},
     "gamma": benchmark(7, *GAMMA, "--what", "training", *PRECISE, *OURS, "torch.nn"),
     "graphs": benchmark(4, *GAMMA, "--what", "training", *PRECISE, *OURS, folder="graphs",
                         **GRAPHS),
     "training": benchmark(10, *ALL, "--what", "training", "forward", *PRECISE),
-    "train_hopper": train(*BFLOAT16, "--model.unroll", "hopper"),
+    **{f"train_{name}": train(*BFLOAT16, "--model.unroll", name) for name in KERNELS},
     "train_bfloat16": train(*BFLOAT16),
     "train_float32": train(**FLOAT32),
     "train_wavefront": train("--model.unroll", "wavefront", **FLOAT32),

@@ -61,7 +61,7 @@ TINY = Config(
     ModelConfig("gru", 11, 5, 9, 2, dropout=0.1, second_bias=True),
     training=TrainingConfig(batch_size=4, sequence_length=6),
 )
-FOR_GPUS = ("wavefront", "hopper")
+FOR_GPUS = ("wavefront", "hopper", "hopper_rows")
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
 
 

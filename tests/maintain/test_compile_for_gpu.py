@@ -38,6 +38,9 @@ def test_the_report_on_kernels_is_read():
     assert first.problems() == ["255 registers, more than 240", "1,524 bytes spilled, more than 0"]
     (problem,) = gpu.Kernel("", 1, 0, 227 * 1024 + 1, None).problems()
     assert problem == "232,449 bytes of shared memory, more than 232,448"
+    waits = "Performance Loss: wgmma.mma_async instructions are serialized due to this in function"
+    first, second = gpu.read_kernels(f"{REPORT}{waits} 'backward_mosaic_gpu_kernel'\n")
+    assert not first.serialized and second.problems() == ["each wgmma waits for the one before"]
     for text in ("", "Compiling nothing", REPORT.replace("Resources", "")):
         with pytest.raises(ValueError, match="printed no report of this form"):
             gpu.read_kernels(text)
@@ -85,7 +88,8 @@ def test_a_training_step_may_not_launch_more_than_it_did():
     assert gpu.Launches(6145, 152, 390, 0).problems("scan") == [
         "6,145 kernels launched in loops, more than 6,144"
     ]
-    assert gpu.Launches(0, 149, 1, 6).problems("hopper") == []
+    for how in ("hopper", "hopper_rows"):
+        assert gpu.Launches(0, 149, 1, 6).problems(how) == []
     assert gpu.Launches(0, 149, 1, 5).problems("hopper") == ["5 Pallas kernels, not 6"]
 
 
@@ -100,4 +104,4 @@ def test_bad_requests_are_one_sentence(script, monkeypatch):
     done = script("maintain/compile_for_gpu", "--sizes", "100")
     assert done.err.startswith("compile_for_gpu.py: there is no kernel for 100 units.")
     done = script("maintain/compile_for_gpu", "--steps", "plain")
-    assert "--steps knows no 'plain'; it knows scan, wavefront, hopper." in done.err
+    assert "--steps knows no 'plain'; it knows scan, wavefront, hopper, hopper_rows." in done.err

@@ -36,17 +36,17 @@ def test_every_part_can_be_started(cuda):
 
 def test_gamma_and_the_kernel_come_first(cuda):
     """One process a size, the smallest first, each with 45 s: one deadlock takes no more."""
-    parts = cuda["PARTS"]
-    sizes = [int(name[7:]) for name in parts if name.startswith("kernel_")]
-    assert sizes == sorted(sizes) and list(parts)[: len(sizes) + 1] == [
-        *(f"kernel_{H}" for H in sizes), "gamma",
+    parts, sizes = cuda["PARTS"], (64, 128, 256, 320, 512)
+    for name in ("hopper", "hopper_rows"):
+        tests = (ROOT / "tests" / "kernels" / f"test_gru_{name}.py").read_text()
+        assert f"for H in {sizes}" in tests and tests.count("_on_a_gpu(H, ") == 2
+        for H in sizes:
+            part = parts[f"{name}_{H}"]
+            assert part.minutes == 0.75 and part.command[-1] == f"on_a_gpu and [{H}-"
+            assert f"tests/kernels/test_gru_{name}.py" in part.command
+    assert list(parts)[: 2 * len(sizes) + 1] == [
+        *(f"hopper_{H}" for H in sizes), *(f"hopper_rows_{H}" for H in sizes), "gamma",
     ]  # fmt: skip
-    tests = (ROOT / "tests" / "kernels" / "test_gru_hopper.py").read_text()
-    assert f"for H in {tuple(sizes)}" in tests
-    assert tests.count("_on_a_gpu(H, cluster, fenced") == 2
-    for H in sizes:
-        part = parts[f"kernel_{H}"]
-        assert part.minutes == 0.75 and part.command[-1] == f"on_a_gpu and [{H}-"
     for part in parts.values():
         if "--configs" in part.command:
             assert part.command[part.command.index("--configs") + 1] == "astra_gamma"
@@ -56,7 +56,7 @@ def test_gamma_and_the_kernel_come_first(cuda):
 def test_all_results_go_to_one_folder(cuda):
     """Two benchmarks that measure the same thing differently do not write to the same place."""
     for name, part in cuda["PARTS"].items():
-        assert any("{results}" in word for word in part.command) or name.startswith("kernel_")
+        assert any("{results}" in word for word in part.command) or name.startswith("hopper_")
     assert "{results}/graphs" in cuda["PARTS"]["graphs"].command
 
 
@@ -78,11 +78,11 @@ def test_a_part_that_fails_or_takes_too_long_is_said(cuda, tmp_path):
 @pytest.mark.slow
 def test_without_a_gpu_a_part_does_not_end_well(script, tmp_path):
     """Its tests would be skipped, and pytest content."""
-    done = script("maintain/cuda", "--results", tmp_path / "day", "--only", "kernel_64")
+    done = script("maintain/cuda", "--results", tmp_path / "day", "--only", "hopper_64")
     if "NVIDIA" not in done.out:
-        assert done.code == 1 and "kernel_64: exit code" in done.out
-        assert (tmp_path / "day" / "parts.txt").read_text().startswith("kernel_64: exit code")
-        assert (tmp_path / "day" / "logs" / "kernel_64.log").stat().st_size > 0
+        assert done.code == 1 and "hopper_64: exit code" in done.out
+        assert (tmp_path / "day" / "parts.txt").read_text().startswith("hopper_64: exit code")
+        assert (tmp_path / "day" / "logs" / "hopper_64.log").stat().st_size > 0
 
 
 def test_listing_does_nothing(script, monkeypatch):
