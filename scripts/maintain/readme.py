@@ -13,6 +13,7 @@ sys.path.insert(0, dirname(dirname(__file__)))
 import startup  # noqa: F401
 
 import json
+import math
 import os
 import re
 import shlex
@@ -29,7 +30,7 @@ from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
 from pages.records import ONE_DEVICE, BenchmarkRun, Measurement, Study, grouped, load
-from pages.study_page import FILLED, Page, best_epoch
+from pages.study_page import FILLED, Page, best_epoch, minutes
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
@@ -60,6 +61,7 @@ def readme(sample: str) -> str:
     return render(
         "README.md.jinja",
         page=page,
+        gamma_minutes=minutes(page.first["astra_gamma"]),
         filled=FILLED,
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),
@@ -85,7 +87,8 @@ def results(page: Page) -> str:
         chosen = [min(range(len(losses)), key=losses.__getitem__) if stops else len(losses) - 1
                   for losses in published.val_loss]  # fmt: skip
         theirs = [(losses[i], i + 1)
-                  for losses, i in zip(published.train_loss, chosen, strict=True)]  # fmt: skip
+                  for losses, i in zip(published.train_loss, chosen, strict=True)
+                  if not math.isnan(losses[i])]  # fmt: skip
         ours = [(run.epochs[best_epoch(run) - 1].train_loss, best_epoch(run)) for run in runs]
         lines.append([
             f"{name}, {', '.join(str(run.seed) for run in runs)}",
@@ -93,7 +96,8 @@ def results(page: Page) -> str:
             *(_losses([f"{loss:.3f}" + f" (epoch {epoch})" * stops for loss, epoch in training])
               for training in (theirs, ours)),
             _losses([f"{losses[i]:.2f}"
-                     for losses, i in zip(published.val_loss, chosen, strict=True)]),
+                     for losses, i in zip(published.val_loss, chosen, strict=True)
+                     if not math.isnan(losses[i])]),
             *(_losses([f"{getattr(run.measured, what):.3f}" for run in runs])
               for what in ("windows", "stateless", "sensitivity")),
         ])  # fmt: skip
