@@ -104,7 +104,8 @@ def unroll(
       With `return_carries`, (y, carry, carries).
 
     Raises:
-      ValueError: the shape or dtype of an argument does not fit; a length is not in 0 … T.
+      ValueError: the shape or dtype of an argument does not fit; there is no step; a length is not
+        in 0 … T.
     """
     stack, one = _stack(layers)
     if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -114,6 +115,8 @@ def unroll(
         )
     x = jnp.asarray(x) if time_major else jnp.swapaxes(x, 0, 1)
     T, B, _ = x.shape
+    if T == 0:
+        raise ValueError(f"x is {x.shape}, time-major; it must have at least one step.")
     start = None if initial is None else _starts(stack, one, initial, B)
     if carry is None:
         carry = start or initial_carry(stack, B)

@@ -298,6 +298,10 @@ LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
             lambda x: jaxgru.unroll(GRU, jnp.ones((2, 3, F), int)),
             "x is int64 (2, 3, 3); it must be f",
         ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[:, :0]),
+            "x is (0, 2, 3), time-major; it must have at least one step",
+        ),
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
         (lambda x: jaxgru.unroll([], x), "there are no layers"),
         (
