@@ -176,7 +176,8 @@ LABELS = {
 def figures(data: Benchmarks) -> dict[str, list[Measurement]]:
     """Return the training steps that a figure shows, by the figure's file name.
 
-    There is a figure per machine, sizes and precision, the last measured in float32 first.
+    There is a figure per machine, sizes and precision, the last measured in float32 first; none
+    where jaxgru, with which all others are compared, was not measured.
     """
 
     def name(record: Measurement) -> str:
@@ -187,7 +188,7 @@ def figures(data: Benchmarks) -> dict[str, list[Measurement]]:
     training = [r for r in data.records if r.kind == "training" and r.failed is None]
     found = grouped(training, name)
     last = sorted(found, key=lambda n: (found[n][0].precision == "float32", found[n][0].run))
-    return {name: found[name] for name in reversed(last)}
+    return {name: found[name] for name in reversed(last) if ratios(found[name])}
 
 
 def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tuple]]]:

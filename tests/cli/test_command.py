@@ -125,7 +125,7 @@ class TestCompletion:
             ("jaxgru train --training.learn", "--training.learning_rate"),
             ("jaxgru train --config astra_g", "astra_gamma"),
             ("jaxgru train --model.reset ", "before after"),
-            ("jaxgru sample --pretrained as", "astra_alpha astra_beta"),
+            ("jaxgru sample --pretrained as", "astra_alpha astra_beta astra_gamma"),
             ("jaxgru convert tiny.s", "tiny.safetensors"),
         ],
     )
