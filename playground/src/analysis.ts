@@ -2,7 +2,7 @@
 
 import { batch, computed, effect, signal, untracked } from "@preact/signals";
 import type { Encoded, ModelInfo } from "./engine/types";
-import { debounce, engine, leftOut, newest, report } from "./models";
+import { debounce, engine, leftOut, loaded, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
 
 export interface Analysed {
@@ -38,10 +38,9 @@ export const notes = computed(() => {
 
 let generation = 0;
 
-async function analyse(): Promise<void> {
+async function analyse(info: ModelInfo): Promise<void> {
   const mine = ++generation;
-  const name = model.value;
-  const info = await engine.load(name);
+  const { name } = info;
   const encoded = await engine.encode(name, text.value);
   if (mine !== generation) return;
   const { tokens } = encoded;
@@ -67,15 +66,17 @@ async function analyse(): Promise<void> {
   }
 }
 
-/** Start to analyse: at once, then whenever the text or the model changes. */
+/** Start to analyse: at once, then whenever the text or the model changes, once that is loaded. */
 export function startAnalysis(): void {
-  const run = () => void analyse().catch(report);
+  const run = () => {
+    if (loaded.value?.name === model.value) void analyse(loaded.value).catch(report);
+  };
   const later = debounce(200, run);
   let first = true;
   effect(() => {
-    model.value, text.value;
+    loaded.value, model.value, text.value;
     stale.value = true;
-    if (first) run();
+    if (first) untracked(run);
     else later();
     first = false;
   });

@@ -1,14 +1,14 @@
 /** Read the link, show the page, write the first text, and then do the rest. */
 
-import { effect } from "@preact/signals";
+import { effect, type ReadonlySignal } from "@preact/signals";
 import { render } from "preact";
 import { startAnalysis } from "./analysis";
 import { App, unused, whole } from "./app";
-import { loadAll, report } from "./models";
+import { loadAll, loaded, report } from "./models";
 import { startContinuing } from "./panels/state";
 import { startWriters } from "./panels/writers";
 import { watchScreen } from "./screen";
-import { panel, readView, writeView } from "./view";
+import { readView, writeView } from "./view";
 import "./style.css";
 
 /** Milliseconds between two changes of the URL; browsers refuse more than 100 in 30 seconds. */
@@ -29,18 +29,21 @@ function keepUrl(): void {
 
 const task = () => new Promise((done) => setTimeout(done));
 
+/** Wait until a signal has a value. */
+const has = (found: ReadonlySignal<unknown>) => new Promise<void>((done) => effect(() => void (found.value && done())));
+
 async function start(): Promise<void> {
+  history.scrollRestoration = "manual"; // the link says where to look
   unused.value = readView(location.hash.slice(1));
   await task(); // the browser may do something else
   render(<App />, document.getElementById("app")!);
-  const written = startWriters();
+  startWriters();
   await task();
   whole.value = true;
   await task();
-  if (panel.value !== "writers") document.getElementById(panel.value)!.scrollIntoView({ behavior: "instant" });
   watchScreen();
   keepUrl();
-  await written;
+  await has(loaded); // after a failure, the reader tries again
   startAnalysis();
   startContinuing();
   await loadAll();

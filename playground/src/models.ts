@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { startEngine } from "./engine/client";
-import type { Encoded } from "./engine/types";
+import type { Encoded, ModelInfo } from "./engine/types";
 import { MODELS } from "./view";
 
 export const engine = startEngine();
@@ -10,15 +10,21 @@ export const engine = startEngine();
 /** One sentence if something failed, else empty. */
 export const failure = signal("");
 
+/** The model of the last text that was begun; null after a failure, until a text is begun again. */
+export const loaded = signal<ModelInfo | null>(null);
+
+const sentence = (error: unknown) => (error instanceof Error ? error.message : String(error));
+
 /** Load what is not shown yet: the page then needs no network. */
 export async function loadAll(): Promise<void> {
-  for (const name of MODELS) await engine.load(name);
+  for (const name of MODELS) await engine.load(name).catch((error) => (failure.value = sentence(error)));
 }
 
 /** Show why something failed, but for calls that a newer one ended. */
 export function report(error: unknown): void {
   if (error instanceof Error && error.name === "AbortError") return;
-  failure.value = error instanceof Error ? error.message : String(error);
+  failure.value = sentence(error);
+  loaded.value = null;
 }
 
 /** Wrap a computation for many calls: of those that come while one runs, only the last is computed. */

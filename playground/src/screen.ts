@@ -38,8 +38,29 @@ export function watchScreen(): void {
     },
     { rootMargin: "-50% 0px -50% 0px" },
   );
-  for (const name of PANELS) {
-    close.observe(document.getElementById(name)!);
-    middle.observe(document.getElementById(name)!);
-  }
+  const sections = PANELS.map((name) => document.getElementById(name)!);
+  for (const section of sections) close.observe(section);
+  const follow = () => sections.forEach((section) => middle.observe(section));
+  if (panel.value === "writers") follow();
+  else hold(document.getElementById(panel.value)!, follow);
+}
+
+/** Keep an element in view while the page grows, until the reader scrolls. */
+function hold(element: HTMLElement, released: () => void): void {
+  const root = document.documentElement;
+  let top = -1; // where the element was brought into view
+  const growth = new ResizeObserver(() => {
+    element.scrollIntoView({ behavior: "instant" });
+    top = scrollY;
+  });
+  const scrolled = () => {
+    if (Math.abs(scrollY - top) <= 1) return;
+    growth.disconnect();
+    removeEventListener("scroll", scrolled);
+    root.style.overflowAnchor = "";
+    released();
+  };
+  root.style.overflowAnchor = "none"; // else the browser scrolls, too, when the page grows
+  growth.observe(document.body);
+  addEventListener("scroll", scrolled);
 }

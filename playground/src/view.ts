@@ -140,6 +140,7 @@ export function readView(hash: string): string[] {
       unused.push(`${name}=${value}`);
     }
   }
+  schedule.value = schedule.value.filter(([from]) => from <= written.value); // the rest was never written
   return unused;
 }
 
@@ -150,8 +151,13 @@ export function loseEvery(value: Reset, from: number): void {
   else schedule.value = [...before, [before.length ? from : 0, value]];
 }
 
-/** "every 4 characters", after "the state is lost …". */
+/** "every 4 characters", after "lose the state". */
 export function inWords(value: Reset): string {
   if (value === null) return "never";
   return value === 1 ? "before every character" : `every ${value} characters`;
+}
+
+/** "lost every 4 characters", after "the state is". */
+export function lostInWords(value: Reset): string {
+  return value === null ? "never lost" : `lost ${inWords(value)}`;
 }

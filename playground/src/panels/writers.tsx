@@ -4,9 +4,9 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import type { ModelInfo, Writing } from "../engine/types";
-import { debounce, engine, leftOut, newest, report } from "../models";
+import { debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
-  every, fast, inWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
+  every, fast, lostInWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
 } from "../view";
 import { Column, Field, Panel } from "./parts";
@@ -19,18 +19,24 @@ const STILL = 400;
 /** Characters after which the costs are computed again while the models write. */
 const COSTS_EVERY = 100;
 
+/** What both write on from. */
+interface Begun {
+  info: ModelInfo;
+  start: Uint8Array; // the prompt's tokens
+  writings: [Writing, Writing];
+  tokens: [number[], number[]]; // written by each
+}
+
+const begun = signal<Begun | null>(null); // null: the model is not loaded, or the prompt not read
 const texts = [signal(""), signal("")];
 const costs = [signal<number | null>(null), signal<number | null>(null)];
 const costed = signal(0); // characters that the costs are of
 const running = signal(false);
 const note = signal("");
 const rate = signal(0);
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 let generation = 0;
-let writings: [Writing, Writing];
-let info: ModelInfo;
-let start: Uint8Array; // the prompt's tokens
-let tokens: [number[], number[]]; // written by each
 let ahead = 0; // characters that are written, or being written
 let hurry = 0; // characters to write at once, and then to stop: those that a link shows
 let looping = -1; // the generation that `run` is writing
@@ -47,7 +53,7 @@ export async function promptTokens(name: ModelInfo, text: string) {
 }
 
 /** Write up to n characters on both sides, and return how many. */
-async function step(mine: number, n: number): Promise<number> {
+async function step(mine: number, { info, writings, tokens }: Begun, n: number): Promise<number> {
   const now = schedule.value.filter(([from]) => from <= ahead).at(-1)!;
   const next = schedule.value.find(([from]) => from > ahead)?.[0] ?? WRITTEN_LIMIT;
   const count = Math.min(n, next - ahead, WRITTEN_LIMIT - ahead);
@@ -66,38 +72,58 @@ async function step(mine: number, n: number): Promise<number> {
   return count;
 }
 
-/** Read the prompt; false: the settings changed meanwhile. */
-async function restart(): Promise<boolean> {
-  const mine = ++generation;
-  const described = await engine.load(model.value);
-  const first = await promptTokens(described, prompt.value);
-  const from = await Promise.all([
-    engine.start(described.name, first.tokens, seed.value, null),
-    engine.start(described.name, first.tokens, seed.value, schedule.value[0][1]),
-  ]);
-  if (mine !== generation) return false;
-  [info, start, note.value] = [described, first.tokens, first.note];
-  [writings, tokens] = [from, [[], []]];
-  clear();
-  return true;
-}
-
+/** Forget what was written: it is not of what is set now. */
 function clear(): void {
+  generation++;
+  begun.value = null;
   written.value = costed.value = ahead = 0;
   for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
 }
 
+/** Load the model, read the prompt, and write. All that the page shows begins here, at first and after a failure. */
+async function begin(): Promise<void> {
+  clear();
+  failure.value = "";
+  const mine = generation;
+  try {
+    const info = await engine.load(model.value);
+    const { tokens: start, note: sentence } = await promptTokens(info, prompt.value);
+    const writings = await Promise.all([
+      engine.start(info.name, start, seed.value, null),
+      engine.start(info.name, start, seed.value, schedule.value[0][1]),
+    ]);
+    if (mine !== generation) return;
+    note.value = sentence;
+    begun.value = { info, start, writings, tokens: [[], []] };
+    void run(begun.value);
+    if (loaded.value?.name !== info.name) loaded.value = info;
+  } catch (error) {
+    fail(mine, error);
+  }
+}
+
+function fail(mine: number, error: unknown): void {
+  if (mine !== generation) return;
+  running.value = false;
+  begun.value = null; // “Write” then begins anew
+  report(error);
+}
+
 /** Write until paused, until the settings change, or until there is enough. */
-async function run(): Promise<void> {
+async function run(from: Begun): Promise<void> {
   if (looping === generation) return;
   const mine = (looping = generation);
-  const [began, from] = [performance.now(), ahead];
-  while (running.value && mine === generation && ahead < (hurry || WRITTEN_LIMIT)) {
-    const { characters, pause } = fast.value || hurry ? FAST : READING;
-    if (!(await step(mine, Math.min(characters, (hurry || Infinity) - ahead)))) return;
-    written.value = ahead;
-    rate.value = (1000 * (ahead - from)) / (performance.now() - began);
-    await sleep(pause);
+  const [began, first] = [performance.now(), ahead];
+  try {
+    while (running.value && mine === generation && ahead < (hurry || WRITTEN_LIMIT)) {
+      const { characters, pause } = fast.value || hurry ? FAST : READING;
+      if (!(await step(mine, from, Math.min(characters, (hurry || Infinity) - ahead)))) return;
+      written.value = ahead;
+      rate.value = (1000 * (ahead - first)) / (performance.now() - began);
+      await sleep(pause);
+    }
+  } catch (error) {
+    fail(mine, error);
   }
   if (mine !== generation) return;
   looping = -1;
@@ -105,62 +131,60 @@ async function run(): Promise<void> {
   running.value = false;
 }
 
-/** Start anew with what is set now. */
-function anew(): void {
-  hurry = 0;
+/** Write on; readers who want nothing to move get much at once. */
+function go(): void {
+  hurry = still.matches ? Math.min(ahead + STILL, WRITTEN_LIMIT) : 0;
   running.value = true;
-  restart().then((ready) => (ready ? run() : undefined)).catch(report);
 }
 
 /** Nats of what each wrote, given to the model with its state. */
 const updateCosts = newest(
-  async (count: number) => {
-    const texts = tokens.map((written) => Uint8Array.from([...start, ...written.slice(0, count)]));
-    return { count, means: await Promise.all(texts.map((text) => engine.surprise(info.name, text, null).then(mean))) };
+  async (of: Begun, count: number) => {
+    const texts = of.tokens.map((written) => Uint8Array.from([...of.start, ...written.slice(0, count)]));
+    return { of, count, means: await Promise.all(texts.map((text) => engine.surprise(of.info.name, text, null).then(mean))) };
   },
-  ({ count, means }) => {
+  ({ of, count, means }) => {
+    if (of !== begun.value) return;
     costed.value = count;
     means.forEach((value, side) => (costs[side].value = value));
   },
 );
 
-/** Start the writers, or show again what a link shows. Done when there is a first text. */
-export async function startWriters(): Promise<void> {
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  hurry = written.value || (still ? STILL : 0);
-  written.value = 0;
-  running.value = true;
-  if (await restart()) {
-    await step(generation, READING.characters);
-    void run().catch(report);
-  }
-  const again = debounce(300, anew);
+/** Start the writers, or show again what a link shows. */
+export function startWriters(): void {
+  go();
+  hurry = written.value || hurry;
+  void begin();
+  const again = debounce(300, () => void begin());
   let changes = 0;
   effect(() => {
     prompt.value, seed.value, temperature.value, topK.value, model.value;
     if (changes++) {
-      generation++; // what is being written is not of these settings
       untracked(() => (schedule.value = [[0, every.value]]));
-      running.value = true;
       clear();
+      go();
       again();
     }
   });
   effect(() => {
     const due = !running.value || written.value % COSTS_EVERY < READING.characters;
-    if (due && written.value) void updateCosts(written.value);
+    if (due && written.value && begun.value) void updateCosts(begun.value, written.value);
   });
 }
 
 function toggle(): void {
-  hurry = 0;
-  running.value = !running.value;
-  if (running.value) void run().catch(report);
+  if (running.value) running.value = false;
+  else {
+    go();
+    void (begun.value ? run(begun.value) : begin());
+  }
 }
 
 function again(): void {
   schedule.value = [[0, every.value]];
-  anew();
+  clear();
+  go();
+  void begin();
 }
 
 /** The slider: acts on what is written from now on. */
@@ -168,12 +192,19 @@ export function setEvery(value: Reset): void {
   loseEvery(value, ahead);
 }
 
+/** Pixels: a field that is so close to its bottom follows what is written. */
+const NEARLY = 8;
+
 function Text({ side, label }: { side: number; label: string }) {
   const box = useRef<HTMLPreElement>(null);
   const text = texts[side].value;
   const cost = costs[side].value;
+  const height = useRef(0);
   useLayoutEffect(() => {
-    if (running.value) box.current!.scrollTop = box.current!.scrollHeight;
+    const field = box.current!;
+    const atBottom = field.scrollTop + field.clientHeight > height.current - NEARLY;
+    height.current = field.scrollHeight;
+    if (running.value && atBottom) field.scrollTop = field.scrollHeight;
   }, [text]);
   return (
     <>
@@ -182,7 +213,8 @@ function Text({ side, label }: { side: number; label: string }) {
         {text}
       </pre>
       <p class="figure">
-        {cost === null ? "…" : cost.toFixed(3)} <span>nats per character</span>
+        {cost === null ? "…" : cost.toFixed(3)}{" "}
+        <span>nats per character{cost === null && `, after ${COSTS_EVERY} characters`}</span>
       </p>
     </>
   );
@@ -193,8 +225,8 @@ export function Writers() {
   return (
     <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
       <p>
-        Both sides continue the same prompt with the same weights and the same random numbers, but the right one
-        loses its state {inWords(every.value)}: move the slider at the top while they write. The figures say how
+        Both sides continue the same prompt with the same weights and the same random numbers, but the state of
+        the right one is {lostInWords(every.value)}: move the slider at the top while they write. The figures say how
         well each text is written in the eyes of the model that keeps its state, in nats per character: the lower,
         the more likely.
       </p>
@@ -261,11 +293,12 @@ export function Writers() {
         <Column title="With its state">
           <Text side={0} label="Text written with the state" />
         </Column>
-        <Column title={`State lost ${inWords(every.value)}`}>
+        <Column title={`State ${lostInWords(every.value)}`}>
           <Text side={1} label="Text written while losing the state" />
         </Column>
       </div>
       <p class="small">
+        <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
         {written.value.toLocaleString("en")} characters
         {rate.value > 0 && `, ${Math.round(rate.value).toLocaleString("en")} per second on each side`}
         {full && `; that is enough, “Again” starts anew`}.
