@@ -30,6 +30,15 @@ test("what is not in a text goes back to its default", () => {
   expect(view.writeView()).toBe("unit=7");
 });
 
+test("of the slider's history, a link keeps what was written", () => {
+  expect(view.readView("every=1,100:2,500:16&written=100")).toEqual([]);
+  expect(view.schedule.value).toEqual([[0, 1], [100, 2]]);
+});
+
+test("how often the state is lost reads right in its sentences", () => {
+  expect([null, 1, 16].map(view.lostInWords)).toEqual(["never lost", "lost before every character", "lost every 16 characters"]);
+});
+
 test("a text that is too long for its field cannot be used", () => {
   expect(view.readView(`prompt=${"a".repeat(view.PROMPT_LIMIT)}`)).toEqual([]);
   expect(view.readView(`prompt=${"a".repeat(view.PROMPT_LIMIT + 1)}`)).toHaveLength(1);

@@ -154,6 +154,15 @@ test("nothing moves for readers who want that", async () => {
   const page = await open(browser, server.address, "", { reducedMotion: "reduce" });
   const [text] = await texts(page);
   assert.equal(text.length, 407);
+  await page.evaluate(() => {
+    window.lengths = new Set();
+    const written = document.querySelector("#writers pre");
+    const note = () => window.lengths.add(written.textContent.length);
+    new MutationObserver(note).observe(written, { characterData: true, childList: true, subtree: true });
+  });
+  await page.getByLabel("Model").selectOption("elman_alpha");
+  await until(page, () => window.lengths.has(407));
+  assert.deepEqual(await page.evaluate(() => [...window.lengths].filter((length) => (length - 7) % 100)), []);
   await page.context().close();
 });
 
@@ -164,5 +173,110 @@ test("a model that cannot be loaded is said in a sentence", async () => {
   await page.getByText("The model astra_beta could not be loaded: the server answered 404.").waitFor();
   await page.getByLabel("Model").selectOption("elman_alpha");
   await panel(page, "surprise").getByText(/^[\d.]+ nats per character/).first().waitFor();
+  await page.context().close();
+});
+
+const MODEL = (name) => `**/${name}*.safetensors`;
+
+for (const [name, viewport] of [["inside", WIDE], ["reach", NARROW]]) {
+  test(`a link to ${name} stays there until the reader scrolls`, async () => {
+    const page = await open(browser, server.address, `panel=${name}&unit=18&model=elman_alpha`, { viewport });
+    await analysed(page);
+    await page.locator(name === "inside" ? "#inside canvas" : "#reach .readout").first().waitFor();
+    await until(page, () => new URLSearchParams(location.hash.slice(1)).has("written"));
+    const top = await panel(page, name).evaluate((each) => each.getBoundingClientRect().top);
+    assert(top >= 0 && top < viewport.height / 2, String(top));
+    assert.match(page.url(), new RegExp(`#panel=${name}&`));
+    await page.mouse.move(4, 400); // beside the fields that scroll by themselves
+    await page.mouse.wheel(0, -20000);
+    await until(page, () => scrollY === 0 && !location.hash.includes("panel="));
+    await page.context().close();
+  });
+}
+
+test("after a failed first load, the page begins again, whole", async () => {
+  for (const file of ["**/*.safetensors", "**/worker-*.js"]) {
+    const page = await open(browser, server.address, "", {
+      prepare: (page) => page.context().route(file, (route) => route.abort()),
+    });
+    const note = page.locator("[role=alert] .note");
+    await note.getByText("could not be loaded").waitFor();
+    await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).click();
+    await note.getByText("could not be loaded").waitFor();
+    await page.context().unroute(file);
+    await panel(page, "writers").getByRole("button", { name: "Again" }).click();
+    await analysed(page);
+    assert.equal(await note.count(), 0);
+    await until(page, () => document.querySelector("#writers pre").textContent.length > "ROMEO: ".length + 4);
+    await page.context().close();
+  }
+});
+
+test("one model that fails stops no other, and its note goes when it is there", async () => {
+  let elman = false;
+  const page = await open(browser, server.address, "written=60", {
+    prepare: async (page) => {
+      page.on("requestfinished", (request) => (elman ||= /elman_alpha.*safetensors/.test(request.url())));
+      await page.context().route(MODEL("astra_beta"), (route) => route.abort());
+    },
+  });
+  const note = page.locator("[role=alert] .note");
+  await note.waitFor();
+  while (!elman) await page.waitForEvent("requestfinished");
+  await page.context().unroute(MODEL("astra_beta"));
+  await page.getByLabel("Model").selectOption("astra_beta");
+  await analysed(page);
+  assert.equal(await note.count(), 0);
+  await page.context().close();
+});
+
+test("while a model loads, its name is shown, and what is chosen meanwhile holds", async () => {
+  let release;
+  const held = new Promise((done) => (release = done));
+  const page = await open(browser, server.address, "", {
+    prepare: (page) => page.context().route(MODEL("astra_alpha"), (route) => held.then(() => route.continue())),
+  });
+  const button = (name) => panel(page, "writers").getByRole("button", { name, exact: true });
+  await page.getByText("Loading astra_alpha…").waitFor();
+  await button("Pause").click();
+  await button("Write").click();
+  await page.getByLabel("Model").selectOption("elman_alpha");
+  await page.getByText("Loading elman_alpha…").waitFor({ state: "detached" });
+  await analysed(page);
+  release();
+  await until(page, () => document.querySelector("#writers pre").textContent.length > 60);
+  await button("Pause").click();
+  const [text] = await texts(page);
+  const elman = await open(browser, server.address, "model=elman_alpha&written=50");
+  assert.equal((await texts(elman))[0], text.slice(0, "ROMEO: ".length + 50));
+  await elman.context().close();
+  assert.equal(await page.locator("[role=alert] .note").count(), 0);
+  await page.context().close();
+});
+
+test("pausing and writing while the first model loads", async () => {
+  let release;
+  const held = new Promise((done) => (release = done));
+  const page = await open(browser, server.address, "", {
+    prepare: (page) => page.context().route(MODEL("astra_alpha"), (route) => held.then(() => route.continue())),
+  });
+  await panel(page, "writers").getByRole("button", { name: "Pause" }).click();
+  await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).click();
+  release();
+  await until(page, () => document.querySelector("#writers pre").textContent.length > 20);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test("a writer that the reader scrolled back stays there while it writes", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&written=800");
+  await texts(page);
+  await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).click();
+  const written = panel(page, "writers").locator("pre");
+  await until(page, () => document.querySelector("#writers pre").textContent.length > 820);
+  await written.first().evaluate((each) => (each.scrollTop = 0));
+  await until(page, () => document.querySelector("#writers pre").textContent.length > 850);
+  assert.equal(await written.first().evaluate((each) => each.scrollTop), 0);
+  assert(await written.last().evaluate((each) => each.scrollTop + each.clientHeight > each.scrollHeight - 2));
   await page.context().close();
 });

@@ -5,7 +5,7 @@ import { analysed, type Analysed, follow, index, stale } from "../analysis";
 import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
-import { every, inWords } from "../view";
+import { every, lostInWords } from "../view";
 import { Column, Legend, Panel, ready } from "./parts";
 
 /** Characters that are looked back on, at least. A multiple of all resets, so that those stay where they are. */
@@ -88,7 +88,7 @@ export function Reach() {
       {ready.value && (
         <>
           <div class="pair" onScrollCapture={scrollBoth}>
-            {["With its state", `State lost ${inWords(every.value)}`].map((title, side) => (
+            {["With its state", `State ${lostInWords(every.value)}`].map((title, side) => (
               <Column key={side} title={title}>
                 <Letters
                   panel="reach"

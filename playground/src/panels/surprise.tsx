@@ -4,7 +4,7 @@ import { computed } from "@preact/signals";
 import { analysed, bigram, index, mean, stale, surprises } from "../analysis";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
-import { every, inWords, text, TEXT_LIMIT, type Reset } from "../view";
+import { every, lostInWords, text, TEXT_LIMIT, type Reset } from "../view";
 import { Column, Legend, Notes, Panel, ready, TextField } from "./parts";
 
 /** Nats that have the strongest tint. */
@@ -35,7 +35,7 @@ const description = computed(() => {
   if (i === 0) return `${character} is the first character: it is given.`;
   const costs = (nats?: Float32Array) =>
     nats ? `${nats[i - 1].toFixed(2)} nats (${mean(nats.subarray(0, i)).toFixed(2)} per character so far)` : "…";
-  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} when it is lost ${inWords(every.value)}.`;
+  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} when it is ${lostInWords(every.value)}.`;
 });
 
 function Mean({ nats }: { nats: Float32Array | undefined }) {
@@ -71,7 +71,7 @@ export function Surprise() {
               />
               <Mean nats={kept.value} />
             </Column>
-            <Column title={`State lost ${inWords(every.value)}`}>
+            <Column title={`State ${lostInWords(every.value)}`}>
               <Letters
                 panel="surprise"
                 label="What each character costs when the state is lost"
