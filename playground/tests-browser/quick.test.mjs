@@ -268,6 +268,8 @@ test("the URL shows the same to somebody else", async () => {
   const before = await shown(page);
   const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
   assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);
+  await analysed(copy); // the panels above have grown
+  assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);
   await show(copy, "inside"); // panels compute when they are near
   await until(copy, (last) => document.querySelector("#inside .readout")?.textContent === last, before.readouts[1]);
   await show(copy, "reach");
