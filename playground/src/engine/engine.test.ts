@@ -100,6 +100,13 @@ describe("a text that is written", () => {
     expect((await write(writing, 0)).writing).toEqual(writing);
   });
 
+  test("from a last token that does not exist is refused", async () => {
+    const writing = await start();
+    for (const last of [vocabulary.length, 300, -1, 1.5, NaN]) {
+      await expect(write({ ...writing, last }, 1)).rejects.toThrow(`There is no token ${last}`);
+    }
+  });
+
   test("without its state depends on the last token alone", async () => {
     const writing = await start(3, 1);
     const other: Carry = writing.carry.map((h) => h.map((_, i) => Math.sin(i)));

@@ -66,7 +66,8 @@ export function createEngine(fetchModel: (name: ModelName) => Promise<ArrayBuffe
 
     async write(name, writing, n, options) {
       const { resetEvery } = options;
-      const { model, slices } = await begin(name, Uint8Array.of(writing.last), resetEvery);
+      const { model, slices } = await begin(name, new Uint8Array(0), resetEvery);
+      checkTokens([writing.last], model.V); // a Uint8Array would wrap it
       const stream = new Stream(model, writing.carry, writing.sinceReset);
       const tokens = new Uint8Array(n);
       let { last, draws } = writing;
@@ -171,9 +172,9 @@ class Stream {
   }
 }
 
-function checkTokens(tokens: Uint8Array, V: number): void {
+function checkTokens(tokens: Iterable<number>, V: number): void {
   for (const token of tokens)
-    if (token >= V) throw new Error(`There is no token ${token}; the vocabulary's are 0 to ${V - 1}.`);
+    if (!(Number.isInteger(token) && token >= 0 && token < V)) throw new Error(`There is no token ${token}; the vocabulary's are 0 to ${V - 1}.`);
 }
 
 function checkReset(resetEvery: number | null): void {

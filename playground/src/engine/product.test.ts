@@ -1,4 +1,4 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { Arena } from "./product";
 
 test.each([[1, 1], [1, 17], [3, 2], [9, 18], [16, 16], [31, 33], [128, 65]])("a product of %i × %i", (rows, columns) => {
@@ -35,4 +35,17 @@ test("matrices side by side", () => {
   const parts = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]].map((part) => Float32Array.from(part));
   arena.matrix(2, 3, parts).times(x, y);
   expect([...y]).toEqual([41, 52, 63, 107, 118, 129]);
+});
+
+test("without WebAssembly at all", () => {
+  vi.stubGlobal("WebAssembly", undefined);
+  try {
+    const arena = new Arena([[1, 2]]);
+    const [x, y] = [arena.vector(1), arena.vector(2)];
+    x[0] = 3;
+    arena.matrix(1, 2, [Float32Array.of(5, 7)]).times(x, y);
+    expect([...y]).toEqual([15, 21]);
+  } finally {
+    vi.unstubAllGlobals();
+  }
 });

@@ -12,23 +12,27 @@ const pad = (n: number) => Math.ceil(n / PANEL) * PANEL;
 type At = (row: number, column: number) => number;
 type Product = (x: Float32Array, panels: Float32Array, y: Float32Array) => void;
 
-/** Memory for a model's arrays, where WebAssembly can reach them. */
+const hasSimd = () => typeof WebAssembly === "object" && WebAssembly.validate(assemble());
+
+/** Memory for a model's arrays, where WebAssembly can reach them if there is any. */
 export class Arena {
   readonly product: Product;
-  private readonly memory: WebAssembly.Memory;
+  private readonly buffer: ArrayBuffer;
   private used = 0;
 
   /** `shapes`: of all matrices that will be made. */
-  constructor(shapes: Iterable<readonly [number, number]>, simd = WebAssembly.validate(assemble())) {
+  constructor(shapes: Iterable<readonly [number, number]>, simd = hasSimd()) {
     let floats = 2 ** 18; // for vectors
     for (const [rows, columns] of shapes) floats += rows * pad(columns) + columns * pad(rows) + 2 * PANEL;
-    this.memory = new WebAssembly.Memory({ initial: Math.ceil((floats * 4) / 2 ** 16) });
-    this.product = simd ? withSimd(this.memory) : plain;
+    const pages = Math.ceil((floats * 4) / 2 ** 16);
+    const memory = simd ? new WebAssembly.Memory({ initial: pages }) : undefined;
+    this.buffer = memory ? memory.buffer : new ArrayBuffer(pages * 2 ** 16);
+    this.product = memory ? withSimd(memory) : plain;
   }
 
   /** Return zeros. A product may add zeros to up to 15 numbers behind them. */
   vector(length: number): Float32Array {
-    const view = new Float32Array(this.memory.buffer, this.used * 4, length);
+    const view = new Float32Array(this.buffer, this.used * 4, length);
     this.used += pad(length) + PANEL;
     return view;
   }
