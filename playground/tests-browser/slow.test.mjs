@@ -103,6 +103,33 @@ test("a thousand emoji, and a text in another alphabet", async () => {
   await page.context().close();
 });
 
+test("a button that is pressed twice, and a text that is changed meanwhile", async () => {
+  const page = await open(browser, server.address, "written=60");
+  const state = panel(page, "state");
+  const [field, button] = [state.getByLabel("Text", { exact: true }), state.getByRole("button", { name: "Write 100 characters" })];
+  await analysed(page);
+  await field.fill("JULIET:");
+  await button.click();
+  await until(page, () => document.querySelector("#state textarea").value.length === 107);
+  const once = await field.inputValue();
+  await field.fill("JULIET:");
+  await button.dblclick();
+  await until(page, () => document.querySelector("#state textarea").value.length >= 107);
+  await state.getByRole("button", { name: "Copy the state" }).click(); // answered after all that was asked before
+  await state.getByText("in the clipboard").waitFor();
+  assert.equal(await field.inputValue(), once);
+  await button.evaluate((button) => {
+    button.click();
+    const field = document.querySelector("#state textarea");
+    field.value = "ROMEO:";
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+  await state.getByText("was changed while the model wrote").waitFor();
+  assert.equal(await field.inputValue(), "ROMEO:");
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
   for (const colorScheme of ["light", "dark"]) {
     test(`${size} and ${colorScheme}: axe finds nothing serious, and nothing is cut off`, async () => {

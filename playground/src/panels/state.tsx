@@ -17,6 +17,7 @@ const note = signal("");
 const copied = signal("");
 const problem = signal("");
 const continuation = signal("");
+let writingOn = false;
 
 const options = () => ({ temperature: temperature.value, topK: topK.value, resetEvery: null });
 const asText = (info: ModelInfo, tokens: Iterable<number>) =>
@@ -31,10 +32,19 @@ async function readDraft(): Promise<{ info: ModelInfo; writing: Writing }> {
   return { info, writing: { ...writing, draws: first.tokens.length } };
 }
 
+/** Write on, once at a time. What was typed meanwhile has not been read, so nothing is appended to it. */
 async function writeOn(): Promise<void> {
-  const { info, writing } = await readDraft();
-  const { tokens } = await engine.write(info.name, writing, MORE, options());
-  draft.value += asText(info, tokens);
+  if (writingOn) return;
+  writingOn = true;
+  try {
+    const before = draft.value;
+    const { info, writing } = await readDraft();
+    const { tokens } = await engine.write(info.name, writing, MORE, options());
+    if (draft.value === before) draft.value += asText(info, tokens);
+    else note.value = "The text was changed while the model wrote; press the button again to continue it.";
+  } finally {
+    writingOn = false;
+  }
 }
 
 async function copy(): Promise<void> {
@@ -44,9 +54,9 @@ async function copy(): Promise<void> {
   continued.value = 0;
   try {
     await navigator.clipboard.writeText(stateText.value);
-    copied.value = "The state is in the clipboard, and in the field below.";
+    copied.value = "The state is in the clipboard, and in the field State.";
   } catch {
-    copied.value = "The state is in the field below.";
+    copied.value = "The state is in the field State.";
   }
 }
 
@@ -81,7 +91,8 @@ export function State() {
     <Panel name="state" title="Copy the state">
       <p>
         All that the model knows of a text is its state. Copy it, then type on or delete the text, and paste the
-        state back, here or on another machine: the model continues where it was.
+        state back, here or on another machine: the model continues where it was. Seed, Temperature and Top-k are
+        those of the first panel; a copied state keeps its seed.
       </p>
       <div class="pair">
         <div class="column">
