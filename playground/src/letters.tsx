@@ -34,9 +34,12 @@ function measure(): number {
   return advance;
 }
 
-/** Show a character in a sentence. */
+/** Show a character in a sentence. One that cannot be seen, or that acts on others, is shown by its number. */
 export function quote(character: string): string {
-  return character === "\n" ? "line break" : character === " " ? "space" : `“${character}”`;
+  if (character === "\n") return "line break";
+  if (character === " ") return "space";
+  if (!/[\p{C}\p{Z}\p{M}]/u.test(character)) return `“${character}”`;
+  return `U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
 /**

@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { startEngine } from "./engine/client";
 import type { Encoded, ModelInfo } from "./engine/types";
+import { quote } from "./letters";
 import { MODELS } from "./view";
 
 export const engine = startEngine();
@@ -60,7 +61,7 @@ export function debounce(milliseconds: number, call: () => void): () => void {
 /** One sentence about the characters that were left out, or empty. */
 export function leftOut({ unknown }: Encoded): string {
   if (!unknown.length) return "";
-  const some = unknown.slice(0, 8).map((character) => `“${character}”`).join(" ");
+  const some = unknown.slice(0, 8).map(quote).join(" ");
   const more = unknown.length > 8 ? ` and ${unknown.length - 8} more` : "";
   return `The models know 65 characters; left out here: ${some}${more}.`;
 }

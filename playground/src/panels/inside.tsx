@@ -9,7 +9,7 @@ import { engine } from "../models";
 import { Letters, quote } from "../letters";
 import { dark, near } from "../screen";
 import { at, unit } from "../view";
-import { Field, Legend, Panel, ready } from "./parts";
+import { Legend, NumberField, Panel, ready } from "./parts";
 
 /** Pixels per character of the heat map, and its least height. */
 const CHARACTER = 4;
@@ -19,7 +19,6 @@ interface Inside {
   of: Analysed;
   /** (characters, units), row by row. */
   states: Float32Array;
-  units: UnitInfo[];
 }
 
 const inside = signal<Inside | null>(null);
@@ -29,9 +28,18 @@ follow(
   async (of) => {
     if (!near.inside.value || inside.value?.of === of) return inside.value;
     const { name } = of.info;
-    return { of, states: await engine.states(name, of.tokens, null), units: await engine.units(name) };
+    return { of, states: await engine.states(name, of.tokens, null) };
   },
   (found) => (inside.value = found),
+);
+
+const known = signal<UnitInfo[]>([]);
+
+// Not only when the panel is near: Tab has to find the buttons on its way down.
+follow(
+  () => undefined,
+  (of) => engine.units(of.info.name),
+  (units) => (known.value = units),
 );
 
 /** Those of the text that is shown. */
@@ -183,26 +191,21 @@ export function Inside() {
   return (
     <Panel name="inside" title="Inside" busy={stale.value}>
       <p>
-        The state has {numUnits} numbers, its units, and some of them follow something that a reader could name:
-        they are listed with their correlation over text that the model was not trained on. Choose a unit to tint
-        the text by its value after each character; the heat map shows all units, one per row.
+        The state has {numUnits} numbers, its units. Some follow something that a reader can name, at times several
+        things; they are listed with their correlation over text that the model was not trained on. Choose one to
+        tint the text by its value after each character. The state is never lost here: the slider at the top does
+        not act.
       </p>
       {ready.value && (
         <>
-          {current.value && <Units units={current.value.units} />}
+          <Units units={known.value} />
           <div class="controls">
-            <Field label={`Unit, 0 to ${numUnits.value - 1}`}>
-              <input
-                type="number"
-                min={0}
-                max={numUnits.value - 1}
-                value={chosen.value}
-                onInput={(event) => {
-                  const value = event.currentTarget.valueAsNumber;
-                  if (Number.isInteger(value) && value >= 0 && value < numUnits.value) unit.value = value;
-                }}
-              />
-            </Field>
+            <NumberField
+              label={`Unit, 0 to ${numUnits.value - 1}`}
+              most={numUnits.value - 1}
+              value={chosen.value}
+              onValue={(value) => (unit.value = value)}
+            />
           </div>
           <p class="readout" aria-live="polite">{description}</p>
           <Letters
@@ -212,10 +215,15 @@ export function Inside() {
             tints={tints.value}
             description={description.value}
           />
-          <Legend panel="inside" low="negative" high="positive" />
+          <Legend panel="inside" low="negative" high="positive, relative to the unit's largest value" />
           <h3>The state over time</h3>
+          <p>
+            A column per character, a row per unit. Look for rows that change colour slowly: those units keep something
+            over many characters, for example how long the line is.
+          </p>
           <p class="readout">{pointed.value || description.value}</p>
           {current.value ? <HeatMap /> : <div class="map" />}
+          <Legend panel="inside" low="−1" high="1" />
         </>
       )}
     </Panel>

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { computed, type Signal } from "@preact/signals";
 import { useState } from "preact/hooks";
 import { analysed, notes } from "../analysis";
-import type { Panel as Name } from "../view";
+import { lostInWords, type Panel as Name, type Reset } from "../view";
 
 /** A section of the page. `busy`: its figures are not yet those of what it shows. */
 export function Panel(props: { name: Name; title: string; busy?: boolean; children: ComponentChildren }) {
@@ -33,6 +33,41 @@ export function Field({ label, wide, children }: { label: string; wide?: boolean
       <span>{label}</span>
       {children}
     </label>
+  );
+}
+
+/** A field for an integer from 0 on. What cannot be used stays in it while one types, with a sentence. */
+export function NumberField({ label, most, value, onValue }: {
+  label: string; most: number; value: number; onValue: (value: number) => void;
+}) {
+  const [typed, setTyped] = useState<string | null>(null); // what cannot be used
+  return (
+    <>
+      <Field label={label}>
+        <input
+          type="number"
+          min={0}
+          max={most}
+          step={1}
+          value={typed ?? value}
+          aria-invalid={typed !== null}
+          onInput={(event) => {
+            const field = event.currentTarget;
+            const given = field.valueAsNumber;
+            const usable = Number.isInteger(given) && given >= 0 && given <= most;
+            setTyped(usable ? null : field.value);
+            if (usable) onValue(given);
+          }}
+          onBlur={(event) => {
+            event.currentTarget.value = String(value); // also where "" stands for what is no number
+            setTyped(null);
+          }}
+        />
+      </Field>
+      <p class="note" role="status">
+        {typed !== null && `The field takes an integer from 0 to ${most}; ${value} is used.`}
+      </p>
+    </>
   );
 }
 
@@ -70,6 +105,7 @@ export function TextField(props: { label: string; rows: number; limit: number; v
         />
       </Field>
       <p class="note" role="status">
+        {!cut && value.value.length >= limit && `The field is full: it takes ${count(limit)} characters.`}
         {cut &&
           `The field takes ${count(limit)} characters: of the ${count(cut[0])} that were pasted, ` +
             `it keeps the first ${count(cut[1])}.`}
@@ -77,6 +113,9 @@ export function TextField(props: { label: string; rows: number; limit: number; v
     </>
   );
 }
+
+/** The title of a column whose model loses its state. */
+export const lostTitle = (every: Reset) => `State ${lostInWords(every)}`;
 
 /** What the colours of `Letters` mean. */
 export function Legend({ panel, low, high }: { panel: Name; low: string; high: string }) {

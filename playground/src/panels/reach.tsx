@@ -5,8 +5,8 @@ import { analysed, type Analysed, follow, index, stale } from "../analysis";
 import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
-import { every, lostInWords } from "../view";
-import { Column, Legend, Panel, ready } from "./parts";
+import { every } from "../view";
+import { Column, Legend, lostTitle, Panel, ready } from "./parts";
 
 /** Characters that are looked back on, at least. A multiple of all resets, so that those stay where they are. */
 const BACK = 256;
@@ -88,7 +88,7 @@ export function Reach() {
       {ready.value && (
         <>
           <div class="pair" onScrollCapture={scrollBoth}>
-            {["With its state", `State ${lostInWords(every.value)}`].map((title, side) => (
+            {["With its state", lostTitle(every.value)].map((title, side) => (
               <Column key={side} title={title}>
                 <Letters
                   panel="reach"
@@ -101,7 +101,7 @@ export function Reach() {
               </Column>
             ))}
           </div>
-          <Legend panel="reach" low="no gradient" high="the largest (square root)" />
+          <Legend panel="reach" low="no gradient" high="the largest gradient; a quarter of it has half the tint" />
         </>
       )}
     </Panel>

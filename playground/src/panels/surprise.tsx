@@ -5,7 +5,7 @@ import { analysed, bigram, index, mean, stale, surprises } from "../analysis";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
 import { every, lostInWords, text, TEXT_LIMIT, type Reset } from "../view";
-import { Column, Legend, Notes, Panel, ready, TextField } from "./parts";
+import { Column, Legend, lostTitle, Notes, Panel, ready, TextField } from "./parts";
 
 /** Nats that have the strongest tint. */
 const STRONGEST = 6;
@@ -52,8 +52,10 @@ export function Surprise() {
       <p>
         A character costs −ln p nats, where p is the probability that the model gave it after reading those before
         it: the stronger the tint, the more surprising the character. Type or paste a text, point at its
-        characters, and move the slider at the top to see what the state is worth; the next two panels show the
-        same text.
+        characters, and move the slider at the top to see what the state is worth.
+      </p>
+      <p>
+        <strong>The panels Inside and Reach show this text, too.</strong>
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
@@ -71,7 +73,7 @@ export function Surprise() {
               />
               <Mean nats={kept.value} />
             </Column>
-            <Column title={`State ${lostInWords(every.value)}`}>
+            <Column title={lostTitle(every.value)}>
               <Letters
                 panel="surprise"
                 label="What each character costs when the state is lost"

@@ -9,7 +9,7 @@ import {
   every, fast, lostInWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
 } from "../view";
-import { Column, Field, Panel } from "./parts";
+import { Column, Field, lostTitle, NumberField, Panel, TextField } from "./parts";
 
 /** Characters per step, and milliseconds between two steps. */
 const READING = { characters: 2, pause: 80 };
@@ -209,7 +209,7 @@ function Text({ side, label }: { side: number; label: string }) {
   return (
     <>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
-        <b>{prompt.value}</b>
+        <b><bdi>{prompt.value}</bdi></b>
         {text}
       </pre>
       <p class="figure">
@@ -231,33 +231,14 @@ export function Writers() {
         the more likely.
       </p>
       <div class="controls">
-        <Field label="Prompt" wide>
-          <input
-            type="text"
-            value={prompt.value}
-            maxLength={PROMPT_LIMIT}
-            spellcheck={false}
-            onInput={(event) => (prompt.value = event.currentTarget.value)}
-          />
-        </Field>
-        <Field label="Seed">
-          <input
-            type="number"
-            min={0}
-            max={2 ** 32 - 1}
-            value={seed.value}
-            onInput={(event) => {
-              const value = event.currentTarget.valueAsNumber;
-              if (Number.isInteger(value) && value >= 0 && value < 2 ** 32) seed.value = value;
-            }}
-          />
-        </Field>
+        <TextField label="Prompt" rows={1} limit={PROMPT_LIMIT} value={prompt} />
+        <NumberField label="Seed" most={2 ** 32 - 1} value={seed.value} onValue={(value) => (seed.value = value)} />
         <Field label={`Temperature: ${temperature.value || "0 (the likeliest)"}`}>
           <input
             type="range"
             min={0}
-            max={1.5}
-            step={0.1}
+            max={2}
+            step={0.01}
             value={temperature.value}
             onInput={(event) => (temperature.value = event.currentTarget.valueAsNumber)}
           />
@@ -293,7 +274,7 @@ export function Writers() {
         <Column title="With its state">
           <Text side={0} label="Text written with the state" />
         </Column>
-        <Column title={`State ${lostInWords(every.value)}`}>
+        <Column title={lostTitle(every.value)}>
           <Text side={1} label="Text written while losing the state" />
         </Column>
       </div>
