@@ -1,7 +1,7 @@
 /**
  * Characters per second in Node, on one thread:
  *
- *     npx vite build --ssr src/engine/speed.ts --outDir dist/speed && node dist/speed/speed.js
+ *     npx vite build --ssr src/engine/speed.ts --outDir node_modules/.speed && node node_modules/.speed/speed.js
  *
  * With two arguments more, a folder of node_modules with onnxruntime-web and one with the models as NAME.onnx, that
  * computes the same logits: a call per character, the carry handed on, and all characters in one call.
