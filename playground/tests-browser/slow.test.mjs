@@ -130,6 +130,46 @@ test("a button that is pressed twice, and a text that is changed meanwhile", asy
   await page.context().close();
 });
 
+test("fields say what they do not use, and show what is used", async () => {
+  const page = await open(browser, server.address, "written=60&temperature=1.85&seed=7&prompt=JULIET%3A%0AO%20Romeo%2C");
+  const writers = panel(page, "writers");
+  const [seed, prompt] = [writers.getByLabel("Seed"), writers.getByLabel("Prompt")];
+  assert.equal(await prompt.inputValue(), "JULIET:\nO Romeo,");
+  assert.equal(await writers.getByLabel("Temperature").inputValue(), "1.85");
+  for (const wrong of ["", "-5", "1.5", "99999999999"]) {
+    await seed.fill(wrong);
+    await writers.getByText("takes an integer from 0 to 4294967295; 7 is used.").waitFor();
+    await prompt.focus();
+    assert.equal(await seed.inputValue(), "7");
+    await writers.getByText("is used.").waitFor({ state: "detached" });
+  }
+  await prompt.fill("x".repeat(500));
+  await writers.getByText("The field is full: it takes 500 characters.").waitFor();
+  await prompt.fill("a\u202e\u200b\t\0\ufeff");
+  await writers.getByText("left out here: U+202E U+200B U+0009 U+0000 U+FEFF.").waitFor();
+  await panel(page, "inside").locator(".units button").first().waitFor(); // before it is in sight, for Tab
+  await show(page, "inside");
+  await panel(page, "inside").getByLabel("Unit, 0 to 127").fill("500");
+  await panel(page, "inside").getByText("takes an integer from 0 to 127; 0 is used.").waitFor();
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test("the bar keeps its height, and nothing is cut off", async () => {
+  for (const width of [320, 390, 800, 1280]) {
+    const page = await open(browser, server.address, "written=60", { viewport: { width, height: 844 } });
+    const heights = new Set();
+    for (let i = 0; i < 9; i++) {
+      heights.add(await page.locator(".bar").evaluate((bar) => bar.offsetHeight));
+      await move(page, "ArrowRight");
+    }
+    assert.equal(heights.size, 1, `${width}: ${[...heights]}`);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), width);
+    assert((await page.getByLabel("Model").evaluate((select) => select.getBoundingClientRect().right)) <= width);
+    await page.context().close();
+  }
+});
+
 for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
   for (const colorScheme of ["light", "dark"]) {
     test(`${size} and ${colorScheme}: axe finds nothing serious, and nothing is cut off`, async () => {
