@@ -55,7 +55,7 @@ export function Surprise() {
         characters, and move the slider at the top to see what the state is worth.
       </p>
       <p>
-        <strong>The panels Inside and Reach show this text, too.</strong>
+        The panels Inside and Reach show this text, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
