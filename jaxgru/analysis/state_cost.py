@@ -109,16 +109,10 @@ def evaluate_model(
     )
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)
-    record: Record = {}
-    if random_batches:
-        progress("random batches")
-        batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
-        error = batches.std(ddof=1) / len(batches) ** 0.5
-        record["random_batches"] = {"mean": float(batches.mean()), "standard_error": float(error)}
     progress("the stateless chain")
     chain = _chain(params, tokenizer, dataset)
     progress("text")
-    return {
+    record: Record = {
         "num_tokens": losses.num_tokens,
         "num_characters": losses.num_characters,
         "windows": losses.windows,
@@ -129,7 +123,13 @@ def evaluate_model(
         "recovery": [float(f"{nats:.5g}") for nats in excess],
         "chain": chain,
         "text": _text(params, tokenizer, dataset),
-    } | record
+    }
+    if random_batches:
+        progress("random batches")
+        batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
+        error = batches.std(ddof=1) / len(batches) ** 0.5
+        record["random_batches"] = {"mean": float(batches.mean()), "standard_error": float(error)}
+    return record
 
 
 def save_record(run: Path, record: Record) -> None:

@@ -12,7 +12,7 @@ from jaxgru.cli.options import Parser, early_value
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from jaxgru.files import remove_parts
-from jaxgru.interop import InteropError
+from jaxgru.interop import SUFFIXES, InteropError
 from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
@@ -20,7 +20,7 @@ from jaxgru.pretrained import load_pretrained
 from jaxgru.runs import load_run
 from jaxgru.runs.folders import find_run
 
-SUFFIXES, FORMATS = (".safetensors", ".onnx", ".pth"), ".safetensors, .onnx or .pth"
+FORMATS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
 def make_parser() -> Parser:

@@ -14,6 +14,7 @@ from jaxgru.config import load_config
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.errors import needs
 from jaxgru.evaluation import in_units
+from jaxgru.interop import SUFFIXES
 from jaxgru.runs.folders import find_run
 
 with needs("train"):
@@ -46,9 +47,7 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
-    is_file = run is not None and (
-        run.endswith((".safetensors", ".onnx", ".pth")) or os.path.isfile(run)
-    )
+    is_file = run is not None and (run.endswith(SUFFIXES) or os.path.isfile(run))
     if arguments.save and (run is None or is_file):
         parser.error("--save writes into a run folder; give one with --run.")
     if arguments.random_batches and arguments.ngram is not None:

@@ -10,6 +10,9 @@ from types import ModuleType
 
 from jaxgru.errors import UserError
 
+SUFFIXES = (".safetensors", ".onnx", ".pth")
+"""The files that hold a whole model or its weights; `runs.load_run` reads them all."""
+
 
 class InteropError(UserError):
     """Weights, or a file of them, that cannot be read or written."""

@@ -24,6 +24,7 @@ from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 from jaxgru.errors import command, needs, warn
 from jaxgru.files import write_text
 from jaxgru.generation import Options, pieces
+from jaxgru.interop import SUFFIXES
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
@@ -157,7 +158,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
-    if Path(path).suffix in (".safetensors", ".onnx", ".pth"):
+    if Path(path).suffix in SUFFIXES:
         raise folders.RunError(
             f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."

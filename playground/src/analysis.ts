@@ -2,7 +2,7 @@
 
 import { batch, computed, effect, signal, untracked } from "@preact/signals";
 import type { Encoded, ModelInfo } from "./engine/types";
-import { debounce, engine, leftOut, loaded, newest, report } from "./models";
+import { charactersOf, debounce, engine, leftOut, loaded, newest, report } from "./models";
 import { at, every, model, RESETS, text, type Reset } from "./view";
 
 export interface Analysed {
@@ -44,7 +44,7 @@ async function analyse(info: ModelInfo): Promise<void> {
   const encoded = await engine.encode(name, text.value);
   if (mine !== generation) return;
   const { tokens } = encoded;
-  const characters = Array.from(tokens, (token) => info.vocabulary[token]);
+  const characters = charactersOf(info, tokens);
   batch(() => {
     surprises.value = new Map();
     bigram.value = null;

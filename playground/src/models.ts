@@ -58,6 +58,10 @@ export function debounce(milliseconds: number, call: () => void): () => void {
   };
 }
 
+/** The characters of tokens. */
+export const charactersOf = (info: ModelInfo, tokens: Iterable<number>) =>
+  Array.from(tokens, (token) => info.vocabulary[token]);
+
 /** One sentence about the characters that were left out, or empty. */
 export function leftOut({ unknown }: Encoded): string {
   if (!unknown.length) return "";

@@ -9,6 +9,7 @@ from jaxgru.config import load_config
 from jaxgru.runs.published import load_published
 
 if TYPE_CHECKING:
+    from pages.records import Run
     from pages.study_page import Page
 
 LADDER = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
@@ -16,6 +17,12 @@ SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
 Verdict = tuple[str, str]
 OPEN = "not measured yet", "–"
+
+
+def _by_size(page: Page, family: str) -> list[Run]:
+    """Return the first run of each size of a family that was trained, the smallest first."""
+    names = (f"{family}_{size}" for size in ("alpha", "beta", "gamma"))
+    return [page.first[name] for name in names if name in page.first]
 
 
 def _bigram(page: Page) -> Verdict:
@@ -64,7 +71,7 @@ def _subwords(page: Page) -> Verdict:
 
 
 def _capacity(page: Page) -> Verdict:
-    runs = [page.first[n] for n in ("astra_alpha", "astra_beta", "astra_gamma") if n in page.first]
+    runs = _by_size(page, "astra")
     sized = [r for r in page.sized if r.config == "astra_alpha" and len(r.changes) == 1]
     if len(runs) < 2:
         return OPEN
@@ -84,8 +91,8 @@ def _capacity(page: Page) -> Verdict:
 def _onset(page: Page) -> Verdict:
     parts, holds = [], True
     for family in ("astra", "scribe"):
-        runs = [r for n in ("alpha", "beta", "gamma") if (r := page.first.get(f"{family}_{n}"))]
-        best = [min(run.epochs, key=lambda epoch: epoch.val_loss).epoch for run in runs]
+        runs = _by_size(page, family)
+        best = [run.best.epoch for run in runs]
         if len(runs) > 1:
             planned = [load_config(run.config).training.epochs for run in runs]
             shares = [epoch / n for epoch, n in zip(best, planned, strict=True)]
@@ -103,7 +110,7 @@ def _leviathan(page: Page) -> Verdict:
     log = load_published("leviathan").val_loss[0]
     numbers = f"its own published log improves to epoch {log.index(min(log)) + 1} of {len(log)}"
     if run := page.first.get("leviathan"):
-        best = min(run.epochs, key=lambda epoch: epoch.val_loss)
+        best = run.best
         numbers += f"; ours to epoch {best.epoch} ({best.val_loss:.4f})"
         return "supported" if best.epoch <= 3 else "refuted", numbers
     return "refuted by the study's own log; not trained here yet", numbers
@@ -112,7 +119,7 @@ def _leviathan(page: Page) -> Verdict:
 def _deeper(page: Page) -> Verdict:
     parts, holds = [], True
     for family in ("astra", "scribe"):
-        runs = [r for n in ("alpha", "beta", "gamma") if (r := page.first.get(f"{family}_{n}"))]
+        runs = _by_size(page, family)
         losses = [run.measured.windows for run in runs]
         if len(runs) > 1:
             holds &= losses == sorted(losses, reverse=True)

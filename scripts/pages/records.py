@@ -135,6 +135,11 @@ class Run(Record):
     def __post_init__(self) -> None:
         self.full_config()
 
+    @property
+    def best(self) -> Epoch:
+        """The epoch of the lowest validation loss."""
+        return min(self.epochs, key=lambda epoch: epoch.val_loss)
+
     def full_config(self) -> Config:
         """Return the config with its changes. Raises ValueError if it is not valid."""
         if self.config not in config_names():

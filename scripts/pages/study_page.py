@@ -312,7 +312,7 @@ def best_epoch(run: Run) -> int:
     """Return the epoch whose weights are the run's result."""
     if not load_config(run.config).training.patience:
         return len(run.epochs)
-    return min(run.epochs, key=lambda epoch: epoch.val_loss).epoch
+    return run.best.epoch
 
 
 def first_below(excess: Sequence[float]) -> int | str:

@@ -1,12 +1,24 @@
-"""The GRU as a scan, with the roundings of the Hopper kernels, and distances from it."""
+"""What the tests of the Hopper kernels share: the GRU as a scan, with the kernels' roundings, and
+distances from it; where the tests can run."""
 
+import os
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxgru.cells.base import Mask
+from jaxgru.kernels.gru_hopper import supports
+
+# The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
+os.environ.setdefault("NPROC", "8")
+
+in_a_cluster = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="the interpreter has cluster barriers from JAX 0.11 on"
+)
+needs_a_gpu = pytest.mark.skipif(not supports(64, 64), reason="needs a Hopper GPU")
 
 
 def rounded(x):
@@ -73,3 +85,11 @@ def distances(kernel, T, B, H, masked):
         near, far = abs(x - y) / np.abs(z).max(), abs(x - z) / np.abs(z).max()
         found[name] = near.mean(), near.max(), far.mean(), far.max()
     return found
+
+
+def assert_twenty_equal_runs(kernel, B, H):
+    """A kernel has no atomic sums: two runs that differ in any bit show a race."""
+    arguments, dh = problem(128, B, H, masked=True)
+    runs = [jax.device_get(value_and_gradients(kernel, arguments, dh)) for _ in range(20)]
+    for run in runs[1:]:
+        jax.tree.map(np.testing.assert_array_equal, run, runs[0])

@@ -3,14 +3,19 @@
 The scan rounds the products' operands to bfloat16 where the kernel does.
 """
 
-import os
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from gru_scan import distances, problem, value_and_gradients
+from gru_scan import (
+    assert_twenty_equal_runs,
+    distances,
+    in_a_cluster,
+    needs_a_gpu,
+    problem,
+    value_and_gradients,
+)
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
@@ -19,13 +24,6 @@ from jaxgru.cells.gru import init_gru
 from jaxgru.kernels import gru_hopper
 from jaxgru.kernels.gru_hopper import clusters, gru, gru_forward, supports, supports_layer
 from jaxgru.layers import unroll_layer
-
-# The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
-os.environ.setdefault("NPROC", "8")
-
-in_a_cluster = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason="the interpreter has cluster barriers from JAX 0.11 on"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +57,6 @@ def test_interpreted(T, B, H, cluster, masked):
     assert not gpu_callbacks.get_races().races_found
 
 
-needs_a_gpu = pytest.mark.skipif(not supports(64, 64), reason="needs a Hopper GPU")
 on_a_gpu = [
     (H, cluster, fenced)
     for H in (64, 128, 256, 320, 512)
@@ -89,12 +86,7 @@ def test_values_on_a_gpu(H, cluster, fenced, masked):
 @needs_a_gpu
 @pytest.mark.parametrize("H, cluster, fenced", on_a_gpu)
 def test_twenty_runs_are_equal_on_a_gpu(H, cluster, fenced):
-    """The kernel has no atomic sums: two runs that differ in any bit show a race."""
-    arguments, dh = problem(128, 130, H, masked=True)
-    kernel = lambda *x: gru(*x, cluster, False, fenced)
-    runs = [jax.device_get(value_and_gradients(kernel, arguments, dh)) for _ in range(20)]
-    for run in runs[1:]:
-        jax.tree.map(np.testing.assert_array_equal, run, runs[0])
+    assert_twenty_equal_runs(lambda *x: gru(*x, cluster, False, fenced), 130, H)
 
 
 @pytest.mark.parametrize("H, cluster, masked", [(128, 1, True), (256, 4, True), (512, 8, False)])

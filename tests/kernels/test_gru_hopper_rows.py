@@ -4,29 +4,25 @@ The interpreter copies between thread blocks through global memory. What it does
 inline PTX: barriers in shared memory, their phases, and the copies that they count.
 """
 
-import os
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from gru_scan import distances, problem, value_and_gradients
+from gru_scan import (
+    assert_twenty_equal_runs,
+    distances,
+    in_a_cluster,
+    needs_a_gpu,
+    problem,
+    value_and_gradients,
+)
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from jaxgru.cells.gru import fast as fast_gru
 from jaxgru.cells.gru import init_gru
 from jaxgru.kernels import gru_hopper, gru_hopper_rows
-from jaxgru.kernels.gru_hopper import supports
 from jaxgru.kernels.gru_hopper_rows import BUFFERS, gru, gru_backward, gru_forward
 from jaxgru.layers import unroll_layer
-
-# The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
-os.environ.setdefault("NPROC", "8")
-
-in_a_cluster = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason="the interpreter has cluster barriers from JAX 0.11 on"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +94,6 @@ def test_a_buffer_is_sent_received_multiplied_and_released_in_turn(backward, T, 
     assert sum(products) == 3 * T
 
 
-needs_a_gpu = pytest.mark.skipif(not supports(64, 64), reason="needs a Hopper GPU")
-
-
 @needs_a_gpu
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("H, B", [(H, B) for H in (64, 128, 256, 320, 512) for B in (1, 130)])
@@ -117,11 +110,7 @@ def test_values_on_a_gpu(H, B, masked):
 @needs_a_gpu
 @pytest.mark.parametrize("H, B", [(H, B) for H in (64, 128, 256, 320, 512) for B in (1, 130)])
 def test_twenty_runs_are_equal_on_a_gpu(H, B):
-    """The kernel has no atomic sums: two runs that differ in any bit show a race."""
-    arguments, dh = problem(128, B, H, masked=True)
-    runs = [jax.device_get(value_and_gradients(gru, arguments, dh)) for _ in range(20)]
-    for run in runs[1:]:
-        jax.tree.map(np.testing.assert_array_equal, run, runs[0])
+    assert_twenty_equal_runs(gru, B, H)
 
 
 @pytest.mark.parametrize("H, masked", [(64, True), (512, False)])

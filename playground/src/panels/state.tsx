@@ -2,7 +2,7 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import type { ModelInfo, Writing } from "../engine/types";
-import { engine, newest, report } from "../models";
+import { charactersOf, engine, newest, report } from "../models";
 import { packWriting, unpackWriting } from "../state_text";
 import {
   continued, draft, model, seed, STATE_LIMIT, stateText, temperature, TEXT_LIMIT, topK, WRITTEN_LIMIT,
@@ -20,8 +20,7 @@ const continuation = signal("");
 let writingOn = false;
 
 const options = () => ({ temperature: temperature.value, topK: topK.value, resetEvery: null });
-const asText = (info: ModelInfo, tokens: Iterable<number>) =>
-  Array.from(tokens, (token) => info.vocabulary[token]).join("");
+const asText = (info: ModelInfo, tokens: Iterable<number>) => charactersOf(info, tokens).join("");
 
 /** Read the text. Draws are counted by its length, so that a text and its state continue alike. */
 async function readDraft(): Promise<{ info: ModelInfo; writing: Writing }> {

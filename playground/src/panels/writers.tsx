@@ -4,7 +4,7 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import type { ModelInfo, Writing } from "../engine/types";
-import { debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
+import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
   every, fast, lostInWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
@@ -67,7 +67,7 @@ async function step(mine: number, { info, writings, tokens }: Begun, n: number):
   results.forEach((result, side) => {
     writings[side] = result.writing;
     tokens[side].push(...result.tokens);
-    texts[side].value += Array.from(result.tokens, (token) => info.vocabulary[token]).join("");
+    texts[side].value += charactersOf(info, result.tokens).join("");
   });
   return count;
 }
