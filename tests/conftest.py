@@ -23,6 +23,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
@@ -144,6 +145,19 @@ def python_script(name: str, *arguments: object) -> subprocess.CompletedProcess[
 def run_copy(tiny_run, tmp_path) -> Path:
     """A copy of `tiny_run` that a test may change."""
     return Path(shutil.copytree(tiny_run, tmp_path / "run_copy", symlinks=True))
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For tests that look at figures: all others write them without drawing them."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch) -> None:
+    """To lay out and draw a figure takes as long as the rest of most tests that write one."""
+    if "drawn" not in request.fixturenames:
+        empty = b"\x89PNG\r\n\x1a\n"
+        monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write(empty))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import numpy_gru_losses
+from random_models import random_params
 
 import jaxgru
 from jaxgru import evaluation
@@ -36,7 +37,7 @@ N = 59  # 58 predictions
 @pytest.fixture(scope="module")
 def params() -> jaxgru.Params:
     """Large weights: a model whose state matters, so that a state that is lost would be seen."""
-    return jax.tree.map(lambda leaf: 2 * leaf, jaxgru.init(jax.random.key(0), MODEL))
+    return random_params(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ class TestMemory:
     def test_recovery_is_over_once_a_short_memory_is_full(self, tokens):
         """An MLP of 3 tokens has forgotten a reset after 2 of them, exactly."""
         model = ModelConfig("mlp", V, 3, 5, 1, context_length=3)
-        mlp = jax.tree.map(lambda leaf: 3 * leaf, jaxgru.init(jax.random.key(0), model))
+        mlp = random_params(model)
         excess = recovery(mlp, tokens, 6, 5)
         assert np.abs(excess[:2]).min() > 1e-3
         np.testing.assert_allclose(excess[2:], 0, atol=1e-6)
@@ -180,14 +181,14 @@ class TestStateless:
 )
 def test_a_model_that_knows_nothing_loses_ln_v(cell, loss, tokens):
     """A head of zeros: every token equally likely, ln V nats a token, whatever the state."""
-    params = jaxgru.init(jax.random.key(0), ModelConfig(cell, V, 3, 5, 2))
+    params = random_params(ModelConfig(cell, V, 3, 5, 2))
     params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
     assert loss(params, tokens) == pytest.approx(math.log(V), rel=3e-7)
 
 
 def test_long_texts_lose_no_precision():
     """300,000 equal terms: a float32 sum of them would be off in the 5th digit."""
-    params = jaxgru.init(jax.random.key(0), ModelConfig("rnn", V, 1, 1, 1))
+    params = random_params(ModelConfig("rnn", V, 1, 1, 1))
     params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
     assert window_loss(params, np.zeros(300_001, np.int32), 128) == pytest.approx(
         math.log(V), rel=1e-6

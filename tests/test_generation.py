@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 import jaxgru
 from jaxgru import generation
@@ -25,8 +26,7 @@ N = 10  # tokens; prompts have 5: the same few shapes everywhere, for each takes
 
 def wild(vocab_size: int, cell: str = "gru", num_layers: int = 1) -> jaxgru.Params:
     """Large weights: sharp distributions that depend on the state."""
-    params = jaxgru.init(jax.random.key(1), ModelConfig(cell, vocab_size, 6, 10, num_layers))
-    return jax.tree.map(lambda leaf: 3 * leaf, params)
+    return random_params(ModelConfig(cell, vocab_size, 6, 10, num_layers))
 
 
 @pytest.fixture(scope="module")

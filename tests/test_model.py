@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from annotations import unchecked
 from jaxtyping import jaxtyped
+from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
@@ -25,17 +26,16 @@ KINDS = {
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
 }
+# As one program each: done one by one, operations are compiled one by one
+apply = jax.jit(jaxgru.apply, static_argnames="implementation")
+step = jax.jit(jaxgru.step)
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
 @functools.cache
 def perturbed(config, seed=0):
     """Parameters with nothing at a special value: no zero bias, no LayerNorm scale of one."""
-    params = jaxgru.init(jax.random.key(seed), config)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noise = [0.3 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(tree, [a + b for a, b in zip(leaves, noise, strict=True)])
+    return random_params(config, seed, scale=0.5)
 
 
 @pytest.fixture(params=KINDS)
@@ -45,10 +45,10 @@ def params(request):
 
 def test_apply_is_step_after_step(params):
     """`apply`'s fast unroll and `step`'s plain cells are two ways to the same numbers."""
-    logits, carry = jaxgru.apply(params, TOKENS)
+    logits, carry = apply(params, TOKENS)
     state = jaxgru.initial_carry(params, 2)
     for t in range(TOKENS.shape[1]):
-        expected, state = jaxgru.step(params, TOKENS[:, t], state)
+        expected, state = step(params, TOKENS[:, t], state)
         np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
     chex.assert_trees_all_close(carry, state, rtol=2e-5, atol=2e-6)
 
@@ -64,7 +64,7 @@ def test_parameters_have_the_shapes_of_their_annotations(params):
 
 def test_no_carry_is_a_carry_of_zeros(params):
     zeros = jaxgru.initial_carry(params, 2)
-    a, b = jaxgru.apply(params, TOKENS), jaxgru.apply(params, TOKENS, zeros)
+    a, b = apply(params, TOKENS), apply(params, TOKENS, zeros)
     chex.assert_trees_all_equal(a, b)
 
 
@@ -81,31 +81,31 @@ def test_a_carry_handed_back_is_traced_once(params):
 
 def test_the_state_matters_and_every_layer_has_its_own(params):
     """Putting any one layer's entry back to zero changes the logits: none is a passenger."""
-    _, carry = jaxgru.apply(params, TOKENS)
-    logits, _ = jaxgru.apply(params, TOKENS[:, :1], carry)
+    _, carry = apply(params, TOKENS)
+    logits, _ = apply(params, TOKENS[:, :1], carry)
     for i, entry in enumerate(carry):
         lost = list(carry)
         lost[i] = jax.tree.map(jnp.zeros_like, entry)
-        changed, _ = jaxgru.apply(params, TOKENS[:, :1], tuple(lost))
+        changed, _ = apply(params, TOKENS[:, :1], tuple(lost))
         assert np.abs(changed - logits).max() > 1e-4
 
 
 def test_the_public_functions_under_jit_vmap_grad_and_scan():
     params = perturbed(KINDS["gru"])
     expected, last = jaxgru.apply(params, TOKENS)
-    jitted, _ = jax.jit(jaxgru.apply)(params, TOKENS)
+    jitted, _ = apply(params, TOKENS)
     np.testing.assert_allclose(jitted, expected, rtol=1e-5, atol=1e-6)
-    mapped, _ = jax.vmap(lambda row: jaxgru.apply(params, row[None]))(TOKENS)
+    mapped, _ = jax.vmap(lambda row: apply(params, row[None]))(TOKENS)
     np.testing.assert_allclose(mapped[:, 0], expected, rtol=1e-5, atol=1e-6)
 
     def scanned(carry, tokens):
-        logits, carry = jaxgru.apply(params, tokens[:, None], carry)
+        logits, carry = apply(params, tokens[:, None], carry)
         return carry, logits[:, 0]
 
     carry, logits = jax.lax.scan(scanned, jaxgru.initial_carry(params, 2), TOKENS.T)
     np.testing.assert_allclose(logits.swapaxes(0, 1), expected, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_close(carry, last, rtol=1e-5, atol=1e-6)
-    grads = jax.grad(lambda p: jaxgru.apply(p, TOKENS)[0].sum())(params)
+    grads = jax.grad(lambda p: apply(p, TOKENS)[0].sum())(params)
     assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
 
 
@@ -114,7 +114,7 @@ def test_forward_mode_through_the_plain_implementation(params):
     along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
 
     def loss(params, implementation="auto"):
-        return jnp.sum(jnp.sin(jaxgru.apply(params, TOKENS, implementation=implementation)[0]))
+        return jnp.sum(jnp.sin(apply(params, TOKENS, implementation=implementation)[0]))
 
     def slope(params):
         products = jax.tree.map(jnp.vdot, jax.grad(loss)(params), along)
@@ -137,35 +137,38 @@ def test_layer_norm_against_numpy_in_float64():
 
 
 @pytest.mark.parametrize("small", [0, 256])
-@pytest.mark.parametrize("outside", [-1, -5, 5])
-def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess(outside, small, monkeypatch):
+def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess(small, monkeypatch):
     """With fewer tokens than the vocabulary and with more, and in both ways of a sampler."""
     monkeypatch.setattr("jaxgru.model.SMALL_VOCABULARY", small)
     params = perturbed(KINDS["gru"])
-    for T in (3, 6):
-        logits, _ = jaxgru.apply(params, TOKENS[:1, :T].at[0, 1].set(outside))
-        assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
     carry = jaxgru.initial_carry(params, 2)
-    for step in (lambda *args: jaxgru.step(params, *args), stepper(params)):
-        logits, _ = step(jnp.array([0, outside]), carry)
-        assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+    run, prepared = jax.jit(partial(jaxgru.apply, params)), jax.jit(stepper(params))
+    for outside in (-1, -5, 5):
+        for T in (3, 6):
+            logits, _ = run(TOKENS[:1, :T].at[0, 1].set(outside))
+            assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
+        for logits, _ in (
+            step(params, jnp.array([0, outside]), carry),
+            prepared(jnp.array([0, outside]), carry),
+        ):
+            assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
 
 
 @pytest.mark.parametrize("dtype", [bool, "uint8", "int8"])
 def test_tokens_of_any_dtype_are_numbers(params, dtype):
-    expected, _ = jaxgru.apply(params, TOKENS)
-    logits, _ = jaxgru.apply(params, TOKENS.astype(dtype))
+    expected, _ = apply(params, TOKENS)
+    logits, _ = apply(params, TOKENS.astype(dtype))
     np.testing.assert_array_equal(logits, expected)
 
 
 def test_parameters_may_be_numpy_arrays(params):
-    expected, _ = jaxgru.apply(params, TOKENS[:, :1])
+    expected, _ = apply(params, TOKENS[:, :1])
     logits, _ = jaxgru.apply(jax.tree.map(np.asarray, params), TOKENS[:, :1])
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_no_rows(params):
-    logits, carry = jaxgru.apply(params, TOKENS[:0])
+    logits, carry = apply(params, TOKENS[:0])
     assert logits.shape == (0, 6, params.head.bo.size)
     assert jax.tree.map(jnp.shape, carry) == jax.tree.map(
         jnp.shape, jaxgru.initial_carry(params, 0)
@@ -186,7 +189,7 @@ def test_no_rows(params):
 )
 def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
     with unchecked(), pytest.raises(ValueError, match=message):
-        jaxgru.apply(perturbed(KINDS["gru"]), tokens, carry)
+        apply(perturbed(KINDS["gru"]), tokens, carry)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
 )
 def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
     with unchecked(), pytest.raises(ValueError, match=message):
-        jax.jit(jaxgru.step)(perturbed(KINDS["gru"]), token, carry)
+        step(perturbed(KINDS["gru"]), token, carry)
 
 
 # --- Dropout
@@ -225,20 +228,23 @@ def test_dropout_sites(site, num_layers):
 def test_a_stepper_is_step_after_step(params, small, monkeypatch):
     """With the embedding multiplied beforehand, and without."""
     monkeypatch.setattr("jaxgru.model.SMALL_VOCABULARY", small)
-    step, seen, expected = stepper(params), *(jaxgru.initial_carry(params, 2) for _ in range(2))
+    prepared = jax.jit(stepper(params))
+    seen = expected = jaxgru.initial_carry(params, 2)
     for t in range(3):
-        ours, seen = step(TOKENS[:, t], seen)
-        theirs, expected = jaxgru.step(params, TOKENS[:, t], expected)
+        ours, seen = prepared(TOKENS[:, t], seen)
+        theirs, expected = step(params, TOKENS[:, t], expected)
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("H", [1, 4, 5, 130])
 def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
     """What lets a batch be split over devices, and a sequence into parts computed anew."""
-    params = jaxgru.init(jax.random.key(0), ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2))
-    key = jax.random.key(1)
-    whole = dropout_masks(params.layers, Dropout(key, 0.4), 6, 7)
-    part = dropout_masks(params.layers, Dropout(key, 0.4, first_row=3, first_step=4), 2, 3)
+    config = ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2)
+    layers = jax.eval_shape(partial(jaxgru.init, config=config), jax.random.key(0)).layers
+    masks = lambda B, T, **at: jax.jit(
+        lambda key: dropout_masks(layers, Dropout(key, 0.4, **at), B, T)
+    )(jax.random.key(1))
+    whole, part = masks(6, 7), masks(2, 3, first_row=3, first_step=4)
     for (mask, _), (of_part, _) in zip(whole, part, strict=True):
         assert of_part.keep.shape == (3, 2, H)
         np.testing.assert_array_equal(of_part.keep, mask.keep[4:, 3:5])
@@ -247,7 +253,7 @@ def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
 def test_dropout_masks_are_fresh_and_of_the_right_rate():
     """Rate within 4 standard deviations; expectations exact; nothing shared by steps or layers."""
     config = ModelConfig(hidden_dim=128, num_layers=2)
-    params = jaxgru.init(jax.random.key(0), config)
+    params = random_params(config)
     (first, _), (second, _) = dropout_masks(params.layers, Dropout(jax.random.key(1), 0.1), 64, 50)
     n = first.keep.size
     assert abs(float(first.keep.mean()) - 0.9) < 4 * np.sqrt(0.1 * 0.9 / n)
@@ -259,15 +265,15 @@ def test_dropout_masks_are_fresh_and_of_the_right_rate():
 
 def test_dropout_changes_the_output_and_the_key_decides_how():
     params = perturbed(KINDS["gru"])
-    plain, _ = jaxgru.apply(params, TOKENS)
+    plain, _ = apply(params, TOKENS)
     for site in ("state", "between", "output"):
         outputs = [
-            jaxgru.apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0]
+            apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0]
             for k in (0, 0, 1)
         ]
         np.testing.assert_array_equal(outputs[0], outputs[1])
         assert not np.allclose(outputs[0], outputs[2]) and not np.allclose(outputs[0], plain)
-    none, _ = jaxgru.apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0))
+    none, _ = apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0))
     np.testing.assert_array_equal(none, plain)
 
 
@@ -282,14 +288,14 @@ def test_output_dropout_precedes_the_layer_norm():
         x, _ = unroll_plain(layer, x, carry)
     x = jnp.where(masks[-1][1].keep, x * 2, 0)
     expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
-    logits, _ = jaxgru.apply(params, TOKENS, None, dropout)
+    logits, _ = apply(params, TOKENS, None, dropout)
     np.testing.assert_allclose(logits, expected.swapaxes(0, 1), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("rate, site", [(1.0, "state"), (-0.1, "state"), (0.1, "input")])
 def test_refuses_impossible_dropout(rate, site):
     with pytest.raises(ValueError, match="must be"):
-        jaxgru.apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))
+        apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -300,14 +306,14 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     dtypes = {name: leaf.dtype for name, leaf in flatten(rounded).items()}
     matrices = {name for name, leaf in flatten(params).items() if leaf.ndim > 1} - {"embedding"}
     assert {name for name, dtype in dtypes.items() if dtype == jnp.bfloat16} == matrices
-    logits, carry = jaxgru.apply(params, TOKENS)
-    near, near_carry = jaxgru.apply(rounded, TOKENS)
+    logits, carry = apply(params, TOKENS)
+    near, near_carry = apply(rounded, TOKENS)
     assert {leaf.dtype for leaf in jax.tree.leaves((near, near_carry))} == {jnp.dtype("float32")}
     error = np.abs(near - logits).max() / np.abs(logits).max()
     assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
 
 
-@pytest.mark.parametrize("T", [1, 2, 3])
+@pytest.mark.parametrize("T", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""
@@ -315,12 +321,14 @@ def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     carry = jax.tree.map(lambda h: h + 0.3, jaxgru.initial_carry(params, 2))
 
     def loss(params):
-        logits, _ = jaxgru.apply(params, TOKENS[:, :T], carry)
+        logits, _ = apply(params, TOKENS[:, :T], carry)
         return jnp.sum(jnp.sin(logits))
 
     def rounded_loss(params):
         return loss(round_weights(params, jnp.bfloat16))
 
     expected, gradients = (jax.jit(jax.grad(f))(params) for f in (loss, rounded_loss))
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     for wanted, seen in zip(*map(jax.tree.leaves, (expected, gradients)), strict=True):
-        assert np.abs(seen - wanted).max() <= 0.05 * np.abs(wanted).max()
+        # the sum of a few terms of either sign may be smaller than what each was rounded by
+        assert np.abs(seen - wanted).max() <= 0.05 * np.abs(wanted).max() + 1e-3 * largest

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from annotations import unchecked
 from conftest import numpy_gru_losses
+from random_models import random_params
 from scipy import stats
 
 import jaxgru
@@ -30,11 +31,8 @@ V = 12
 
 
 def model(seed: int, cell: str, vocab_size: int, num_layers: int, **options) -> jaxgru.Params:
-    """Normal weights: large, so that the rows of the chain differ; NumPy's, so nothing compiles."""
-    config = ModelConfig(cell, vocab_size, 3, 5, num_layers, **options)
-    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
-    random = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
+    """Large weights, so that the rows of the chain differ."""
+    return random_params(ModelConfig(cell, vocab_size, 3, 5, num_layers, **options), seed)
 
 
 @pytest.fixture(scope="module")

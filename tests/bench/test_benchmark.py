@@ -242,7 +242,7 @@ class TestPage:
             "tokens/s",
         ]
 
-    def test_all_of_it(self, tmp_path):
+    def test_all_of_it(self, tmp_path, drawn):
         records = [record("jaxgru", 0.002), record("nnx", 0.003), record("haiku", "no luck")]
         records.append(record("jaxgru", 0.001, kind="forward"))
         data = merge(Benchmarks(), NOW, about(), records)
@@ -261,7 +261,7 @@ class TestPage:
         names = ["speed_4x6_float32_a_machine.png", "speed_4x6_float32_a_gpu.png"]  # newest first
         assert re.findall(r"\(figures/(.*)\)", page) == names
         for name in names:
-            assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG\r\n")
+            assert (tmp_path / "figures" / name).stat().st_size > 5000
 
     def test_no_training_is_no_figure(self, tmp_path):
         data = merge(Benchmarks(), NOW, about(), [record("nnx", 1, kind="forward")])

@@ -12,6 +12,8 @@ from matplotlib.testing.compare import compare_images
 import jaxgru
 from pages.tutorials import DOCS, FIGURES, PAGES, blocks, run
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 YOUR_OWN_TEXT = DOCS / "tutorials" / "your_own_text.md"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.(\d+))?")
 

@@ -121,14 +121,14 @@ def test_runs_make_a_page(folder, runs):
 
 
 @pytest.mark.parametrize("number", [-1e9, 0, 1e9])
-def test_figures_of_extreme_numbers_are_drawn(tmp_path, number):
+def test_figures_of_extreme_numbers_are_drawn(tmp_path, number, drawn):
     measures = dict.fromkeys(("windows", "stream", "stateless", "sensitivity"), number)
     run = without(run_json(losses=(number / 2,)), memory_curve=[[2**31, number]], recovery=[number],
                   num_tokens=2**53, **measures)  # fmt: skip
     kept = read(tmp_path, {"runs": [run | {"parameters": 2**53}]}, Kept)
     write_page(kept.runs, NGRAMS, tmp_path)
     for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
-        assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
 
 @settings(**SOME)

@@ -78,7 +78,7 @@ def test_the_loss_on_random_batches_is_that_of_the_record(tmp_path):
     assert "| astra_beta | 0 | 86,913 | 1.4444 ± 0.0005 | 3 |" in text
 
 
-def test_the_numbers_are_the_records(tmp_path):
+def test_the_numbers_are_the_records(tmp_path, drawn):
     text = page(tmp_path, run(seed=7))
     prose = " ".join(text.split())
     assert "state to zero before every character costs astra_alpha **1.00 nats per char" in prose
@@ -156,9 +156,7 @@ def verdict(text, claim):
          "refuted: it is inside the recurrence"),
     ],
 )  # fmt: skip
-def test_verdicts_follow_the_numbers(tmp_path, claim, runs, expected, monkeypatch):
-    for plot in ("plot_memory", "plot_recovery", "plot_sensitivity", "plot_losses"):
-        monkeypatch.setattr(f"pages.study_page.{plot}", lambda *_: None)
+def test_verdicts_follow_the_numbers(tmp_path, claim, runs, expected):
     assert verdict(page(tmp_path, *runs), claim) == expected
 
 

@@ -248,15 +248,15 @@ class TestNames:
 
 
 @pytest.mark.parametrize(
-    "overrides, drawn", [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)]
+    "overrides, published", [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)]
 )
 def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
-    overrides, drawn, monkeypatch, tmp_path
+    overrides, published, monkeypatch, tmp_path
 ):
     seen = []
     monkeypatch.setattr(lifecycle, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
     lifecycle._write_reports(tmp_path, load_config("astra_beta", overrides), Progress())
-    assert seen == [load_published("astra_beta") if drawn else PublishedResults()]
+    assert seen == [load_published("astra_beta") if published else PublishedResults()]
 
 
 class TestTraining:

@@ -1,4 +1,4 @@
-"""What the tests of interop/ share: models with random weights, and equality bit for bit."""
+"""Models with random weights, and equality bit for bit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from jaxgru.config import ModelConfig
 from jaxgru.model import Params, init
 
 
-def random_params(config: ModelConfig, seed: int = 0) -> Params:
-    """Float32 weights, normal; no bias is zero."""
+def random_params(
+    config: ModelConfig, seed: int = 0, scale: float = 1, dtype: str = "float32"
+) -> Params:
+    """Normal weights; no bias is zero. They are NumPy's: `init` would compile for each shape."""
     rng = np.random.default_rng(seed)
-    return _fill(config, lambda shape: rng.standard_normal(shape).astype(np.float32))
+    return _fill(config, lambda shape: (scale * rng.standard_normal(shape)).astype(dtype))
 
 
 def random_bits(config: ModelConfig, seed: int = 0) -> Params:
