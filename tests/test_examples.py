@@ -74,12 +74,16 @@ class TestRecurrentPPO:
         So PPO's ratio starts from 1. The second rollout begins within episodes of 4 steps.
         """
         params, _ = trained[name]
+        rnn = ppo.RNNS[name]
         actors = ppo.new_actors(jax.random.key(1), SMALL_PPO)
+
+        @jax.jit
+        def both(key, actors):
+            after, seen, _ = ppo.rollout(params, rnn, key, actors, SMALL_PPO)
+            return after, seen, ppo.policy(params, rnn.unroll, seen.x, actors.carry, seen.starts)
+
         for key in jax.random.split(jax.random.key(2)):
-            carry = actors.carry
-            rnn = ppo.RNNS[name]
-            actors, seen, _ = ppo.rollout(params, rnn, key, actors, SMALL_PPO)
-            log_p, value, end = ppo.policy(params, rnn.unroll, seen.x, carry, seen.starts)
+            actors, seen, (log_p, value, end) = both(key, actors)
             taken = jnp.take_along_axis(log_p, seen.action[..., None], -1)[..., 0]
             np.testing.assert_allclose(taken, seen.log_p, atol=1e-5)
             np.testing.assert_allclose(value, seen.value, atol=1e-5)
@@ -112,9 +116,8 @@ class TestRecurrentPPO:
             y, end = ppo.RNNS[name].unroll(params, x, carry, starts)
             return (y * weights).sum() + end.sum(), (y, end)
 
-        results = [
-            jax.value_and_grad(total, has_aux=True)(flax, name) for name in ("jaxgru", "flax")
-        ]
+        gradient = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
+        results = [gradient(flax, name) for name in ("jaxgru", "flax")]
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *results)
         ours = ppo.RNNS["jaxgru"].init(jax.random.key(0), F, H)
         assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, converted(flax))
@@ -156,7 +159,7 @@ class TestSequenceLabelling:
         s = self.SMALL
         params, losses, _ = labelling.train(s)
         digits, lengths, labels = labelling.batch(jax.random.key(1), s._replace(batch_size=2000))
-        found = labelling.scores(params, params["embedding"][digits], lengths).argmax(-1)
+        found = jax.jit(labelling.scores)(params, params["embedding"][digits], lengths).argmax(-1)
         at_least = (10 - np.arange(11)) / 10  # the probability that a digit is k or more
         best = 0.0
         for d in range(10):

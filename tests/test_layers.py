@@ -38,7 +38,7 @@ def float64():
         yield
 
 
-jit_unroll = jax.jit(unroll_layer)
+jit_unroll, jit_cell = jax.jit(unroll_layer), jax.jit(cells.cell)
 
 
 def problem(kind, T, B, E, H, masked, seed=0):
@@ -131,10 +131,10 @@ def test_a_mask_acts_inside_the_recurrence(kind):
     """A unit dropped at step 0 is zero in that output AND unseen by step 1."""
     p, x, carry, _ = problem(kind, 2, 1, 3, 4, masked=False)
     keep = jnp.ones((2, 1, 4), bool).at[0, 0, 2].set(False)
-    h, _ = unroll_layer(p, x, carry, Steps(Mask(keep, jnp.float64(1.0))))
-    first = cells.cell(p, carry, x[0])
+    h, _ = jit_unroll(p, x, carry, Steps(Mask(keep, jnp.float64(1.0))))
+    first = jit_cell(p, carry, x[0])
     dropped = cells.hidden(first).at[0, 2].set(0)
-    second = cells.cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
+    second = jit_cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
     np.testing.assert_allclose(h[0], dropped, 1e-12)
     np.testing.assert_allclose(h[1], cells.hidden(second), 1e-12)
 
@@ -143,7 +143,7 @@ def test_a_mask_acts_inside_the_recurrence(kind):
 def test_a_lookup_is_its_rows(kind):
     """Outputs, carry and all gradients, the table's too, where tokens repeat and one is missing."""
     p, _, carry, mask = problem(kind, 5, 2, 3, 4, masked=True)
-    table = jax.random.normal(jax.random.key(7), (4, 3), jnp.float64)
+    table = jnp.asarray(np.random.default_rng(7).normal(size=(4, 3)))
     index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
 
     def lookup(p, table, carry, steps):
@@ -159,12 +159,12 @@ def test_a_lookup_is_its_rows(kind):
 @pytest.mark.parametrize("kind", INIT)
 def test_a_stepper_is_the_cell_step_by_step(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
-    index = jnp.array([1, 0])
+    index = np.array([1, 0])
     for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
-        step, expected, seen = layer_stepper(p, table), carry, carry
+        step, expected, seen = jax.jit(layer_stepper(p, table)), carry, carry
         for x_or_index in inputs:
             seen = step(seen, x_or_index)
-            expected = cells.cell(p, expected, x_or_index if table is None else table[x_or_index])
+            expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
             chex.assert_trees_all_close(seen, expected, rtol=1e-12)
 
 
@@ -172,8 +172,8 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
 def test_under_vmap(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
     xs = jnp.stack([x, -x])
-    h, _ = jax.vmap(lambda x: unroll_layer(p, x, carry))(xs)
-    np.testing.assert_allclose(h[1], unroll_plain(p, -x, carry)[0], 1e-12)
+    h, _ = jax.jit(jax.vmap(lambda x: unroll_layer(p, x, carry)))(xs)
+    np.testing.assert_allclose(h[1], jax.jit(unroll_plain)(p, -x, carry)[0], 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])

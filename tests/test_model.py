@@ -268,8 +268,7 @@ def test_dropout_changes_the_output_and_the_key_decides_how():
     plain, _ = apply(params, TOKENS)
     for site in ("state", "between", "output"):
         outputs = [
-            apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0]
-            for k in (0, 0, 1)
+            apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0] for k in (0, 0, 1)
         ]
         np.testing.assert_array_equal(outputs[0], outputs[1])
         assert not np.allclose(outputs[0], outputs[2]) and not np.allclose(outputs[0], plain)

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from jaxgru.config import TrainingConfig
-from jaxgru.data.batching import check_length, random_crops, stream_windows, windows
+from jaxgru.data import batching
+from jaxgru.data.batching import check_length
 from jaxgru.errors import UserError
+
+# As one program each: done one by one, operations are compiled one by one
+random_crops = jax.jit(batching.random_crops, static_argnums=(2, 3))
+stream_windows = jax.jit(batching.stream_windows, static_argnums=(2, 3))
+windows = jax.jit(batching.windows, static_argnums=(1, 2))
 
 
 class TestRandomCrops:

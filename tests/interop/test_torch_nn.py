@@ -75,15 +75,14 @@ class TestTheSameNumbers:
         def carries(states):
             return [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
 
-        @jax.jit
         def scalar(layers, x, states):
             outputs, after = stacked(layers, x, carries(states))
             loss = (outputs * weight).sum() + sum(jnp.sin(s).sum() for s in jax.tree.leaves(after))
             return loss, (outputs, after)
 
         layers = from_torch(theirs)
-        (value, (outputs, after)), gradients = jax.value_and_grad(
-            scalar, argnums=(0, 1, 2), has_aux=True
+        (value, (outputs, after)), gradients = jax.jit(
+            jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True)
         )(layers, x, states)
 
         close(value, loss.detach())
@@ -246,7 +245,6 @@ class TestTwoDirections:
         pairs = zip(weights, (outputs_, *lasts_), strict=True)
         sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
 
-        @jax.jit
         def scalar(directions, x, states):
             carries = [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
             y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), time_major=True)
@@ -255,7 +253,7 @@ class TestTwoDirections:
             outputs = [y, *ends]
             return sum(jnp.sum(w * o) for w, o in zip(weights, outputs, strict=True)), outputs
 
-        gradients, outputs = jax.grad(scalar, argnums=(0, 1, 2), has_aux=True)(
+        gradients, outputs = jax.jit(jax.grad(scalar, argnums=(0, 1, 2), has_aux=True))(
             from_torch(theirs), x, states
         )
         for ours, other in zip(outputs, (outputs_, *lasts_), strict=True):

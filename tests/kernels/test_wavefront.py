@@ -3,8 +3,10 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig
@@ -30,8 +32,9 @@ def parts_of_two_in_float64(monkeypatch):
 
 def problem(config, B=2, T=4):
     """A model, tokens that repeat, and a state that is not zero."""
-    normal = lambda like: jax.random.normal(jax.random.key(like.size), like.shape, jnp.float64)
-    params = jax.tree.map(normal, jaxgru.init(jax.random.key(0), config, jnp.float64))
+    rng = np.random.default_rng(0)
+    normal = lambda like: jnp.asarray(rng.normal(size=like.shape))
+    params = random_params(config, dtype="float64")
     tokens = jnp.arange(B * T).reshape(B, T) % 4
     return params, tokens, jax.tree.map(normal, jaxgru.initial_carry(params, B))
 
@@ -89,7 +92,7 @@ def test_the_steps_that_wait_for_one_another(choice, steps):
 def test_what_is_supported(monkeypatch):
     def layers(*kinds):
         configs = [ModelConfig(**SIZES, **KINDS[kind]) for kind in kinds]
-        params = [jaxgru.init(jax.random.key(0), config).layers[0] for config in configs]
+        params = [random_params(config).layers[0] for config in configs]
         return [cell_of(layer).fast(layer) for layer in params]
 
     gru, lstm = "gru", "lstm"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import TINY
+from random_models import random_params
 
 import jaxgru
 from jaxgru.cells import CELLS
@@ -60,16 +61,17 @@ class TestWeights:
         old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
         options = {"context_length": 2} if cell == "mlp" else {}
         model = ModelConfig(cell, 7, 5, 6, 2, layer_norm=True, **options)
-        params = jaxgru.init(jax.random.key(0), model)
+        params = random_params(model)
         path = tmp_path / "model.safetensors"
         save_safetensors(path, params, jaxgru.Config(model=model), old)
         model = dataclasses.replace(model, vocab_size=6)
-        fresh = jaxgru.init(jax.random.key(1), model)
+        fresh = random_params(model, seed=1)
         ours, told = initial_params(fresh, config_from(str(path)), new)
         assert "the 4 tokens that both vocabularies have; for the other 2 they are random" in told
         text, common = "gabfag", "gfab"
-        theirs, _ = jaxgru.apply(params, old.encode(text)[None])
-        logits, _ = jaxgru.apply(ours, new.encode(text)[None])
+        apply = jax.jit(jaxgru.apply)
+        theirs, _ = apply(params, old.encode(text)[None])
+        logits, _ = apply(ours, new.encode(text)[None])
         expected = theirs[..., old.encode(common)]
         np.testing.assert_allclose(logits[..., new.encode(common)], expected, rtol=1e-6)
         chex.assert_trees_all_equal((ours.layers, ours.norm), (params.layers, params.norm))
@@ -82,7 +84,7 @@ class TestWeights:
         params, config, theirs = load_pretrained("scribe_alpha")
         tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
         model = dataclasses.replace(config.model, vocab_size=60)
-        fresh = jaxgru.init(jax.random.key(1), model)
+        fresh = random_params(model)
         ours, _ = initial_params(fresh, config_from("scribe_alpha"), tokenizer)
         common = set(tokenizer.pieces) & set(theirs.pieces)
         assert {"<unk>", "a"} <= common != set(tokenizer.pieces)
@@ -94,7 +96,7 @@ class TestWeights:
     def test_characters_and_pieces_of_words_have_nothing_in_common(self, tiny_text):
         _, config, _ = load_pretrained("astra_alpha")
         tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
-        fresh = jaxgru.init(jax.random.key(1), dataclasses.replace(config.model, vocab_size=60))
+        fresh = random_params(dataclasses.replace(config.model, vocab_size=60))
         ours, told = initial_params(fresh, config_from("astra_alpha"), tokenizer)
         chex.assert_trees_all_equal((ours.embedding, ours.head), (fresh.embedding, fresh.head))
         assert "for the 0 tokens that both vocabularies have; for the other 60" in told

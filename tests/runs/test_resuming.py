@@ -248,7 +248,8 @@ class TestNames:
 
 
 @pytest.mark.parametrize(
-    "overrides, published", [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)]
+    "overrides, published",
+    [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)],
 )
 def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
     overrides, published, monkeypatch, tmp_path

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
+from random_models import random_params
 
 from jaxgru.config import Config, ModelConfig, TrainingConfig
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
-from jaxgru.model import Dropout, apply, init
+from jaxgru.model import Dropout, apply
 from jaxgru.parallel import hardware
 from jaxgru.parallel.sharding import data_mesh
 from jaxgru.training import (
@@ -91,12 +92,12 @@ def test_adamw_by_hand_over_three_steps():
             epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
         )
         params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
-        state = optimizer(recipe).init(params)
+        state, update = optimizer(recipe).init(params), jax.jit(optimizer(recipe).update)
         expected = {"W": 1.5, "b": -0.5}
         moments = {name: (0.0, 0.0) for name in expected}
         for t in (1, 2, 3):
             grads = {"W": jnp.array([[0.3 * t]]), "b": jnp.array([0.7 / t])}
-            updates, state = optimizer(recipe).update(grads, state, params)
+            updates, state = update(grads, state, params)
             params = jax.tree.map(lambda p, u: p + u, params, updates)
             rate = 0.1 * (1 + math.cos(math.pi * (t - 1) / 3)) / 2
             for name in expected:
@@ -184,10 +185,14 @@ def test_without_patience_the_last_weights_are_the_result(monkeypatch):
     assert_same(result, state.params)
 
 
-@pytest.mark.parametrize("bad_step", [0, 1, 7])
-def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step):
+@pytest.mark.parametrize("bad_step", [0, 7])
+def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
-    progress, state = Progress(), init_state(CONFIG.model, CONFIG.training)
+    rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
+    config = dataclasses.replace(
+        CONFIG, training=dataclasses.replace(CONFIG.training, learning_rate=rate)
+    )
+    progress, state = Progress(), init_state(config.model, config.training)
     original = step.train_step
 
     def spoilt(model, recipe, state, tokens, mesh):
@@ -195,12 +200,9 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step):
         params = state.params.replace(embedding=state.params.embedding + infinite)
         return original(model, recipe, state.replace(params=params), tokens, mesh)
 
-    jax.clear_caches()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "train_step", spoilt)
-        with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
-            fit(CONFIG, state, None, progress, TOKENS, TOKENS, Observer())
-    jax.clear_caches()
+    monkeypatch.setattr(step, "train_step", spoilt)
+    with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
+        fit(config, state, None, progress, TOKENS, TOKENS, Observer())
     assert progress.epoch == bad_step // 5
 
 
@@ -305,15 +307,13 @@ class TestManyDevices:
         hardware.share_cpu(64)
 
 
-@pytest.mark.parametrize(
-    "length, site", [(1, "state"), (7, "state"), (2, "between"), (16, "between")]
-)
+@pytest.mark.parametrize("length, site", [(1, "state"), (7, "state"), (16, "between")])
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
     with jax.enable_x64(True):
         model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
-        params = init(jax.random.key(0), model, jnp.float64)
-        inputs, targets = jax.random.randint(jax.random.key(1), (2, 3, length), 0, 5)
+        params = random_params(model, dtype="float64")
+        inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
         dropout = Dropout(jax.random.key(2), 0.3, site)
         both = [
             jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
@@ -326,7 +326,7 @@ def test_computing_parts_anew_changes_nothing(length, site):
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
 def test_no_rows_or_steps_have_no_parts(shape):
-    params, tokens = init(jax.random.key(0), CONFIG.model), jnp.zeros(shape, jnp.int32)
+    params, tokens = random_params(CONFIG.model), jnp.zeros(shape, jnp.int32)
     with (
         unchecked(),
         pytest.raises(ValueError, match=f"inputs must be .* are {re.escape(str(shape))}"),
@@ -337,7 +337,7 @@ def test_no_rows_or_steps_have_no_parts(shape):
 def test_parts_computed_anew_need_memory_for_their_length_only():
     """XLA's own plan of a gradient: 16 times the steps, under 4 times the memory."""
     model = ModelConfig("gru", 5, 8, 32, 2, dropout=0.1)
-    params = init(jax.random.key(0), model)
+    params = random_params(model)
 
     def planned_bytes(length):
         tokens = jnp.zeros((4, length), jnp.int32)
@@ -375,7 +375,7 @@ def test_streams_hand_their_state_on():
     model = dataclasses.replace(CONFIG.model, dropout=0.0)
     state = init_state(model, still, "streams")
     streams = np.stack([TOKENS[49 * row : 49 * row + 49] for row in range(4)])
-    logits, _ = apply(state.params, streams[:, :48])
+    logits, _ = jax.jit(apply)(state.params, streams[:, :48])
     nll = np.asarray(token_nll(logits, streams[:, 1:])).reshape(4, 12, 4).mean((0, 2))
     _, losses, _ = train_steps(model, still, state, TOKENS, 14)
     np.testing.assert_allclose(losses[:14], np.append(nll, nll[:2]), rtol=1e-6)
