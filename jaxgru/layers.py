@@ -42,6 +42,7 @@ from jaxgru.cells.base import (
     Steps,
     apply_mask,
     dot,
+    masked,
     over_time,
     product_of_steps,
     rows,
@@ -312,7 +313,7 @@ def unroll_plain(
         x, keep, reset, real = inputs
         current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.start)
         after = cell.step(params, current, x)
-        after = with_hidden(after, IN_ROWS.masked(hidden(after), steps.mask, keep))
+        after = with_hidden(after, masked(hidden(after), steps.mask, keep))
         after = after if real is None else IN_ROWS.choose(real, after, carry)
         return after, after if every else hidden(after)
 

@@ -19,6 +19,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jaxgru
 from jaxgru import cells, layers
+from jaxgru.cells import base
+from jaxgru.cells.base import IN_COLUMNS, IN_ROWS
 from jaxgru.interop import torch_nn
 
 INIT = {
@@ -129,6 +131,39 @@ def test_each_episode_runs_by_itself(kind, reverse, data):
     arguments = layers, x, carry, initial
     seen = unrolled(*arguments, resets, lengths, reverse)
     chex.assert_trees_all_close(seen, gradients(definition, *arguments), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind, every", [*((kind, False) for kind in RECURRENT), ("lstm", True)])
+def test_every_way_to_the_gradient(kind, every, monkeypatch):
+    """Few units, few rows, many of both: the same numbers, with resets, padding and dropout."""
+    layers, x = stack_of(kind, 2), random_like(np.zeros((3, 4, F)), 1)
+    carry = random_like(jaxgru.initial_carry(layers, 3), 2)
+    initial = random_like(carry, 3)
+    options = dict(
+        reset=np.array([[False, True, False, False], [True] * 4, [False] * 4]),
+        lengths=np.array([4, 3, 0]),
+        dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+        return_carries=every,
+    )
+
+    def run(layers, x, carry, initial):
+        return jaxgru.unroll(layers, x, carry, initial=initial, **options)
+
+    seen = []
+    for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
+        monkeypatch.setattr(base, "is_small", lambda *_, small=small: small)
+        monkeypatch.setattr(base, "training_layout", lambda *_, layout=layout: layout)
+        seen.append(jax.jit(partial(gradients, run))(layers, x, carry, initial))
+    chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
+    assert all(leaf.any() for leaf in jax.tree.leaves(seen[0]))
+
+
+def test_which_way():
+    """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
+    sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
+    layouts = [base.training_layout(*size).axis for size in sizes]
+    assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
+    assert [base.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
 
 
 @pytest.mark.parametrize("kind", INIT)
@@ -259,7 +294,7 @@ def compiled():
 def test_a_sharded_batch_stays_on_its_devices(compiled, kind):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
 
-    For meshes whose axes are Auto and Explicit.
+    For meshes whose axes are Auto; of a GRU and of a model, also Explicit.
     """
     assert len(compiled[kind]) == (3 if kind == "gru" else 2)
     for seen in compiled[kind].values():

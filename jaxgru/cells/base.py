@@ -81,15 +81,18 @@ class Recurrence(NamedTuple):
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
     Attributes:
-      step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs.
-      step_gradient: (layout, U, gradient of the next carry, carry, saved) → the gradient of the
-        carry, and `kept`: what `gradients` needs. U is transposed. If the carry is a pair (h, c),
-        the next c comes first in `saved`.
-      gradients: (U, h before each step (T, B, H), kept, batch-major: (T, B, ...)) → the gradients
-        of U and of a.
+      step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs. If
+        the carry is a pair (h, c), the next c comes first in `saved`.
+      factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. Of
+        one step, or of all with a first axis T: it does not depend on the steps after.
+      step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
+        and `kept`: what `gradients` needs. U is transposed.
+      gradients: (U, h before each step (T, B, H), saved, kept), batch-major: (T, B, ...) → the
+        gradients of U and of a.
     """
 
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
+    factors: Callable[..., tuple[Array, ...]]
     step_gradient: Callable[..., tuple[Any, tuple[Array, ...]]]
     gradients: Callable[..., tuple[tuple[Array, ...], Array]]
 
@@ -293,18 +296,20 @@ class Layout(NamedTuple):
     """How a batch of states is stored as a matrix: the axis of the units, and the product with U.
 
     XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
-    operand and not the weights, which is faster for a small batch (H = 512, B = 4: 27 ms against
-    33 forward and backward; H = 512, B = 32 on one core: 161 GFLOP/s against 107). In rows, h
-    (B, H), nothing is transposed, and one product uses all cores, which is faster for a large
-    batch (H = 128, B = 1,024: 192 ms against 239) and without a gradient.
+    operand and not the weights, which is faster for large weights and few rows (LSTM, H = 1,024,
+    B = 32 on one core: by 1.11). In rows, h (B, H), nothing is transposed, and one product uses all
+    cores, which is faster for many rows (H = 128, B = 1,024: by 1.24), for small ones (H = 128,
+    B = 16: by 1.2) and without a gradient.
     """
 
     axis: int
     times: Callable[[Array, Array], Array]
 
     def turn(self, x: Array) -> Array:
-        """Transpose between (B, H) and this layout; a vector (H) becomes one row or one column."""
-        return x if self.axis else x[:, None] if x.ndim == 1 else x.T
+        """Transpose between (..., B, H) and this layout; a vector (H) becomes a row or a column."""
+        if self.axis == -1:
+            return x
+        return x[:, None] if x.ndim == 1 else jnp.swapaxes(x, -1, -2)
 
     def split(self, x: Array, *units: int) -> list[Array]:
         """Split x before these units."""
@@ -314,41 +319,50 @@ class Layout(NamedTuple):
         """Concatenate units."""
         return jnp.concatenate(parts, self.axis)
 
-    def choose(self, flag: Bool[Array, "B"], x: Any, y: Any = None) -> Any:
+    def choose(self, flag: Bool[Array, "*T B"], x: Any, y: Any = None) -> Any:
         """Return a carry: x in the rows of the batch where the flag is set, else y or zeros."""
 
         def where(x: Array, y: Array) -> Array:
-            along = flag.reshape(-1, *[1] * (x.ndim - 1)) if self.axis else flag
-            return jnp.where(along, x, y)
+            if self.axis == -2:
+                return jnp.where(flag[..., None, :], x, y)
+            return jnp.where(flag.reshape(*flag.shape, *[1] * (x.ndim - flag.ndim)), x, y)
 
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
-
-    def masked(self, h: Array, mask: Mask | None, keep: Bool[Array, "B H"] | None) -> Array:
-        """Apply one step of the mask to h, in this layout; `keep` is that step's."""
-        if mask is None or keep is None:
-            return h
-        return apply_mask(h, Mask(self.turn(keep), mask.scale))
 
 
 def _columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
     return _contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
 
 
+IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
+IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (G, H)
+
+
+def is_small(B: Size, H: int) -> bool:
+    """Return whether a step takes as long for the number of its operations as for their size.
+
+    The factors of its gradient are then computed beforehand, for all steps at once: a training step
+    of H = 128 and B = 16, 32, 64 is faster by 1.2, 1.1, 1.04, of H = 512 and B = 64 slower by 1.05.
+    """
+    return B * H <= 2**13
+
+
+def training_layout(B: Size, H: int) -> Layout:
+    """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
+    return IN_ROWS if B >= 64 or is_small(B, H) else IN_COLUMNS
+
+
+def masked(h: Array, mask: Mask | None, keep: Array | None) -> Array:
+    """Apply one step of the mask to h; `keep` is that step's."""
+    return h if mask is None or keep is None else apply_mask(h, Mask(keep, mask.scale))
+
+
 def one_matrix(
-    U: tuple[Array], h: Float[Array, "T B H"], kept: tuple[Float[Array, "T B GH"]]
+    U: tuple[Array], h: Float[Array, "T B H"], saved: Any, kept: tuple[Float[Array, "T B GH"]]
 ) -> tuple[tuple[Array], Array]:
     """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
     (U_,), (da,) = U, kept
     return (outer(h, da, U_.dtype),), da
-
-
-IN_ROWS = Layout(1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
-IN_COLUMNS = Layout(0, _columns_dot)  # h (H, B), U (G, H)
-
-
-def training_layout(batch_size: Size) -> Layout:
-    """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
-    return IN_ROWS if batch_size >= 64 else IN_COLUMNS
 
 
 def over_time(
@@ -401,72 +415,71 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
         a, keep, reset, real = inputs
         current = carry if reset is None else layout.choose(~reset, carry, start)
         after, saved = recurrence.step(layout, U, current, layout.turn(a))
-        after = with_hidden(after, layout.masked(hidden(after), mask, keep))
+        after = with_hidden(after, masked(hidden(after), mask, keep))
         if real is not None:
             after = layout.choose(real, after, carry)
         c = after[1:] if pair else ()
         outputs = layout.turn(hidden(after)), jax.tree.map(layout.turn, c) if every else None
         return after, (outputs, (*c, *saved) if save else None)
 
-    inputs = a, mask and mask.keep, reset, real
+    inputs = a, mask and layout.turn(mask.keep), reset, real
     carry, ((h, c), saved) = jax.lax.scan(step, carry, inputs, reverse=reverse)
     last_c = layout.turn(carry[1]) if pair else None
     return (h, c[0] if c else last_c), saved
 
 
 def _forward(recurrence, reverse, every, U, carry, a, start, flags):
-    layout, passed = training_layout(a.shape[1]), (U, carry, a, start, flags)
+    layout = training_layout(*hidden(carry).shape)
+    passed = U, carry, a, start, flags
     (h, c), saved = _scan(layout, recurrence, reverse, every, *passed, save=True)
     return (h, c), (U, carry, h, saved, start, flags)
 
 
 def _backward(recurrence, reverse, every, residuals, cotangents):
     U, carry, h, saved, start, (mask, reset, real) = residuals
-    dh_out, dc_out = cotangents
-    pair, layout = isinstance(carry, tuple), training_layout(h.shape[1])
-    h_before = before(hidden(carry), h, reverse)
+    pair, layout = isinstance(carry, tuple), training_layout(*h.shape[1:])
+    dh_out, dc_out = jax.tree.map(layout.turn, cotangents)
+    transposed_U = jax.tree.map(jnp.transpose, U)
+    turned_U, first, start = jax.tree.map(layout.turn, (transposed_U, carry, start))
+    previous = before(hidden(first), layout.turn(h), reverse)
+    if pair:
+        previous = previous, before(first[1], saved[0], reverse)
     if reset is not None:
-        h_start = 0 if start is None else hidden(start)
-        h_before = jnp.where(reset[..., None], h_start, h_before)
-    c_before = before(layout.turn(carry[1]), saved[0], reverse) if pair else None
-    turned_start, turned_U = jax.tree.map(layout.turn, (start, jax.tree.map(jnp.transpose, U)))
+        previous = layout.choose(~reset, previous, start)
+    factors_of, sources = partial(recurrence.factors, layout), (previous, saved)
+    if is_small(*h.shape[1:]):
+        factors_of, sources = lambda *factors: factors, factors_of(*sources)
 
     def step(gradients, inputs):
         (dh, *dc), d_start = gradients
-        dh_out, dc_out, h, c, saved, keep, reset, real = inputs
-        dh = dh + layout.turn(dh_out)
+        dh_out, dc_out, sources, keep, reset, real = inputs
+        dh = dh + dh_out
         if dc_out is not None:
-            dc = [dc[0] + layout.turn(dc_out)]
+            dc = [dc[0] + dc_out]
         d_after = (dh, *dc) if real is None else layout.choose(real, (dh, *dc))
-        dh_step = layout.masked(d_after[0], mask, keep)
-        current = layout.turn(h)
-        if pair:
-            if reset is not None:
-                c = layout.choose(~reset, c, None if turned_start is None else turned_start[1])
-            current = current, c
+        dh_step = masked(d_after[0], mask, keep)
         d_step = (dh_step, *d_after[1:]) if pair else dh_step
-        d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, current, saved)
+        d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, factors_of(*sources))
         if reset is not None:
             if d_start is not None:
                 d_start = jax.tree.map(jnp.add, d_start, layout.choose(reset, d_before))
             d_before = layout.choose(~reset, d_before)
         d_before = d_before if pair else (d_before,)
         if real is not None:
-            passed = layout.choose(~real, (dh, *dc))
-            d_before = jax.tree.map(jnp.add, d_before, passed)
-        return (d_before, d_start), jax.tree.map(layout.turn, kept)
+            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~real, (dh, *dc)))
+        return (d_before, d_start), kept
 
-    dh = jnp.zeros_like(layout.turn(hidden(carry)))
-    dc = () if not pair else (jnp.zeros_like(dh),) if every else (layout.turn(dc_out),)
-    inputs = dh_out, dc_out if every else None, h_before, c_before, saved
+    dh = jnp.zeros_like(hidden(first))
+    dc = () if not pair else (jnp.zeros_like(dh),) if every else (dc_out,)
     (d_carry, d_start), kept = jax.lax.scan(
         step,
-        ((dh, *dc), jax.tree.map(jnp.zeros_like, turned_start)),
-        (*inputs, mask and mask.keep, reset, real),
+        ((dh, *dc), jax.tree.map(jnp.zeros_like, start)),
+        (dh_out, dc_out if every else None, sources, mask and layout.turn(mask.keep), reset, real),
         reverse=not reverse,
     )
     d_carry, d_start = jax.tree.map(layout.turn, (d_carry, d_start))
-    dU, da = recurrence.gradients(U, h_before, kept)
+    in_rows = jax.tree.map(layout.turn, (previous[0] if pair else previous, saved, kept))
+    dU, da = recurrence.gradients(U, *in_rows)
     return dU, d_carry if pair else d_carry[0], da, d_start, None
 
 

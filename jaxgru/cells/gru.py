@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
+    IN_ROWS,
     Cell,
     Gated,
     Hidden,
@@ -137,22 +138,28 @@ def _step(layout, U, h, a):
     return (1 - z) * h + z * n, (zr, n)
 
 
-def _step_gradient(layout, U, dh, h, saved):
-    (Uzr, Un), (zr, n) = U, saved
+def _factors(layout, h, saved):
+    """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
+    zr, n = saved
     z, r = layout.split(zr, h.shape[layout.axis])
-    da_n = dh * z * (1 - n * n)
+    return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
+
+
+def _step_gradient(layout, U, dh, factors):
+    (Uzr, Un), (of_n, of_zr, of_h, r) = U, factors
+    da_n = dh * of_n
     d_rh = layout.times(Un, da_n)
-    da_zr = layout.join(dh * (n - h), d_rh * h) * zr * (1 - zr)
-    dh = dh * (1 - z) + d_rh * r + layout.times(Uzr, da_zr)
-    return dh, (layout.join(da_zr, da_n), r * h)
+    da_zr = layout.join(dh, d_rh) * of_zr
+    return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
 
 
-def _gradients(U, h, kept):
-    (Uzr, Un), (da, rh), H = U, kept, h.shape[-1]
-    return (outer(h, da[..., : 2 * H], Uzr.dtype), outer(rh, da[..., 2 * H :], Un.dtype)), da
+def _gradients(U, h, saved, kept):
+    (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
+    _, r = IN_ROWS.split(zr, h.shape[-1])
+    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), IN_ROWS.join(da_zr, da_n)
 
 
-RESET_BEFORE = Recurrence(_step, _step_gradient, _gradients)
+RESET_BEFORE = Recurrence(_step, _factors, _step_gradient, _gradients)
 
 
 # Reset after. U (H, 3H), m = h·Un + cn.
@@ -169,23 +176,28 @@ def _after_step(layout, U, h, a):
     return (1 - z) * h + z * n, (zr, m, n)
 
 
-def _after_step_gradient(layout, U, dh, h, saved):
-    (U, _), (zr, m, n) = U, saved
+def _after_factors(layout, h, saved):
+    """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
+    zr, m, n = saved
     z, r = layout.split(zr, h.shape[layout.axis])
-    da_n = dh * z * (1 - n * n)
-    da_zr = layout.join(dh * (n - h), da_n * m) * zr * (1 - zr)
-    d_Uh = layout.join(da_zr, da_n * r)
-    dh = dh * (1 - z) + layout.times(U, d_Uh)
-    return dh, (layout.join(da_zr, da_n), d_Uh)
+    of_n = z * (1 - n * n)
+    of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
+    return of_n, layout.join(of_zr, of_n * r), 1 - z
 
 
-def _after_gradients(U, h, kept):
-    (U, cn), (da, d_Uh) = U, kept
-    dcn = d_Uh[..., 2 * cn.shape[-1] :].sum((0, 1))
-    return (outer(h, d_Uh, U.dtype), dcn), da
+def _after_step_gradient(layout, U, dh, factors):
+    (U, _), (of_n, of_Uh, of_h) = U, factors
+    d_Uh = layout.join(dh, dh, dh) * of_Uh
+    return dh * of_h + layout.times(U, d_Uh), (dh * of_n, d_Uh)
 
 
-RESET_AFTER = Recurrence(_after_step, _after_step_gradient, _after_gradients)
+def _after_gradients(U, h, saved, kept):
+    (U, cn), (da_n, d_Uh) = U, kept
+    d_zr, d_n = IN_ROWS.split(d_Uh, 2 * cn.shape[-1])
+    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), IN_ROWS.join(d_zr, da_n)
+
+
+RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)
 
 
 GRU = Cell(

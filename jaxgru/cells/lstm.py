@@ -102,18 +102,24 @@ def _step(layout, U, carry, a):
     return (o * jnp.tanh(c), c), (fio, g)
 
 
-def _step_gradient(layout, U, d_carry, carry, saved):
-    (U,), (dh, dc), (_, c_before), (c, fio, g) = U, d_carry, carry, saved
+def _factors(layout, carry, saved):
+    """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
+    (_, c_before), (c, fio, g) = carry, saved
     H = c.shape[layout.axis]
     f, i, o = layout.split(fio, H, 2 * H)
     tanh_c = jnp.tanh(c)
-    dc = dc + dh * o * (1 - tanh_c * tanh_c)
-    da_fio = layout.join(dc * c_before, dc * g, dh * tanh_c) * fio * (1 - fio)
-    da = layout.join(da_fio, dc * i * (1 - g * g))
+    of_fio = layout.join(c_before, g, tanh_c) * fio * (1 - fio)
+    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
+
+
+def _step_gradient(layout, U, d_carry, factors):
+    (U,), (dh, dc), (of_h, of_a, f) = U, d_carry, factors
+    dc = dc + dh * of_h
+    da = layout.join(dc, dc, dh, dc) * of_a
     return (layout.times(U, da), dc * f), (da,)
 
 
-RECURRENCE = Recurrence(_step, _step_gradient, one_matrix)
+RECURRENCE = Recurrence(_step, _factors, _step_gradient, one_matrix)
 
 
 LSTM = Cell(

@@ -57,17 +57,22 @@ def fast(p: RNNParams) -> Gated:
 
 
 def _step(layout, U, h, a):
-    n = jnp.tanh(a + layout.times(U[0], h))
-    return n, (n,)
+    h = jnp.tanh(a + layout.times(U[0], h))
+    return h, (h,)
 
 
-def _step_gradient(layout, U, dh, h, saved):
-    (U,), (n,) = U, saved
-    da = dh * (1 - n * n)
-    return layout.times(U, da), (da,)
+def _factors(layout, h, saved):
+    """Return the factor of da = dh·(…)."""
+    (n,) = saved
+    return (1 - n * n,)
 
 
-RECURRENCE = Recurrence(_step, _step_gradient, one_matrix)
+def _step_gradient(layout, U, dh, factors):
+    da = dh * factors[0]
+    return layout.times(U[0], da), (da,)
+
+
+RECURRENCE = Recurrence(_step, _factors, _step_gradient, one_matrix)
 
 
 RNN = Cell(
