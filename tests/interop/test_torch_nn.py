@@ -157,7 +157,8 @@ class TestResetAfter:
         p = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), shapes)
         x, h = rng.standard_normal((T, B, E)), rng.standard_normal((B, H))
         weight = rng.standard_normal((T, B, H))
-        mask = Mask(rng.random((T, B, H)) < 0.7, jnp.float64(1 / 0.7)) if masked else None
+        keep = jnp.asarray(rng.random((T, B, H)) < 0.7)
+        mask = Mask(keep, jnp.float64(1 / 0.7)) if masked else None
 
         def results(function):
             def scalar(p, x, h):
