@@ -42,7 +42,6 @@ from jaxgru.cells.base import (
     Steps,
     apply_mask,
     dot,
-    masked,
     over_time,
     product_of_steps,
     rows,
@@ -313,7 +312,8 @@ def unroll_plain(
         x, keep, reset, real = inputs
         current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.start)
         after = cell.step(params, current, x)
-        after = with_hidden(after, masked(hidden(after), steps.mask, keep))
+        mask = steps.mask and steps.mask._replace(keep=keep)
+        after = with_hidden(after, apply_mask(hidden(after), mask))
         after = after if real is None else IN_ROWS.choose(real, after, carry)
         return after, after if every else hidden(after)
 
@@ -371,7 +371,7 @@ def unroll_layer(
         """Compute some of the steps."""
         x, keep, reset, real = inputs
         a = times_W(x) + layer.b
-        mask = steps.mask and Mask(keep, steps.mask.scale)
+        mask = steps.mask and steps.mask._replace(keep=keep)
         some = Steps(mask, reset, steps.start, real)
         h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, every)
         return carry, h

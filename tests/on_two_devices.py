@@ -78,9 +78,8 @@ def main():
         results[kind] = {
             "all steps": seen(layers, x, {}),
             "resets and lengths": seen(layers, x, flags),
+            "explicit axes": seen(layers, x, flags, AxisType.Explicit),
         }
-        if kind == "gru":
-            results[kind]["explicit axes"] = seen(layers, x, flags, AxisType.Explicit)
     params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
     tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
     results["model"] = {

@@ -352,11 +352,6 @@ def training_layout(B: Size, H: int) -> Layout:
     return IN_ROWS if B >= 64 or is_small(B, H) else IN_COLUMNS
 
 
-def masked(h: Array, mask: Mask | None, keep: Array | None) -> Array:
-    """Apply one step of the mask to h; `keep` is that step's."""
-    return h if mask is None or keep is None else apply_mask(h, Mask(keep, mask.scale))
-
-
 def one_matrix(
     U: tuple[Array], h: Float[Array, "T B H"], saved: Any, kept: tuple[Float[Array, "T B GH"]]
 ) -> tuple[tuple[Array], Array]:
@@ -415,7 +410,7 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
         a, keep, reset, real = inputs
         current = carry if reset is None else layout.choose(~reset, carry, start)
         after, saved = recurrence.step(layout, U, current, layout.turn(a))
-        after = with_hidden(after, masked(hidden(after), mask, keep))
+        after = with_hidden(after, apply_mask(hidden(after), mask and mask._replace(keep=keep)))
         if real is not None:
             after = layout.choose(real, after, carry)
         c = after[1:] if pair else ()
@@ -430,8 +425,7 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
 
 def _forward(recurrence, reverse, every, U, carry, a, start, flags):
     layout = training_layout(*hidden(carry).shape)
-    passed = U, carry, a, start, flags
-    (h, c), saved = _scan(layout, recurrence, reverse, every, *passed, save=True)
+    (h, c), saved = _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=True)
     return (h, c), (U, carry, h, saved, start, flags)
 
 
@@ -457,7 +451,7 @@ def _backward(recurrence, reverse, every, residuals, cotangents):
         if dc_out is not None:
             dc = [dc[0] + dc_out]
         d_after = (dh, *dc) if real is None else layout.choose(real, (dh, *dc))
-        dh_step = masked(d_after[0], mask, keep)
+        dh_step = apply_mask(d_after[0], mask and mask._replace(keep=keep))
         d_step = (dh_step, *d_after[1:]) if pair else dh_step
         d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, factors_of(*sources))
         if reset is not None:

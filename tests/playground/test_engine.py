@@ -8,11 +8,11 @@ import string
 import subprocess
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+from random_models import random_params
 
-from jaxgru import init, load_config, load_pretrained
+from jaxgru import load_config, load_pretrained
 from jaxgru.data.corpus import split
 from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop.safetensors import save_safetensors
@@ -74,10 +74,7 @@ def assert_compared(statuses: dict[str, str], models: list[str]) -> None:
 def random_model(folder: Path, name: str, **options: int | str) -> Path:
     config = load_config("elman_alpha" if options.get("cell") == "rnn" else "astra_alpha")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **options))
-    like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
-    # All are random, also the second biases, which start as zeros; rounding errors must die out.
-    rng = np.random.default_rng(3)
-    params = jax.tree.map(lambda x: (rng.normal(size=x.shape) / 4).astype(np.float32), like)
+    params = random_params(config.model, seed=3, scale=1 / 4)  # rounding errors must die out
     path = folder / f"{name}.safetensors"
     vocabulary = CharacterTokenizer(string.printable[: config.model.vocab_size])
     save_safetensors(path, params, config, vocabulary)

@@ -185,7 +185,7 @@ def test_without_patience_the_last_weights_are_the_result(monkeypatch):
     assert_same(result, state.params)
 
 
-@pytest.mark.parametrize("bad_step", [0, 7])
+@pytest.mark.parametrize("bad_step", [0, 1, 7])
 def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
     rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
@@ -307,7 +307,9 @@ class TestManyDevices:
         hardware.share_cpu(64)
 
 
-@pytest.mark.parametrize("length, site", [(1, "state"), (7, "state"), (16, "between")])
+@pytest.mark.parametrize(
+    "length, site", [(1, "state"), (7, "state"), (2, "between"), (16, "between")]
+)
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
     with jax.enable_x64(True):
