@@ -169,6 +169,9 @@ class TrainingConfig(_Section):
     patience: int = _field(
         0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
     )
+    keep_epochs: bool = _field(
+        False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
+    )
     shard_parameters: bool = _field(
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
@@ -216,7 +219,10 @@ class Config:
             )
 
 
-NEUTRAL = {"data.sha256", "training.seed", "training.remat", "training.shard_parameters"}
+NEUTRAL = {
+    *("data.sha256", "training.seed"),
+    *("training.remat", "training.keep_epochs", "training.shard_parameters"),
+}
 """Fields that change neither the text nor the recipe of a model."""
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

@@ -254,6 +254,7 @@ class TestPublishedResults:
             ({}, True),
             ({"name": "mine"}, True),
             ({"training.seed": "3"}, True),
+            ({"training.keep_epochs": "true", "training.seed": "3"}, True),
             ({"training.remat": "true", "data.corpus": "tiny_shakespeare"}, True),
             ({"training.epochs": "10"}, True),  # as published
             ({"training.epochs": "11"}, False),
@@ -369,6 +370,7 @@ BAD_VALUES = {
     "training.epsilon": ["0", "-1e-8"],
     "training.max_grad_norm": ["0", "-1", "inf"],
     "training.remat": ["1", "yes"],
+    "training.keep_epochs": ["0", "all"],
     "training.patience": ["-1", "1.5"],
     "training.seed": ["-1", "4294967296", "0.5"],
 }

@@ -40,8 +40,11 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-FREE = {"data.corpus", "training.remat", "training.shard_parameters"}
-"""The fields that may differ from a checkpoint's; a corpus is identified by its SHA-256."""
+FREE = {
+    "data.corpus",  # it is identified by its SHA-256
+    *("training.remat", "training.keep_epochs", "training.shard_parameters"),
+}
+"""The fields that may differ from a checkpoint's."""
 
 EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
 T = TypeVar("T")

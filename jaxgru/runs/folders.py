@@ -24,11 +24,12 @@ import tomli_w
 from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError, command
-from jaxgru.files import check_writable, locked, remove_parts, write_text
+from jaxgru.files import PART, check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
 from jaxgru.runs import commits
 
 REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)  # while it is trained
+EPOCHS = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
 UNREADABLE = ("**", "\\")
@@ -233,6 +234,8 @@ def _clear(run: Path) -> None:
         shutil.rmtree(path)
     for name in REWRITTEN:
         remove_parts(run / name)
+    for path in (run / EPOCHS).glob(f".*{PART}"):
+        path.unlink(missing_ok=True)
 
 
 def _clear_behind_threads(run: Path) -> None:

@@ -25,10 +25,11 @@ from jaxgru.errors import command, needs, warn
 from jaxgru.files import write_text
 from jaxgru.generation import Options, pieces
 from jaxgru.interop import SUFFIXES
+from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
-from jaxgru.parallel.sharding import data_mesh, spread
+from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.runs import checkpoints, folders, initial
 from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.figure import plot_losses
@@ -375,6 +376,11 @@ def _train(
 
         def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
             progress.records[-1] |= _peak_memory()
+            if config.training.keep_epochs:
+                check_in_place()
+                params = one_copy(state.params, mesh)
+                if is_first():
+                    _keep_epoch(run, progress.epoch, params, config, dataset.tokenizer)
             save(state, best, progress)
             if is_first():
                 _write_reports(run, config, progress)
@@ -408,6 +414,15 @@ def _train(
             check_in_place()
             bar.update(task, loss="writing samples")
             _finish(run, config, dataset, params, progress)
+
+
+def _keep_epoch(
+    run: Path, epoch: int, params: Params, config: Config, tokenizer: Tokenizer
+) -> None:
+    """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
+    folder = run / folders.EPOCHS
+    folder.mkdir(exist_ok=True)
+    save_safetensors(folder / f"{epoch:03}.safetensors", params, config, tokenizer)
 
 
 def _finish(

@@ -45,6 +45,7 @@ OPTIONS = {
     "training.batch_size": 4,
     "training.sequence_length": 16,
     "training.patience": 6,
+    "training.keep_epochs": "true",
 }
 LOOKS = 200_000  # a millisecond or more apart: how long anything may take before it counts as hung
 PRELOADED = [
@@ -277,7 +278,8 @@ class Lab:
             state, best, progress = checkpoints.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))
         digest = hashlib.sha256()
-        for leaf in jax.tree.leaves((state, best, jaxgru.load_run(run)[0])):
+        epochs = [jaxgru.load_run(path)[0] for path in sorted((run / "epochs").iterdir())]
+        for leaf in jax.tree.leaves((state, best, jaxgru.load_run(run)[0], epochs)):
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -327,8 +329,9 @@ def _start_server(cache: Path) -> None:
 
 
 def names(run: Path) -> set[str]:
-    """What is in a run's folder and in its checkpoints, by name."""
-    return {str(path.relative_to(run)) for path in (*run.iterdir(), *run.glob("checkpoints/*"))}
+    """What is in a run's folder, in its checkpoints and among its epochs' models, by name."""
+    paths = (*run.iterdir(), *run.glob("checkpoints/*"), *run.glob("epochs/*"))
+    return {str(path.relative_to(run)) for path in paths}
 
 
 def steps_in(run: Path) -> list[Path]:

@@ -22,6 +22,7 @@ OPTIONS = {
     "training.batch_size": 4,
     "training.sequence_length": 16,
     "training.patience": 6,
+    "training.keep_epochs": "true",
 }
 
 
@@ -51,11 +52,15 @@ def losses(run):
     return [(r["epoch"], r["step"], r["train_loss"], r["val_loss"]) for r in records]
 
 
+def models(run):
+    return [jaxgru.load_run(path)[0] for path in sorted((run / "epochs").iterdir())]
+
+
 def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
     named = {commits.FILE_NAME} if commits.current_commit() else set()  # outside a checkout: none
     assert names - named == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                             "samples.txt", "loss.png", ".lock"}  # fmt: skip
+                             "samples.txt", "loss.png", "epochs", ".lock"}  # fmt: skip
     assert commits.trained_by(undisturbed) == [commits.current_commit()] * len(named)
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",
@@ -67,15 +72,21 @@ def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     assert losses(undisturbed)[-1][3] < losses(undisturbed)[0][3] < np.log(28)
 
 
-def test_the_result_is_the_best_epoch_as_measured(undisturbed):
-    """Evaluating what `load_run` gives finds the best validation loss of the record."""
+def test_each_model_has_the_loss_that_was_recorded(undisturbed):
+    """The models of all epochs; and what `load_run` gives, which is the best one of them."""
     from jaxgru.data.dataset import load_dataset
     from jaxgru.evaluation import window_loss
 
-    params, config, tokenizer = jaxgru.load_run(undisturbed)
+    result, config, tokenizer = jaxgru.load_run(undisturbed)
     _, dataset = load_dataset(config, tokenizer)
-    best = min(loss for *_, loss in losses(undisturbed))
-    assert window_loss(params, dataset.validation, 16) == pytest.approx(best, rel=1e-6)
+    files = sorted((undisturbed / "epochs").iterdir())
+    assert [file.name for file in files] == [f"00{i}.safetensors" for i in range(1, 7)]
+    epochs = models(undisturbed)
+    recorded = [loss for *_, loss in losses(undisturbed)]
+    measured = [window_loss(params, dataset.validation, 16) for params in epochs]
+    np.testing.assert_allclose(measured, recorded, rtol=1e-6)
+    assert len(set(recorded)) == 6
+    chex.assert_trees_all_equal(result, epochs[int(np.argmin(recorded))])
 
 
 @pytest.mark.parametrize(
@@ -107,6 +118,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text
     assert losses(run) == losses(undisturbed)
     ours, expected = jaxgru.load_run(run)[0], jaxgru.load_run(undisturbed)[0]
     chex.assert_trees_all_equal(ours, expected)
+    chex.assert_trees_all_equal(models(run), models(undisturbed))
     assert (run / "samples.txt").read_text() == (undisturbed / "samples.txt").read_text()
 
 
