@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import startup  # noqa: F401
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,8 +24,9 @@ from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
+from jaxgru.runs.published import recipe
 from pages.jobs import NANOGPT, SEEDS, is_measured
-from pages.records import Kept, Measured, Run, dumps, load, load_metrics, load_or
+from pages.records import EarlyStopping, Kept, Measured, Run, dumps, load, load_metrics, load_or
 from pages.study_page import write_page
 
 console = Console(highlight=False, markup=False)
@@ -40,6 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
     kept = load_or(Kept([]), docs / "study.json", Kept)
+    stopping = load_or(None, docs / "early_stopping.json", EarlyStopping)
     records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
@@ -51,7 +52,7 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        write_text(docs / "study.md", write_page(runs, ngrams, docs / "figures"))
+        write_text(docs / "study.md", write_page(runs, ngrams, docs / "figures", stopping))
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made from {len(runs)} runs")
@@ -97,15 +98,10 @@ def changed(config: Config) -> dict[str, Any] | None:
 
     None if the corpus or the training differs, too: the run is none of the study's.
     """
-    published = load_config(config.name)
-    training = dataclasses.replace(config.training, seed=published.training.seed)
-    if (training, config.data.corpus) != (published.training, published.data.corpus):
+    ours, theirs = recipe(config), recipe(load_config(config.name))
+    changes = {name: ours[name] for name in ours if ours[name] != theirs[name]}
+    if any(name == "data.corpus" or name.startswith("training.") for name in changes):
         return None
-    changes = {}
-    for section in ("model", "data"):
-        ours, theirs = (dataclasses.asdict(getattr(c, section)) for c in (config, published))
-        ours.pop("sha256", None)  # filled in when a run is made
-        changes |= {f"{section}.{name}": ours[name] for name in ours if ours[name] != theirs[name]}
     return changes
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from jaxgru.analysis.markov import (
     bigram_divergence,
@@ -27,6 +28,7 @@ from jaxgru.analysis.ngrams import (
     count_ngrams,
 )
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
+from jaxgru.cells.base import AnyArray
 from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.evaluation import (
@@ -38,10 +40,11 @@ from jaxgru.evaluation import (
     window_loss,
 )
 from jaxgru.files import write_text
+from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.runs.commits import trained_by
-from jaxgru.runs.folders import RunError
+from jaxgru.runs.folders import EPOCHS, RunError
 from jaxgru.sampling import generate
 
 Record = dict[str, Any]
@@ -126,10 +129,37 @@ def evaluate_model(
     }
     if random_batches:
         progress("random batches")
-        batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
-        error = batches.std(ddof=1) / len(batches) ** 0.5
-        record["random_batches"] = {"mean": float(batches.mean()), "standard_error": float(error)}
+        record["random_batches"] = evaluate_random_batches(params, tokens)
     return record
+
+
+def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Record:
+    """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
+
+    Raises:
+      UserError: the text is too short for such a window.
+    """
+    batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
+    error = batches.std(ddof=1) / len(batches) ** 0.5
+    return {"mean": float(batches.mean()), "standard_error": float(error)}
+
+
+def best_epoch(
+    run: Path, tokens: Int[AnyArray, "N"], window: int = 128
+) -> tuple[int, Params] | None:
+    """Return the epoch whose model has the lowest loss in windows, and the model.
+
+    None: the run has kept none (`training.keep_epochs`). Raises as `load_safetensors` does.
+    """
+    models = {int(path.stem): path for path in (run / EPOCHS).glob("[0-9]*.safetensors")}
+    if not models:
+        return None
+    losses = {
+        epoch: window_loss(load_safetensors(path)[0], tokens, window)
+        for epoch, path in models.items()
+    }
+    best = min(losses, key=lambda epoch: losses[epoch])
+    return best, load_safetensors(models[best])[0]
 
 
 def save_record(run: Path, record: Record) -> None:

@@ -37,7 +37,8 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--random-batches",
         action="store_true",
-        help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does",
+        help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does; "
+        "with the best epoch's weights, too, if the run has kept those of each epoch",
     )
     return parser
 
@@ -70,6 +71,12 @@ def main() -> None:
             lambda what: status.update(f"measuring {what}"),
             arguments.random_batches,
         )
+        if arguments.random_batches and run and not is_file:
+            status.update("measuring the best epoch")
+            best = state_cost.best_epoch(find_run(run), dataset.validation, window)
+            if best:
+                batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
+                record["random_batches"]["best"] = {"epoch": best[0], **batches}
     if arguments.save:
         state_cost.save_record(find_run(arguments.run), record)
     for table in (
@@ -91,11 +98,11 @@ def _losses(name: str, window: int, record: state_cost.Record) -> Table:
         ("sensitivity: stateless minus one stream", record["sensitivity"]),
     ]
     if batches := record.get("random_batches"):
-        rows.append((
-            f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW} "
-            f"(± {batches['standard_error']:.4f} nats/token)",
-            batches["mean"],
-        ))  # fmt: skip
+        what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
+        for found in filter(None, (batches, batches.get("best"))):
+            whose = f", epoch {found['epoch']}" if "epoch" in found else ""
+            error = f" (± {found['standard_error']:.4f} nats/token)"
+            rows.append((what + whose + error, found["mean"]))
     sizes = record["num_tokens"], record["num_characters"]
     return _in_units(name, "state reset to zero", rows, *sizes)
 

@@ -50,10 +50,11 @@ def published_for(config: Config) -> PublishedResults:
     A run with a text or a recipe of its own gets nothing to be compared with.
     """
     for name in config_names():
-        if _recipe(load_config(name)) == _recipe(config):
+        if recipe(load_config(name)) == recipe(config):
             return load_published(name)
     return PublishedResults()
 
 
-def _recipe(config: Config) -> dict[str, Any]:
+def recipe(config: Config) -> dict[str, Any]:
+    """Return every field that changes a model's text or recipe, by dotted name."""
     return {name: field_value(config, name) for name in dotted_names() if name not in NEUTRAL}

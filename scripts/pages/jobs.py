@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgru.analysis.state_cost import FILE_NAME
 from jaxgru.config import Config, load_config
 from jaxgru.runs.folders import RunError, load_run_config, versions
+from jaxgru.runs.published import recipe
 
 SEEDS = {
     "astra_alpha": 3,
@@ -24,7 +24,8 @@ SEEDS = {
 """The number of seeds, from 0 on, that each config is trained with."""
 
 NANOGPT = ("astra_beta", "astra_gamma")
-"""The configs that are also evaluated as nanoGPT is: with --random-batches."""
+"""The configs that are also evaluated as nanoGPT is, with --random-batches: their last epoch and
+their best one."""
 
 VARIANTS = [
     *({"model.dropout": "0", "training.seed": str(seed)} for seed in range(3)),
@@ -64,7 +65,11 @@ class Job:
 def all_jobs() -> list[Job]:
     """Return every job: the first seed of every config, then the other seeds, then the variants."""
     seeds = [
-        Job(name, (("training.seed", str(seed)),) if seed else ())
+        Job(
+            name,
+            (("training.seed", str(seed)),) * (seed > 0)
+            + (("training.keep_epochs", "true"),) * (name in NANOGPT),
+        )
         for seed in range(max(SEEDS.values()))
         for name in SEEDS
         if seed < SEEDS[name]
@@ -80,8 +85,7 @@ def find_job(runs: Path, job: Job) -> Path | None:
             found = load_run_config(run)
         except RunError:  # of a process that was killed at once
             continue
-        data = dataclasses.replace(config.data, sha256=found.data.sha256)
-        if found.data == data and (found.model, found.training) == (config.model, config.training):
+        if recipe(found) == recipe(config) and found.training.seed == config.training.seed:
             return run
     return None
 

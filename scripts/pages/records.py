@@ -90,11 +90,23 @@ class Text(Record):
     sampled: str | None = None
 
 
-class RandomBatches(Record):
+class MeanLoss(Record, kw_only=True):
     """The loss on nanoGPT's protocol, nats per token."""
 
     mean: Number
     standard_error: Number
+
+
+class BestEpoch(MeanLoss, kw_only=True):
+    """That of the weights of the epoch whose validation loss is the lowest."""
+
+    epoch: Count
+
+
+class RandomBatches(MeanLoss, kw_only=True):
+    """That of the last weights, and of the best epoch's."""
+
+    best: BestEpoch | None = None
 
 
 class Measured(Record):
@@ -163,6 +175,21 @@ class Study(Kept):
     """All of docs/study.json, as it was made last."""
 
     ngrams: dict[str, list[float]]  # by config, orders 1, 2, …
+
+
+class EarlyStopping(Record, kw_only=True):
+    """docs/early_stopping.json: what one random batch per epoch makes of a run's early stopping."""
+
+    config: str
+    draws: Count
+    patience: Count
+    losses: Annotated[list[Number], Meta(min_length=1)]  # of each epoch, the mean over draws
+    noise: Number  # the standard deviation of a batch's loss
+    best: Annotated[list[Whole], Meta(min_length=1)]  # in how many draws each epoch was the best
+
+    def __post_init__(self) -> None:
+        if len(self.best) != len(self.losses):
+            raise ValueError("it has not as many losses as epochs")
 
 
 # --- Benchmarks

@@ -23,7 +23,7 @@ from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS
 from pages.markdown import render
-from pages.records import Run, grouped
+from pages.records import EarlyStopping, MeanLoss, Run, grouped
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -31,13 +31,18 @@ POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of reco
 Row = list[Any]
 
 
-def write_page(runs: Sequence[Run], ngrams: Mapping[str, list[float]], figures: Path) -> str:
+def write_page(
+    runs: Sequence[Run],
+    ngrams: Mapping[str, list[float]],
+    figures: Path,
+    stopping: EarlyStopping | None = None,
+) -> str:
     """Draw the figures into a folder and return the page as Markdown.
 
     Args:
       ngrams: by config, the losses of counted n-gram models, orders 1 to 8, nats per character.
     """
-    page = Page(runs, ngrams)
+    page = Page(runs, ngrams, stopping)
     page.draw(figures)
     return page.markdown()
 
@@ -45,8 +50,13 @@ def write_page(runs: Sequence[Run], ngrams: Mapping[str, list[float]], figures: 
 class Page:
     """What the page shows of these runs; a part without runs is empty."""
 
-    def __init__(self, runs: Sequence[Run], ngrams: Mapping[str, list[float]]) -> None:
-        self.runs, self.ngrams = runs, ngrams
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        ngrams: Mapping[str, list[float]],
+        stopping: EarlyStopping | None = None,
+    ) -> None:
+        self.runs, self.ngrams, self.stopping = runs, ngrams, stopping
         self.plain = [run for run in runs if not run.changes]
         self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
         for run in self.plain:
@@ -259,11 +269,20 @@ class Page:
     def as_nanogpt(self) -> list[Row]:
         """Return a row per run that was evaluated on nanoGPT's protocol."""
         return [
-            [title(run), run.seed, f"{run.parameters:,}",
-             f"{loss.mean:.4f} ± {loss.standard_error:.4f}", f"{minutes(run):.0f}"]
+            [title(run), run.seed, f"{run.parameters:,}", with_error(loss),
+             f"{with_error(loss.best)}, epoch {loss.best.epoch}" if loss.best else "–",
+             f"{minutes(run):.0f}"]
             for run in self.plain
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
+
+    def stopped(self) -> list[Row]:
+        """Return a row per epoch of the run that was stopped early many times."""
+        assert self.stopping
+        shares = (f"{count / self.stopping.draws:.1%}" for count in self.stopping.best)
+        return [[epoch, f"{loss:.4f}", share]
+                for epoch, (loss, share) in enumerate(zip(self.stopping.losses, shares,
+                                                          strict=True), 1)]  # fmt: skip
 
     def resources(self) -> list[Row]:
         """Return a row per run: steps, speed, minutes and memory."""
@@ -313,6 +332,11 @@ def best_epoch(run: Run) -> int:
     if not load_config(run.config).training.patience:
         return len(run.epochs)
     return run.best.epoch
+
+
+def with_error(loss: MeanLoss) -> str:
+    """Format a mean and its standard error."""
+    return f"{loss.mean:.4f} ± {loss.standard_error:.4f}"
 
 
 def first_below(excess: Sequence[float]) -> int | str:

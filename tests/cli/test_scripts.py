@@ -22,10 +22,13 @@ import pytest
 from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script
 
 import jaxgru
+from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import run_script
 from jaxgru.config import dotted_names, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.evaluation import random_batch_losses
+from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.runs import lifecycle
 
 
@@ -188,6 +191,33 @@ class TestEvaluate:
             assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
         assert "the stateless Markov chain:" in done.stdout
         assert "greedy texts that end in a loop" in done.stdout
+
+    def test_random_batches_of_the_best_epoch(self, script, run_copy, tiny_text, monkeypatch):
+        """The kept models are the run's own, larger and smaller; the batches are two."""
+        params, config, tokenizer = jaxgru.load_run(run_copy)
+        few = partial(random_batch_losses, num_batches=2, batch_size=3)
+        monkeypatch.setattr(state_cost, "random_batch_losses", few)
+        monkeypatch.setattr(state_cost, "evaluate_model", lambda *_: {
+            "text": {}, "chain": {"kl_to_bigram": 1.0, "cycles": []}, "memory_curve": [],
+            "windows": 1.0, "stream": 1.0, "sensitivity": 1.0, "num_tokens": 9,
+            "num_characters": 9, "random_batches": {"mean": 2.0, "standard_error": 0.25},
+        })  # fmt: skip
+        options = "evaluate", "--run", run_copy, "--random-batches", "--save"
+        once = "200 random batches of 64 windows of 256 (± 0.2500 nats/token)"
+        assert table_rows(script(*options).out).keys() >= {once}
+        (run_copy / "epochs").mkdir()
+        for epoch, scale in ((1, 20), (2, 1)):
+            scaled = jax.tree.map(lambda leaf, by=scale: by * leaf, params)
+            save_safetensors(run_copy / f"epochs/00{epoch}.safetensors", scaled, config, tokenizer)
+        done = script(*options)
+        assert (done.code, done.err) == (0, "")
+        tokens = tokenizer.encode(tiny_text.read_text())[2700:]
+        losses = few(params, tokens, 256, jax.random.key(0))
+        best = json.loads((run_copy / "study.json").read_text())["random_batches"]["best"]
+        error = abs(losses[0] - losses[1]) / 2  # the standard deviation / √2
+        assert best == {"epoch": 2, "mean": pytest.approx(losses.mean(), rel=1e-6),
+                        "standard_error": pytest.approx(error, rel=1e-3)}  # fmt: skip
+        assert any("256, epoch 2 (±" in row for row in table_rows(done.out))
 
 
 class TestSample:

@@ -57,7 +57,7 @@ class TestFindJob:
         family = tmp_path / "elman_alpha"
         assert find_job(tmp_path, plain) is None
         make_run(family / "v2", plain)
-        make_run(family / "v10", plain)
+        make_run(family / "v10", Job("elman_alpha", (("training.keep_epochs", "true"),)))
         make_run(family / "v11", seed_1)
         make_run(family / "v12", Job("elman_alpha", (("training.epochs", "1"),)))
         make_run(family / "v13", Job("elman_alpha", (("data.corpus", "mine.txt"),)))

@@ -13,7 +13,7 @@ import tomli_w
 
 from jaxgru.config import load_config, to_dict
 from pages.markdown import table
-from pages.records import Run
+from pages.records import EarlyStopping, Run
 from pages.study_page import FILLED, first_below, write_page
 
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
@@ -75,7 +75,22 @@ def test_the_loss_on_random_batches_is_that_of_the_record(tmp_path):
     assert "nanoGPT's own protocol" not in page(tmp_path, msgspec.convert(record, Run))
     record["study"]["random_batches"] = {"mean": 1.44444, "standard_error": 0.00053}
     text = page(tmp_path, msgspec.convert(record, Run))
-    assert "| astra_beta | 0 | 86,913 | 1.4444 ± 0.0005 | 3 |" in text
+    assert "| astra_beta | 0 | 86,913 | 1.4444 ± 0.0005 | – | 3 |" in text
+    best = {"epoch": 7, "mean": 1.43217, "standard_error": 0.00151}
+    record["study"]["random_batches"]["best"] = best
+    text = page(tmp_path, msgspec.convert(record, Run))
+    assert "| 1.4444 ± 0.0005 | 1.4322 ± 0.0015, epoch 7 | 3 |" in text
+
+
+def test_early_stopping_stands_beside_its_model(tmp_path):
+    stopping = EarlyStopping(config="scribe_alpha", draws=2000, patience=5, losses=[3.9, 3.85],
+                             noise=0.0621, best=[500, 1500])  # fmt: skip
+    runs = [run("astra_alpha"), run("scribe_alpha")]
+    assert "share of draws" not in page(tmp_path, *runs)
+    text = write_page(runs, NGRAMS, tmp_path, stopping)
+    _, _, beside = text.partition("### scribe_alpha")
+    assert "it 2,000 times by one random batch" in beside and "is 0.062." in beside
+    assert "| 1 | 3.9000 | 25.0% |" in beside and "| 2 | 3.8500 | 75.0% |" in beside
 
 
 def test_the_numbers_are_the_records(tmp_path, drawn):
