@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import math
 import os
@@ -35,6 +36,9 @@ class ConfigError(UserError):
     """A config, or a value of one, cannot be used; the message says why."""
 
 
+field_types = functools.cache(get_type_hints)  # of a section's class, by name
+
+
 def _field(default: Any, help: str, **bounds: float) -> Any:
     """Return a dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
     return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
@@ -47,7 +51,7 @@ class _Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        types = get_type_hints(type(self))
+        types = field_types(type(self))
         for field in dataclasses.fields(self):
             name = f"{self.section}.{field.name}"
             value = _as_type(name, getattr(self, field.name), types[field.name])
@@ -277,7 +281,7 @@ def override(config: Config, overrides: Mapping[str, str]) -> Config:
         section, _, field = dotted.partition(".")
         if section not in SECTIONS or field not in _field_names(section):
             raise ConfigError(_unknown("field", dotted, dotted_names()))
-        type_ = get_type_hints(SECTIONS[section])[field]
+        type_ = field_types(SECTIONS[section])[field]
         table[section][field] = _parse_value(text, type_)
     config = from_dict(table)
     if given_name is None and config.data.corpus != corpus:

@@ -517,11 +517,15 @@ def layer_stepper(
     layer = cell.fast(params) if cell.fast else None
     if not isinstance(layer, Gated):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    step, W, b, U = layer.recurrence.step, layer.W, layer.b, layer.U
-    if table is None:
-        return lambda carry, x: step(IN_ROWS, U, carry, dot(x, W) + b)[0]
-    a = dot(table, W) + b
-    return lambda carry, ids: step(IN_ROWS, U, carry, rows(a, ids))[0]
+    W, b, H = layer.W, layer.b, layer.U[0].shape[0]
+    gates = lambda a: IN_ROWS.gates(a, H)
+    tables = None if table is None else gates(dot(table, W) + b)
+
+    def step(carry: Carry, x: Array) -> Carry:
+        a = gates(dot(x, W) + b) if tables is None else [rows(gate, x) for gate in tables]
+        return layer.recurrence.step(IN_ROWS, layer.U, carry, a)[0]
+
+    return step
 
 
 def _looked_up(x: Array | Lookup) -> Array:

@@ -81,8 +81,8 @@ class Recurrence(NamedTuple):
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
     Attributes:
-      step: (layout, U, carry, a) → the next carry, and `saved`: what the backward pass needs. If
-        the carry is a pair (h, c), the next c comes first in `saved`.
+      step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
+        backward pass needs. If the carry is a pair (h, c), the next c comes first in `saved`.
       factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. Of
         one step, or of all with a first axis T: it does not depend on the steps after.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
@@ -311,9 +311,9 @@ class Layout(NamedTuple):
             return x
         return x[:, None] if x.ndim == 1 else jnp.swapaxes(x, -1, -2)
 
-    def split(self, x: Array, *units: int) -> list[Array]:
-        """Split x before these units."""
-        return jnp.split(x, units, self.axis)
+    def gates(self, x: Array, H: int) -> list[Array]:
+        """Split x into gates of H units."""
+        return jnp.split(x, x.shape[self.axis] // H, self.axis)
 
     def join(self, *parts: Array) -> Array:
         """Concatenate units."""
@@ -404,12 +404,17 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
     h and c are (T, B, H). What the gradient needs is in the layout.
     """
     (mask, reset, real), pair = flags, isinstance(carry, tuple)
+    H = hidden(carry).shape[-1]
+    # Without a gradient, XLA vectorizes the gates only if each is an array of its own: with the
+    # reset after the product, H = 128 and B = 16, a step then takes 21 µs instead of 50
+    apart = [a] if save else IN_ROWS.gates(a, H)
     U, carry, start = jax.tree.map(layout.turn, (U, carry, start))
 
     def step(carry, inputs):
-        a, keep, reset, real = inputs
+        apart, keep, reset, real = inputs
+        gates = [gate for part in apart for gate in layout.gates(layout.turn(part), H)]
         current = carry if reset is None else layout.choose(~reset, carry, start)
-        after, saved = recurrence.step(layout, U, current, layout.turn(a))
+        after, saved = recurrence.step(layout, U, current, gates)
         after = with_hidden(after, apply_mask(hidden(after), mask and mask._replace(keep=keep)))
         if real is not None:
             after = layout.choose(real, after, carry)
@@ -417,7 +422,7 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
         outputs = layout.turn(hidden(after)), jax.tree.map(layout.turn, c) if every else None
         return after, (outputs, (*c, *saved) if save else None)
 
-    inputs = a, mask and layout.turn(mask.keep), reset, real
+    inputs = apart, mask and layout.turn(mask.keep), reset, real
     carry, ((h, c), saved) = jax.lax.scan(step, carry, inputs, reverse=reverse)
     last_c = layout.turn(carry[1]) if pair else None
     return (h, c[0] if c else last_c), saved

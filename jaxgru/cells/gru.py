@@ -130,18 +130,17 @@ def fast(p: GRUParams) -> Gated:
 
 
 def _step(layout, U, h, a):
-    (Uzr, Un), H = U, h.shape[layout.axis]
-    a_zr, a_n = layout.split(a, 2 * H)
-    zr = sigmoid(a_zr + layout.times(Uzr, h))
-    z, r = layout.split(zr, H)
+    (Uzr, Un), (a_z, a_r, a_n) = U, a
+    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), h.shape[layout.axis])
+    z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     n = jnp.tanh(a_n + layout.times(Un, r * h))
-    return (1 - z) * h + z * n, (zr, n)
+    return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
 def _factors(layout, h, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
-    z, r = layout.split(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, h.shape[layout.axis])
     return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
 
 
@@ -155,7 +154,7 @@ def _step_gradient(layout, U, dh, factors):
 
 def _gradients(U, h, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = IN_ROWS.split(zr, h.shape[-1])
+    _, r = IN_ROWS.gates(zr, h.shape[-1])
     return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), IN_ROWS.join(da_zr, da_n)
 
 
@@ -166,20 +165,18 @@ RESET_BEFORE = Recurrence(_step, _factors, _step_gradient, _gradients)
 
 
 def _after_step(layout, U, h, a):
-    (U, cn), H = U, h.shape[layout.axis]
-    a_zr, a_n = layout.split(a, 2 * H)
-    Uh_zr, Uh_n = layout.split(layout.times(U, h), 2 * H)
-    zr = sigmoid(a_zr + Uh_zr)
-    z, r = layout.split(zr, H)
+    (U, cn), (a_z, a_r, a_n) = U, a
+    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
     n = jnp.tanh(a_n + r * m)
-    return (1 - z) * h + z * n, (zr, m, n)
+    return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 
 def _after_factors(layout, h, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
     zr, m, n = saved
-    z, r = layout.split(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, h.shape[layout.axis])
     of_n = z * (1 - n * n)
     of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
     return of_n, layout.join(of_zr, of_n * r), 1 - z
@@ -193,8 +190,8 @@ def _after_step_gradient(layout, U, dh, factors):
 
 def _after_gradients(U, h, saved, kept):
     (U, cn), (da_n, d_Uh) = U, kept
-    d_zr, d_n = IN_ROWS.split(d_Uh, 2 * cn.shape[-1])
-    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), IN_ROWS.join(d_zr, da_n)
+    d_z, d_r, d_n = IN_ROWS.gates(d_Uh, cn.shape[-1])
+    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), IN_ROWS.join(d_z, d_r, da_n)
 
 
 RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)

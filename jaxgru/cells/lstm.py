@@ -94,19 +94,18 @@ def fast(p: LSTMParams) -> Gated:
 
 def _step(layout, U, carry, a):
     (U,), (h, c) = U, carry
-    H = h.shape[layout.axis]
-    a_fio, a_g = layout.split(a + layout.times(U, h), 3 * H)
-    fio, g = sigmoid(a_fio), jnp.tanh(a_g)
-    f, i, o = layout.split(fio, H, 2 * H)
+    Uh = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
-    return (o * jnp.tanh(c), c), (fio, g)
+    return (o * jnp.tanh(c), c), (layout.join(f, i, o), g)
 
 
 def _factors(layout, carry, saved):
     """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
     (_, c_before), (c, fio, g) = carry, saved
     H = c.shape[layout.axis]
-    f, i, o = layout.split(fio, H, 2 * H)
+    f, i, o = layout.gates(fio, H)
     tanh_c = jnp.tanh(c)
     of_fio = layout.join(c_before, g, tanh_c) * fio * (1 - fio)
     return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f

@@ -57,7 +57,7 @@ def fast(p: RNNParams) -> Gated:
 
 
 def _step(layout, U, h, a):
-    h = jnp.tanh(a + layout.times(U[0], h))
+    h = jnp.tanh(a[0] + layout.times(U[0], h))
     return h, (h,)
 
 

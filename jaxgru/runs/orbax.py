@@ -13,6 +13,7 @@ and size, and its arrays in shape, before they are opened.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import logging
@@ -127,6 +128,11 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"checkpoint {self.folder}"
 
+    @functools.cached_property
+    def metadata(self) -> Any:
+        """Orbax's description of its items: the shapes, dtypes and parts of their arrays."""
+        return self.manager.item_metadata(self.step)
+
     def items(self) -> set[str]:
         """Return the names of its items."""
         return {path.name for path in self.folder.iterdir()}
@@ -170,7 +176,7 @@ class Checkpoint:
             for name, leaf in wanted.items()
         }
         with self.reading():
-            stored = self.manager.item_metadata(self.step)[item]
+            stored = self.metadata[item]
             stored = {} if stored is None else {str(k): x for k, x in dict(stored.tree).items()}
             for name in sorted(wanted.keys() | stored.keys()):
                 have, want = (getattr(tree.get(name), "shape", None) for tree in (stored, wanted))

@@ -13,6 +13,21 @@ from jaxgru.runs.figure import save_figure
 
 Points = Sequence[tuple[int, float]]
 
+COLORS = {
+    "astra_alpha": "#4f9fdc", "astra_beta": "#1c69ad", "astra_gamma": "#08264f",
+    "scribe_alpha": "#f9a03f", "scribe_beta": "#dd5a0c", "scribe_gamma": "#7f2704",
+    "leviathan": "#2c9a4b", "elman_alpha": "#a07cc5", "bengio_mlp": "#8c8c8c",
+}  # fmt: skip
+"""By config: a hue for each family, darker for larger models."""
+MARKERS = {"astra": "o", "scribe": "s", "leviathan": "^", "elman": "v", "bengio": "D"}
+
+
+def style_of(name: str) -> dict[str, str]:
+    """Return the color and the marker of a model's curve; `name` begins with its config's name."""
+    config = name.partition(",")[0].partition(" ")[0]
+    family = config.partition("_")[0]
+    return {"color": COLORS.get(config, "black"), "marker": MARKERS.get(family, "x")}
+
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure of this size in inches."""
@@ -47,8 +62,8 @@ def plot_memory(
                       color="0.35")  # fmt: skip
     for i, (name, (points, stream)) in enumerate(curves.items()):
         k, losses = zip(*points, strict=True)
-        style = {"lw": 2.2, "ms": 5, "zorder": 4} if i == 0 else {"lw": 1.1, "ms": 3, "alpha": 0.8}
-        axes.plot([*k, never], [*losses, stream], color=f"C{i}", marker="o", label=name, **style)
+        style = {"lw": 2.4, "ms": 5, "zorder": 4} if i == 0 else {"lw": 1.2, "ms": 3.5}
+        axes.plot([*k, never], [*losses, stream], label=name, **style_of(name), **style)
     name, (points, stream) = next(iter(curves.items()))
     losses = dict(points)
     if 1 in losses:
@@ -96,8 +111,9 @@ def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     """
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
-    for i, (name, excess) in enumerate(curves.items()):
-        axes.plot(range(1, len(excess) + 1), excess, color=f"C{i}", lw=1.2, label=name)
+    for name, excess in curves.items():
+        style = {"color": style_of(name)["color"], "ls": "--" if " " in name else "-"}
+        axes.plot(range(1, len(excess) + 1), excess, lw=1.2, label=name, **style)
     axes.set_xscale("log", base=2)
     ticks = [2**i for i in range(max(map(len, curves.values())).bit_length())]
     axes.set_xticks(ticks, list(map(str, ticks)))
@@ -129,7 +145,9 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]])
         strict=True,
     ):
         for i, (name, values) in enumerate(points.items()):
-            style = {"color": f"C{i % 10}", "marker": "osD^vP*Xph"[i % 10], "alpha": 0.8}
+            style = style_of(name)
+            if "," in name:  # a variant: an empty marker of its own
+                style |= {"marker": "o<>pP*Xh"[i % 8], "mfc": "none"}
             axes.plot(values[0], values[column], ls="", ms=7, label=name, **style)
         axes.set_xscale("log")
         axes.set(title=title, xlabel="parameters", ylabel="nats per character")
