@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import mmap
@@ -12,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,17 +44,30 @@ settings.load_profile("jaxgru")
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 
-# Tests, workers and the processes they start compile the same programs: each is compiled once. The
-# folder is deleted at the end. Set JAX_COMPILATION_CACHE_DIR to keep one: from the second time on,
-# the suite takes little more than half the time.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxgru-compiled-")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-CACHE = {"min_compile_time_secs": 0.0, "min_entry_size_bytes": -1}  # even the quick and the small
-os.environ.update({f"JAX_PERSISTENT_CACHE_{k.upper()}": str(v) for k, v in CACHE.items()})
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-for option, value in CACHE.items():
-    jax.config.update(f"jax_persistent_cache_{option}", value)
+MAX_COMPILED = 2**31  # bytes of compiled programs that are kept
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile each program once, for all tests, workers, the processes they start and later runs.
+
+    From the second time on, the suite takes little more than half the time. pytest keeps the
+    programs in .pytest_cache; `python -m pytest --cache-clear` deletes them.
+    """
+    if (cache := getattr(config, "cache", None)) is None:  # -p no:cacheprovider
+        return
+    folder = cache.mkdir("jaxgru_compiled")
+    if not hasattr(config, "workerinput"):  # not in each worker
+        if sum(path.stat().st_size for path in folder.iterdir()) > MAX_COMPILED:
+            shutil.rmtree(folder, ignore_errors=True)
+    settings = {
+        "jax_compilation_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder)),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,  # even the quick
+        "jax_persistent_cache_min_entry_size_bytes": -1,  # and the small
+    }
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+
 
 # Tracing makes millions of objects, few of which are garbage
 gc.set_threshold(50_000, 20, 20)

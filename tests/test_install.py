@@ -83,11 +83,13 @@ def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
     environment = os.environ | {"PYTHONPATH": str(target)}
     environment.pop("JAXGRU_CORPUS", None)
     fields = " ".join(f"--{name}={value}" for name, value in TINY.items())
+    counted = tmp_path / "counted.toml"
+    counted.write_text(f"[data]\ncorpus = '{tiny_text}'\n")
     lines = [
         f"train --config astra_alpha --name tiny --data.corpus {tiny_text} {fields}",
         "train --resume runs/tiny --training.epochs 3",
         "sample --run runs/tiny --num-tokens 20",
-        "evaluate --run runs/tiny",
+        f"evaluate --ngram 2 --config {counted}",
         "convert runs/tiny tiny.safetensors",
         "sample --run tiny.safetensors --num-tokens 20",
         f"corpus --corpus {tiny_text}",
@@ -98,7 +100,7 @@ def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{target / 'jaxgru' / '__init__.py'}\n")
-    assert "jaxgru sample --run " in done.stdout and "windows of 16" in done.stdout
+    assert "jaxgru sample --run " in done.stdout and "order 2" in done.stdout
     assert {path.name for path in work.iterdir()} == {"runs", "tiny.safetensors"}
 
     done = subprocess.run(

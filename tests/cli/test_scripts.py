@@ -162,19 +162,20 @@ def table_rows(out: str) -> dict[str, list[float]]:
 
 
 class TestEvaluate:
-    def test_prints_what_numpy_computes(self, tiny_run, tiny_text, monkeypatch):
-        """In a real process, and by the folder of all versions."""
-        monkeypatch.setenv("COLUMNS", "120")
+    def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text, monkeypatch):
+        """By the folder of all versions; the texts that are generated are few and short."""
+        for name, few in (("NUM_PROMPTS", 2), ("GREEDY_TOKENS", 90), ("SAMPLED_TOKENS", 60)):
+            monkeypatch.setattr(state_cost, name, few)
         before = contents(tiny_run)
-        done = python_script("evaluate", "--run", tiny_run.parent)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "299 tokens, 299 characters" in done.stdout
+        done = script("evaluate", "--run", tiny_run.parent)
+        assert (done.code, done.err) == (0, "")
+        assert "299 tokens, 299 characters" in done.out
         assert contents(tiny_run) == before
         text = tiny_text.read_text()
         place = {character: i for i, character in enumerate(sorted(set(text)))}
         validation = np.array([place[character] for character in text[2700:]])
         params, _, _ = jaxgru.load_run(tiny_run)
-        rows = table_rows(done.stdout)
+        rows = table_rows(done.out)
         expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
         expected |= {"every token: stateless": 1, "never: one stream": 300,
                      "windows of 16, as in training": 16}  # fmt: skip
@@ -189,8 +190,8 @@ class TestEvaluate:
         for row, loss in nats.items():
             bits = loss / np.log(2)
             assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
-        assert "the stateless Markov chain:" in done.stdout
-        assert "greedy texts that end in a loop" in done.stdout
+        assert "the stateless Markov chain:" in done.out
+        assert "greedy texts that end in a loop" in done.out
 
     def test_random_batches_of_the_best_epoch(self, script, run_copy, tiny_text, monkeypatch):
         """The kept models are the run's own, larger and smaller; the batches are two."""
