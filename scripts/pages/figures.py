@@ -145,7 +145,7 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]])
         strict=True,
     ):
         for i, (name, values) in enumerate(points.items()):
-            style = style_of(name)
+            style: dict[str, Any] = style_of(name) | {"alpha": 0.75}  # two may lie at one place
             if "," in name:  # a variant: an empty marker of its own
                 style |= {"marker": "o<>pP*Xh"[i % 8], "mfc": "none"}
             axes.plot(values[0], values[column], ls="", ms=7, label=name, **style)
