@@ -445,6 +445,8 @@ def unroll_stack(
     return _run(implementation, False, False, layers, x, carry, masks)[:2]
 
 
+# Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
     implementation: str,
     reverse: bool,

@@ -163,6 +163,8 @@ def apply(
     return run(_on_device(params), tokens, start, masks)
 
 
+# Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
+@partial(jax.jit, static_argnums=0)
 def _apply(
     implementation: str,
     params: Params,
@@ -199,9 +201,13 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
     check_carry(params.layers, carry, token.shape[0])
-    params = _on_device(params)
+    return _step(_on_device(params), jnp.asarray(token), carry)
+
+
+@jax.jit
+def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
     layers = [partial(cell, layer) for layer in params.layers]
-    return _one_step(params, layers, rows(params.embedding, jnp.asarray(token)), carry)
+    return _one_step(params, layers, rows(params.embedding, token), carry)
 
 
 def stepper(

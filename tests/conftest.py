@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
+from jaxgru import layers, model  # noqa: E402
 from jaxgru.data import corpus  # noqa: E402
 from jaxgru.model import Params  # noqa: E402
 
@@ -150,6 +151,36 @@ def python_script(name: str, *arguments: object) -> subprocess.CompletedProcess[
     """Runs `scripts/<name>.py` in a real process: seconds of imports, so only where it matters."""
     command = [sys.executable, SCRIPTS / f"{name}.py", *arguments]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+
+@pytest.fixture
+def forget_traces() -> Iterator[Callable[[], None]]:
+    """For tests that change what jaxgru reads while it is traced: what was traced is forgotten.
+
+    Before the test, after it, and when it calls this.
+    """
+
+    def forget() -> None:
+        for function in (layers._run, model._apply, model._step):
+            function.clear_cache()
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """A list to which each compilation is added, also one that is found among the kept programs."""
+    events: list[str] = []
+
+    def listener(event: str, duration: float, **_: object) -> None:
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield events
+    jax.monitoring.clear_event_listeners()
 
 
 @pytest.fixture

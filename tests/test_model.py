@@ -90,6 +90,31 @@ def test_the_state_matters_and_every_layer_has_its_own(params):
         assert np.abs(changed - logits).max() > 1e-4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compiled):
+    """Nor does the second gradient. The numbers are those of a program."""
+    params, other = perturbed(KINDS[kind]), perturbed(KINDS[kind], seed=1)
+    layers, x = (p.layers for p in (params, other)), np.ones((2, 3, params.embedding.shape[1]))
+
+    def outputs(params, layers):
+        logits, carry = jaxgru.apply(params, TOKENS)
+        y, _ = jaxgru.unroll(layers, x)
+        h, _ = jaxgru.step(layers, x[:, 0], jaxgru.initial_carry(layers, 2))
+        return logits, jaxgru.step(params, TOKENS[:, 0], carry)[0], y, h
+
+    def loss(layers):
+        return jaxgru.unroll(layers, x)[0].sum()
+
+    first, second = layers
+    outputs(params, first), jax.grad(loss)(first)
+    compiled.clear()
+    seen = outputs(other, second), jax.grad(loss)(second)
+    assert compiled == []
+    expected = jax.jit(outputs)(other, second), jax.jit(jax.grad(loss))(second)
+    assert compiled != []
+    chex.assert_trees_all_close(seen, expected, rtol=1e-5, atol=1e-6)  # float32's rounding
+
+
 def test_the_public_functions_under_jit_vmap_grad_and_scan():
     params = perturbed(KINDS["gru"])
     expected, last = jaxgru.apply(params, TOKENS)

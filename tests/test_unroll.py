@@ -35,7 +35,7 @@ F, H = 3, 4
 
 
 @pytest.fixture(autouse=True)
-def blocks(monkeypatch):
+def blocks(monkeypatch, forget_traces):
     """Of 2 steps for 3 rows, so that a sequence has several."""
     monkeypatch.setattr(layers, "ROWS_AT_ONCE", 6)
 
@@ -134,7 +134,7 @@ def test_each_episode_runs_by_itself(kind, reverse, data):
 
 
 @pytest.mark.parametrize("kind, every", [*((kind, False) for kind in RECURRENT), ("lstm", True)])
-def test_every_way_to_the_gradient(kind, every, monkeypatch):
+def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
     """Few units, few rows, many of both: the same numbers, with resets, padding and dropout."""
     layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
     carry = random_like(jaxgru.initial_carry(layers, 3), 2)
@@ -153,6 +153,7 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch):
     for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
         monkeypatch.setattr(base, "is_small", lambda *_, small=small: small)
         monkeypatch.setattr(base, "training_layout", lambda *_, layout=layout: layout)
+        forget_traces()
         seen.append(jax.jit(partial(gradients, run))(layers, x, carry, initial))
     chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
     assert all(leaf.any() for leaf in jax.tree.leaves(seen[0]))

@@ -315,7 +315,7 @@ class TestContestants:
         logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
         assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()
 
-    def test_plain_scan_is_another_program_of_the_same_numbers(self, monkeypatch):
+    def test_plain_scan_is_another_program_of_the_same_numbers(self, monkeypatch, forget_traces):
         task = Task(TINY, "forward", 4, 6)
         plain = peers.build("plain_scan", task, "float32")
         ours = peers.build("jaxgru", task, "float32")
@@ -324,6 +324,7 @@ class TestContestants:
         def no_unroll(*arguments, **options):
             raise AssertionError("the fast unroll was traced")
 
+        forget_traces()
         monkeypatch.setattr(layers, "over_time", no_unroll)
         peers.build("plain_scan", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):

@@ -24,7 +24,7 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def parts_of_two_in_float64(monkeypatch):
+def parts_of_two_in_float64(monkeypatch, forget_traces):
     monkeypatch.setattr(wavefront, "PART", 2)
     with jax.enable_x64(True):
         yield
