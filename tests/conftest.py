@@ -70,6 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update(name, value)
 
 
+# Programs do without the lines of Python that each operation comes from
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+jax.config.update("jax_traceback_in_locations_limit", 0)
+
 # Tracing makes millions of objects, few of which are garbage
 gc.set_threshold(50_000, 20, 20)
 

@@ -1,5 +1,6 @@
 """What test_scaling.py looks at: runs on 1, 2 and 8 virtual devices. Prints one line of JSON.
 
+Arguments: a folder, and "the rest" for what is slow.
 A process of its own, for the number of a CPU's devices is chosen before JAX starts.
 """
 
@@ -132,9 +133,10 @@ def of_streams(folder):
     }
 
 
-def of_checkpoints(folder):
+def of_checkpoints(folder, ways):
     """20 float32 steps on n devices, and 8 there, a checkpoint, and 12 on m devices."""
     kinds = {"1": (1, False), "8": (8, False), "8 sharded": (8, True), "2 sharded": (2, True)}
+    kinds = {kind: kinds[kind] for kind in dict.fromkeys(sum(ways, ()))}
     recipes = {k: dataclasses.replace(RECIPE, shard_parameters=s) for k, (_, s) in kinds.items()}
     results, held, programs = {}, {}, {}
     for kind, (devices, _) in kinds.items():
@@ -148,8 +150,7 @@ def of_checkpoints(folder):
         results[kind] = (before, state, np.concatenate([first, last]))
 
     resumed = {}
-    for source, target in [("1", "8"), ("8", "1"), ("8 sharded", "1"), ("8 sharded", "2 sharded"),
-                           ("8 sharded", "8 sharded")]:  # fmt: skip
+    for source, target in ways:
         config = Config("tiny", MODEL, training=recipes[target])
         with open_checkpoints(folder / source) as manager:
             state, _, _ = restore(manager, folder, config, mesh_of(kinds[target][0]))
@@ -198,8 +199,12 @@ def of_validation():
     return {"same": same, "predictions": len(one), "batches per device": on_each}
 
 
-folder = Path(sys.argv[1])
-seen = of_devices_and_parts() | {"float32": of_checkpoints(folder), "streams": of_streams(folder)}
-seen["sampling"] = of_sampling()
-seen["validation"] = of_validation()
+folder, what = Path(sys.argv[1]), sys.argv[2]
+if what == "the rest":
+    ways = [("1", "8"), ("8", "1"), ("8 sharded", "2 sharded")]
+    seen = {"float32": of_checkpoints(folder, ways), "streams": of_streams(folder)}
+else:
+    ways = [("1", "8 sharded"), ("8 sharded", "1"), ("8 sharded", "8 sharded")]
+    seen = of_devices_and_parts() | {"float32": of_checkpoints(folder, ways)}
+    seen |= {"sampling": of_sampling(), "validation": of_validation()}
 print(json.dumps(seen))

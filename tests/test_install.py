@@ -74,6 +74,7 @@ for line in sys.argv[1].splitlines():
 """
 
 
+@pytest.mark.slow
 def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
     """Beside the packages of this environment, in another folder; in one process, to save time."""
     target, work = tmp_path / "target", tmp_path / "work"
