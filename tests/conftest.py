@@ -51,8 +51,8 @@ MAX_COMPILED = 2**31  # bytes of compiled programs that are kept
 def pytest_configure(config: pytest.Config) -> None:
     """Compile each program once, for all tests, workers, the processes they start and later runs.
 
-    From the second time on, the suite takes little more than half the time. pytest keeps the
-    programs in .pytest_cache; `python -m pytest --cache-clear` deletes them.
+    From the second time on in one environment, files of many programs take half the time. pytest
+    keeps the programs in .pytest_cache; `python -m pytest --cache-clear` deletes them.
     """
     if (cache := getattr(config, "cache", None)) is None:  # -p no:cacheprovider
         return
