@@ -174,7 +174,7 @@ def forget_traces() -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture
-def compiled() -> Iterator[list[str]]:
+def compilations() -> Iterator[list[str]]:
     """A list to which each compilation is added, also one that is found among the kept programs."""
     events: list[str] = []
 

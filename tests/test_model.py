@@ -91,7 +91,7 @@ def test_the_state_matters_and_every_layer_has_its_own(params):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compiled):
+def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compilations):
     """Nor does the second gradient. The numbers are those of a program."""
     params, other = perturbed(KINDS[kind]), perturbed(KINDS[kind], seed=1)
     layers, x = (p.layers for p in (params, other)), np.ones((2, 3, params.embedding.shape[1]))
@@ -107,11 +107,11 @@ def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compil
 
     first, second = layers
     outputs(params, first), jax.grad(loss)(first)
-    compiled.clear()
+    compilations.clear()
     seen = outputs(other, second), jax.grad(loss)(second)
-    assert compiled == []
+    assert compilations == []
     expected = jax.jit(outputs)(other, second), jax.jit(jax.grad(loss))(second)
-    assert compiled != []
+    assert compilations != []
     chex.assert_trees_all_close(seen, expected, rtol=1e-5, atol=1e-6)  # float32's rounding
 
 

@@ -63,16 +63,16 @@ def test_the_carry_handed_in_is_read(params):
     assert (with_carry != without).any()
 
 
-def test_the_second_call_of_a_shape_compiles_nothing(params, compiled):
+def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     """Other values of everything that is not a shape: weights, prompt, key, carry, temperature."""
     other = jax.tree.map(lambda x: x + 1, params)
     prompt, key = PROMPT + 0, jax.random.key(9)
     _, carry, _ = generate(params, KEY, PROMPT, 6, temperature=0.8, top_k=3, top_p=0.9)
-    compiled.clear()
+    compilations.clear()
     generate(other, key, prompt, 6, temperature=0.5, top_k=3, top_p=0.4)
-    assert compiled == []
+    assert compilations == []
     generate(params, key, prompt, 8, temperature=0.5, top_k=3, top_p=0.4)
-    assert compiled != []  # the listener does hear a compilation
+    assert compilations != []  # the listener does hear a compilation
 
 
 def test_generate_under_jit_and_vmap(params):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable
@@ -144,22 +145,20 @@ def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Recor
     return {"mean": float(batches.mean()), "standard_error": float(error)}
 
 
-def best_epoch(
+def best_kept_epoch(
     run: Path, tokens: Int[AnyArray, "N"], window: int = 128
 ) -> tuple[int, Params] | None:
     """Return the epoch whose model has the lowest loss in windows, and the model.
 
     None: the run has kept none (`training.keep_epochs`). Raises as `load_safetensors` does.
     """
-    models = {int(path.stem): path for path in (run / EPOCHS).glob("[0-9]*.safetensors")}
-    if not models:
-        return None
-    losses = {
-        epoch: window_loss(load_safetensors(path)[0], tokens, window)
-        for epoch, path in models.items()
-    }
-    best = min(losses, key=lambda epoch: losses[epoch])
-    return best, load_safetensors(models[best])[0]
+    lowest, best = math.inf, None
+    for path in sorted((run / EPOCHS).glob("[0-9]*.safetensors")):
+        params, _, _ = load_safetensors(path)
+        loss = window_loss(params, tokens, window)
+        if best is None or loss < lowest:
+            lowest, best = loss, (int(path.stem), params)
+    return best
 
 
 def save_record(run: Path, record: Record) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin
 
 from jaxgru.cli.options import Parser
-from jaxgru.config import SECTIONS, config_names, dotted_names
+from jaxgru.config import SECTIONS, config_names, dotted_names, field_types
 from jaxgru.errors import needs
 from jaxgru.pretrained import pretrained_names
 
@@ -48,7 +48,7 @@ def completion_script(
 def _values(name: str) -> list[str]:
     """Return the values of a config's field, if they are few."""
     section, _, field = name.partition(".")
-    kind = get_type_hints(SECTIONS[section])[field]
+    kind = field_types(SECTIONS[section])[field]
     if kind is bool:
         return ["true", "false"]
     return list(get_args(kind)) if get_origin(kind) is Literal else []

@@ -73,7 +73,7 @@ def main() -> None:
         )
         if arguments.random_batches and run and not is_file:
             status.update("measuring the best epoch")
-            best = state_cost.best_epoch(find_run(run), dataset.validation, window)
+            best = state_cost.best_kept_epoch(find_run(run), dataset.validation, window)
             if best:
                 batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
                 record["random_batches"]["best"] = {"epoch": best[0], **batches}

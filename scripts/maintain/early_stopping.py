@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 from rich.console import Console
 from rich.progress import track
 
@@ -59,7 +59,7 @@ def main() -> None:
         for path in track(models, "evaluating each epoch")
     ]
     losses = draw(np.stack(windows), arguments.draws, config.training.batch_size)
-    best = Counter(best_epoch(row, arguments.patience) for row in losses.tolist())
+    best = Counter(best_before_stopping(row, arguments.patience) for row in losses.tolist())
     result = EarlyStopping(
         config=config.name,
         draws=arguments.draws,
@@ -79,16 +79,19 @@ def window_losses(
 
     Each starts from the zero state.
     """
-
-    @jax.jit
-    def losses(inputs: Int[AnyArray, "B T"], targets: Int[AnyArray, "B T"]) -> jax.Array:
-        return token_nll(apply(params, inputs)[0], targets).mean(axis=-1)
-
     starts = np.arange(0, len(tokens) - window, STRIDE)
     at = starts[:, None] + np.arange(window)
     parts = np.split(at, range(64, len(at), 64))
     tokens = jnp.asarray(tokens)
-    return np.concatenate([np.asarray(losses(tokens[p], tokens[p + 1]), float) for p in parts])
+    losses = [_row_losses(params, tokens[part], tokens[part + 1]) for part in parts]
+    return np.concatenate([np.asarray(part, float) for part in losses])
+
+
+@jax.jit
+def _row_losses(
+    params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"]
+) -> Float[Array, "B"]:
+    return token_nll(apply(params, inputs)[0], targets).mean(axis=-1)
 
 
 def draw(
@@ -100,7 +103,7 @@ def draw(
     return np.stack([losses[i, batches[:, i]].mean(axis=-1) for i in range(len(losses))], axis=-1)
 
 
-def best_epoch(losses: list[float], patience: int) -> int:
+def best_before_stopping(losses: list[float], patience: int) -> int:
     """Return the epoch, from 1, whose model is kept if training stops `patience` epochs later."""
     best = 0
     for epoch, loss in enumerate(losses):

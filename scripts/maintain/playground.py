@@ -110,13 +110,9 @@ def states(
 ) -> list[Float[np.ndarray, "T H"]]:
     """Return the state of each layer after each token."""
     x = params.embedding[tokens][None]
-    carries = _carries(params.layers, x, _resets(len(tokens), reset_every))
+    resets = _resets(len(tokens), reset_every)
+    _, _, carries = unroll(list(params.layers), x, reset=resets, return_carries=True)
     return [np.asarray(h[0]) for h in carries]
-
-
-@jax.jit
-def _carries(layers, x, resets):
-    return unroll(list(layers), x, reset=resets, return_carries=True)[2]
 
 
 def _resets(num_tokens: int, every: int | None) -> Bool[np.ndarray, "1 T"]:
@@ -221,7 +217,7 @@ def write_fixture(
       resets: numbers of tokens between two resets of the state to zero; None: no resets.
     """
     params, _, _ = load_safetensors(model)
-    tensors: dict[str, Any] = {"logits": jax.jit(apply)(params, tokens[None])[0][0]}
+    tensors: dict[str, Any] = {"logits": apply(params, tokens[None])[0][0]}
     for every in resets:
         nats = stream_nll(params, tokens) if every is None else window_nll(params, tokens, every)
         tensors[f"nats.{every}"] = nats

@@ -70,14 +70,14 @@ def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
 def test_the_best_epoch_is_that_of_the_lowest_loss(measured, tiny_run, tmp_path):
     params, dataset, *_ = measured
     _, config, tokenizer = jaxgru.load_run(tiny_run)
-    assert state_cost.best_epoch(tmp_path, dataset.validation, 16) is None
+    assert state_cost.best_kept_epoch(tmp_path, dataset.validation, 16) is None
     (tmp_path / "epochs").mkdir()
     losses = {}
     for epoch, scale in ((1, 3.0), (2, 0.5), (10, 1.0)):
         scaled = jax.tree.map(lambda leaf, by=scale: by * leaf, params)
         save_safetensors(tmp_path / f"epochs/{epoch:03}.safetensors", scaled, config, tokenizer)
         losses[epoch] = numpy_gru_losses(scaled, dataset.validation, 16).mean()
-    best, found = state_cost.best_epoch(tmp_path, dataset.validation, 16)
+    best, found = state_cost.best_kept_epoch(tmp_path, dataset.validation, 16)
     assert losses[best] == min(losses.values())
     again = numpy_gru_losses(found, dataset.validation, 16).mean()
     assert again == losses[best]

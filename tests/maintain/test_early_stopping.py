@@ -25,7 +25,7 @@ from maintain import early_stopping
     ],
 )
 def test_the_best_epoch_before_training_stops(losses, patience, best):
-    assert early_stopping.best_epoch(losses, patience) == best
+    assert early_stopping.best_before_stopping(losses, patience) == best
 
 
 def test_windows_are_those_of_numpy(tiny_run, tiny_text):
