@@ -13,7 +13,6 @@ and size, and its arrays in shape, before they are opened.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
 import logging
@@ -128,11 +127,6 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"checkpoint {self.folder}"
 
-    @functools.cached_property
-    def metadata(self) -> Any:
-        """Orbax's description of its items: the shapes, dtypes and parts of their arrays."""
-        return self.manager.item_metadata(self.step)
-
     def items(self) -> set[str]:
         """Return the names of its items."""
         return {path.name for path in self.folder.iterdir()}
@@ -176,8 +170,7 @@ class Checkpoint:
             for name, leaf in wanted.items()
         }
         with self.reading():
-            stored = self.metadata[item]
-            stored = {} if stored is None else {str(k): x for k, x in dict(stored.tree).items()}
+            stored = self._description(item)
             for name in sorted(wanted.keys() | stored.keys()):
                 have, want = (getattr(tree.get(name), "shape", None) for tree in (stored, wanted))
                 if have != want:
@@ -195,6 +188,17 @@ class Checkpoint:
                 )
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
             return unflatten(like, self.manager.restore(self.step, args=args)[item])
+
+    def _description(self, item: str) -> dict[str, Any]:
+        """Return shapes, dtypes and parts of an item's arrays, by name; nothing if it is absent."""
+        import orbax.checkpoint as ocp
+
+        try:
+            folder = self.manager.directory / str(self.step) / item
+            described = ocp.StandardCheckpointHandler().metadata(folder)
+        except FileNotFoundError:
+            return {}
+        return {str(name): array for name, array in dict(described.tree).items()}
 
     def _num_chunks(self, name: str, stored: Any, wanted: jax.Array | jax.ShapeDtypeStruct) -> int:
         """Return the number of parts an array is stored in: one per device it was spread over.
