@@ -11,7 +11,7 @@ of each weight is ONE product after the scan. Autodiff would instead add an (H, 
 accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a
 CPU, this is done block by block of the steps, so that the arrays stay in the cache.
 
-Weights may be bfloat16 beside biases and states of float32: see `cells.base.dot`.
+Weights may be bfloat16 beside biases and states of float32: see `cells.products.dot`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ from jaxgru import cells
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
     EVERY_STEP,
-    IN_ROWS,
     AnyArray,
     AtOnce,
     Gated,
-    Lookup,
     Mask,
     Size,
     Steps,
     apply_mask,
-    dot,
-    over_time,
-    product_of_steps,
-    rows,
     with_hidden,
 )
+from jaxgru.cells.over_time import IN_ROWS, over_time
+from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.kernels import wavefront
 

@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Lookup, Mask, Size, dot, exportable, rows, struct
+from jaxgru.cells.base import AnyArray, Mask, Size, exportable, struct
+from jaxgru.cells.products import Lookup, dot, rows
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.layers import check_carry, layer_stepper, sharded_by_xla, unroll_stack

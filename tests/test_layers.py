@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells, layers
-from jaxgru.cells.base import Lookup, Mask, Steps, dot, over_time
+from jaxgru.cells.base import Mask, Steps
+from jaxgru.cells.over_time import over_time
+from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import layer_stepper, unroll_layer, unroll_plain
 
 INIT = {

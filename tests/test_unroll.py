@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jaxgru
 from jaxgru import cells, layers
-from jaxgru.cells import base
-from jaxgru.cells.base import IN_COLUMNS, IN_ROWS
+from jaxgru.cells import over_time
+from jaxgru.cells.over_time import IN_COLUMNS, IN_ROWS
 from jaxgru.interop import torch_nn
 
 INIT = {
@@ -151,8 +151,8 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
 
     seen = []
     for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
-        monkeypatch.setattr(base, "is_small", lambda *_, small=small: small)
-        monkeypatch.setattr(base, "training_layout", lambda *_, layout=layout: layout)
+        monkeypatch.setattr(over_time, "is_small", lambda *_, small=small: small)
+        monkeypatch.setattr(over_time, "training_layout", lambda *_, layout=layout: layout)
         forget_traces()
         seen.append(jax.jit(partial(gradients, run))(layers, x, carry, initial))
     chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
@@ -162,9 +162,9 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
 def test_which_way():
     """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
     sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
-    layouts = [base.training_layout(*size).axis for size in sizes]
+    layouts = [over_time.training_layout(*size).axis for size in sizes]
     assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
-    assert [base.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
+    assert [over_time.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
 
 
 @pytest.mark.parametrize("kind", INIT)

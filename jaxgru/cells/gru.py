@@ -20,18 +20,9 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    IN_ROWS,
-    Cell,
-    Gated,
-    Hidden,
-    Recurrence,
-    Size,
-    initializers,
-    outer,
-    plus,
-    struct,
-)
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, plus, struct
+from jaxgru.cells.over_time import IN_ROWS
+from jaxgru.cells.products import outer
 
 
 @struct

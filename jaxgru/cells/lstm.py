@@ -14,16 +14,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    Cell,
-    Gated,
-    Hidden,
-    Recurrence,
-    Size,
-    initializers,
-    one_matrix,
-    struct,
-)
+from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, struct
+from jaxgru.cells.over_time import one_matrix
 
 
 @struct

@@ -23,9 +23,9 @@ from jaxgru.cells.base import (
     Size,
     apply_mask,
     initializers,
-    product,
     struct,
 )
+from jaxgru.cells.products import product
 
 
 @struct

@@ -19,7 +19,7 @@ What a step reads from global memory and writes to it is requested before a wait
 the wait.
 
 State, gates and sums are float32. The operands of products are rounded to bfloat16. So does
-`cells.base.dot` if U is bfloat16; if U is float32, this is the only difference.
+`cells.products.dot` if U is bfloat16; if U is float32, this is the only difference.
 After Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 """
 
@@ -40,8 +40,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Gated, Mask, before, outer
+from jaxgru.cells.base import Gated, Mask
 from jaxgru.cells.gru import RESET_BEFORE
+from jaxgru.cells.over_time import before
+from jaxgru.cells.products import outer
 
 BLOCK = 64  # rows and units of a warpgroup: the M of wgmma, and 128 bytes of bfloat16, one swizzle
 SLOTS = 4  # tiles in flight from global memory; what fits beside U at H = 512
@@ -464,6 +466,6 @@ def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
 
 
 def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    """Compute `cells.base.over_time` for a layer that `supports_layer` accepts."""
+    """Compute `cells.over_time.over_time` for a layer that `supports_layer` accepts."""
     h = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]

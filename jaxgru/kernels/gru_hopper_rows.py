@@ -432,6 +432,6 @@ def gru(
 
 
 def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
-    """Compute `cells.base.over_time` for a layer that `gru_hopper.supports_layer` accepts."""
+    """Compute `cells.over_time.over_time` for a layer that `gru_hopper.supports_layer` accepts."""
     h = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]

@@ -27,7 +27,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Gated, Lookup, Mask, Steps, apply_mask, over_time, product
+from jaxgru.cells.base import Carry, Gated, Mask, Steps, apply_mask
+from jaxgru.cells.over_time import over_time
+from jaxgru.cells.products import Lookup, product
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
 

@@ -1,0 +1,118 @@
+"""Matrix products with a layer's weights, each with gradients that are one product, too.
+
+If the weights are bfloat16, the product is computed in bfloat16 and accumulated in the state's
+dtype. Letters as in `base.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Integer
+
+
+class Lookup(NamedTuple):
+    """A layer's input as row numbers of a table, before the lookup. See `rows`.
+
+    If the table has fewer rows than there are steps, (table·W)[ids] is a smaller product than
+    table[ids]·W, and so are its gradients.
+    """
+
+    table: Float[Array, "V E"]
+    ids: Integer[Array, "T B"]
+
+    def rows(self) -> Float[Array, "T B E"]:
+        """Look up the input."""
+        return rows(self.table, self.ids)
+
+
+def rows(
+    table: Float[Array, "V E"], ids: Integer[Array, "*n"] | Bool[Array, "*n"]
+) -> Float[Array, "*n E"]:
+    """Return the rows with these numbers; NaN where the number is negative or too large."""
+    if ids.dtype == bool:
+        ids = ids.astype(jnp.int32)  # JAX would take booleans for a mask
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
+    """Return the contraction of x and y, of one dtype, accumulated and returned in `dtype`.
+
+    XLA's CPU back end first chooses how to multiply in bfloat16 and then fuses transpositions into
+    the product, but it cannot execute one whose left factor is transposed ("UNIMPLEMENTED ...
+    DotThunk"). On a CPU, barriers therefore keep transpositions out of the product.
+    """
+    multiply = partial(
+        jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype
+    )
+    if x.dtype == dtype:
+        return multiply(x, y)
+    apart = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(
+        x, y, cpu=lambda x, y: apart(multiply(*apart((x, y)))), default=multiply
+    )
+
+
+def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+    """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
+
+    Each gradient is one product, too, of operands rounded to W's dtype. Matrix units compute this
+    (bfloat16 in, float32 out); `x @ W` would not request it.
+
+    No axes are merged: if the batch is sharded, XLA keeps every row on its device.
+    """
+    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(x, W)
+
+
+@jax.custom_vjp
+def _dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+    return _dot_forward(x, W)[0]
+
+
+def _dot_forward(x, W):
+    return contract(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype), (x, W)
+
+
+def _dot_backward(residuals, dy):
+    x, W = residuals
+    return dot(dy, W.T), outer(x, dy, W.dtype)
+
+
+_dot.defvjp(_dot_forward, _dot_backward)
+
+
+def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:
+    """Return x·W of all steps as one matrix product; each gradient is also one product."""
+    of_steps, times_W = product_of_steps(x, W)
+    return times_W(of_steps)
+
+
+def product_of_steps(
+    x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]
+) -> tuple[Array, Callable[[Array], Array]]:
+    """Return an array (T, B, ...) and the function that makes x·W of any of its steps.
+
+    The table of a `Lookup` is multiplied here, once.
+    """
+    if isinstance(x, Lookup):
+        return x.ids, partial(rows, dot(x.table, W))
+    return x, lambda x: dot(x, W)
+
+
+def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:
+    """Return the gradient (E, H) of a weight of this dtype: the sum of xᵀ·dy over the other axes.
+
+    In this order of the operands; the other order is half as fast on a CPU.
+    """
+    axes = tuple(range(x.ndim - 1))
+    x, narrow_dy = x.astype(dtype), dy.astype(dtype)
+    if dtype != dy.dtype:  # in bfloat16, XLA's fast CPU product needs xᵀ as a matrix
+        x, axes_of_x = jnp.moveaxis(x, -1, 0), tuple(range(1, x.ndim))
+    else:
+        axes_of_x = axes
+    return contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)
