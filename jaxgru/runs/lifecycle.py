@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import json
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,21 +14,19 @@ from jax.sharding import Mesh
 
 from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
-from jaxgru.data.tokenizers import Tokenizer, TokenizerError, load_tokenizer
-from jaxgru.errors import command, needs, warn
-from jaxgru.files import write_text
-from jaxgru.generation import Options, pieces
+from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
+from jaxgru.errors import command
 from jaxgru.interop import SUFFIXES
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
-from jaxgru.parallel.hardware import peak_resident_bytes, share_cpu
+from jaxgru.parallel.hardware import share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.runs import checkpoints, folders, initial
 from jaxgru.runs.commits import current_commit, record_commit
-from jaxgru.runs.figure import plot_losses
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
-from jaxgru.runs.published import published_for
+from jaxgru.runs.reports import peak_memory, write_losses, write_samples
+from jaxgru.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.training import (
     NonFiniteLoss,
     Observer,
@@ -46,56 +38,8 @@ from jaxgru.training import (
     state_shardings,
 )
 
-with needs("train"):
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        ProgressColumn,
-        SpinnerColumn,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
-
 MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
 T = TypeVar("T")
-
-
-class _Output:
-    """Standard output until a write fails, then nothing, after one warning.
-
-    A closed terminal or a full disk behind `>` must not end a training run.
-    """
-
-    encoding = property(lambda self: getattr(sys.stdout, "encoding", "utf-8"))
-
-    def isatty(self) -> bool:
-        """Return whether it is a terminal."""
-        return self._try(lambda stream: stream.isatty()) or False
-
-    def write(self, text: str) -> None:
-        """Write text, or drop it."""
-        self._try(lambda stream: stream.write(text))
-
-    def flush(self) -> None:
-        """Flush what was written, or drop it."""
-        self._try(lambda stream: stream.flush())
-
-    def _try(self, do: Callable[[Any], Any]) -> Any:
-        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects stdout
-        if stream is None:
-            return None
-        try:
-            return do(stream)
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            warn(f"standard output is gone ({error}); training continues without it.")
-
-
-# a path may look like markup
-console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
 
 
 def start_run(config: Config, root: Path) -> Path:
@@ -109,7 +53,7 @@ def start_run(config: Config, root: Path) -> Path:
         finite.
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
-    with _deferred_signals() as interrupted:
+    with deferred_signals() as interrupted:
         mesh = _devices(config)
 
         def create() -> tuple[Path, Config, Dataset] | None:
@@ -169,7 +113,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
             f"{name} cannot change within a run; start a new run, or change one of "
             f"{', '.join(sorted(MAY_CHANGE))}."
         )
-    with _deferred_signals() as interrupted:
+    with deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
         run = Path(from_first(found))
         with _in_all(folders.claim(run)) as in_place:
@@ -199,42 +143,6 @@ def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
     """Enter a context in each process of the run; if that fails in one, it fails in all."""
     with contextlib.ExitStack() as stack:
         yield together(lambda: stack.enter_context(context))
-
-
-@contextlib.contextmanager
-def _deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Let the first SIGINT, SIGTERM or SIGHUP only set a flag; a second one ends the process.
-
-    An exception raised while XLA compiles would crash the process, so none is raised. A second
-    signal ends it as SIGKILL would, which loses no checkpoint. Signals that are ignored stay
-    ignored, as SIGHUP under nohup. Python handles signals in its main thread only; in another
-    thread, this does nothing.
-
-    Yields a function that returns whether a signal has come.
-    """
-    seen: list[int] = []
-
-    def handler(number: int, frame: Any) -> None:
-        if seen:
-            console.show_cursor(True)  # hidden by the bar
-            os._exit(130)
-        seen.append(number)
-        if console.is_terminal:
-            console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
-
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    if threading.current_thread() is not threading.main_thread():
-        before = {}
-    ours = [number for number, old in before.items() if old != signal.SIG_IGN]
-    for number in ours:
-        signal.signal(number, handler)
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
 
 
 def _devices(config: Config) -> Mesh:
@@ -354,7 +262,7 @@ def _train(
     )
     recorded = checkpoints.made_with(config, dataset.tokenizer)
     commit, begun = current_commit(), int(state.step)
-    with _bar(config) as (bar, task):
+    with progress_bar(config) as (bar, task):
 
         def save(state: TrainState, best: Params | None, progress: Progress) -> None:
             check_in_place()
@@ -375,7 +283,7 @@ def _train(
             bar.update(task, loss="validating")
 
         def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
-            progress.records[-1] |= _peak_memory()
+            progress.records[-1] |= peak_memory()
             if config.training.keep_epochs:
                 check_in_place()
                 params = one_copy(state.params, mesh)
@@ -383,7 +291,7 @@ def _train(
                     _keep_epoch(run, progress.epoch, params, config, dataset.tokenizer)
             save(state, best, progress)
             if is_first():
-                _write_reports(run, config, progress)
+                write_losses(run, config, progress)
             record = progress.records[-1]
             console.print(
                 f"epoch {record['epoch']:>3}  train {record['train_loss']:.4f}  "
@@ -428,84 +336,11 @@ def _keep_epoch(
 def _finish(
     run: Path, config: Config, dataset: Dataset, params: Params, progress: Progress
 ) -> None:
-    _write_reports(run, config, progress)
-    samples = sample_text(params, dataset.tokenizer, opening(dataset))
-    write_text(run / "samples.txt", samples)
+    write_losses(run, config, progress)
+    write_samples(run, params, dataset)
     console.print(
         f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
         f"{progress.best_epoch}. Sample from the model with:\n"
         f"  {command('sample')} --run {run}",
         soft_wrap=True,
     )
-
-
-def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
-    """Return the prompt, or the validation split's first tokens if the vocabulary lacks it."""
-    try:
-        dataset.tokenizer.encode(prompt)
-        return prompt
-    except TokenizerError:
-        return dataset.tokenizer.decode(dataset.validation[:8])
-
-
-def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
-    """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
-    parts = []
-    for temperature in (0.0, 0.8):
-        for stateful in (False, True):
-            how = "stateful" if stateful else "stateless"
-            how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            options = Options(num_tokens, temperature, stateful=stateful)
-            text = "".join(pieces(params, tokenizer, prompt, options))
-            parts.append(f"--- {how}\n{text}\n")
-    return "\n".join(parts)
-
-
-def _write_reports(run: Path, config: Config, progress: Progress) -> None:
-    """Write metrics.jsonl and the figure from the records."""
-    lines = [json.dumps(record) + "\n" for record in progress.records]
-    write_text(run / "metrics.jsonl", "".join(lines))
-    title = f"{config.name}, seed {config.training.seed}"
-    try:
-        plot_losses(run / "loss.png", title, [progress.records], published_for(config))
-    except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
-        if folders.disk_error(error) is not None:
-            raise
-        _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
-
-
-@functools.cache
-def _warn_once(sentence: str) -> None:
-    warn(sentence)
-
-
-def _peak_memory() -> dict[str, float]:
-    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in statistics:
-        peak = statistics["peak_bytes_in_use"]
-    else:
-        peak = peak_resident_bytes()
-    return {"peak_memory_mb": round(peak / 1e6, 1)} if peak else {}
-
-
-@contextlib.contextmanager
-def _bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
-    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one."""
-    total = config.training.epochs * config.training.steps_per_epoch
-    width = console.width
-    columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
-    columns += [TimeRemainingColumn()]
-    columns += [TextColumn("{task.fields[loss]}")] * (width >= 40)
-    columns[1:1] = [TextColumn("{task.fields[epoch]}")] * (width >= 50)
-    columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)
-    columns += [TextColumn("{task.fields[rate]}")] * (width >= 90)
-    with Bar(
-        *columns,
-        console=console,
-        speed_estimate_period=120,
-        transient=True,
-        expand=True,
-        disable=console.quiet,
-    ) as bar:
-        yield bar, bar.add_task("", total=total, epoch="", loss="compiling", rate="")

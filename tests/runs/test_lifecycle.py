@@ -11,7 +11,7 @@ import pytest
 from conftest import SCRIPTS
 
 import jaxgru
-from jaxgru.runs import commits, lifecycle
+from jaxgru.runs import commits, terminal
 
 TRAIN = SCRIPTS / "train.py"
 OPTIONS = {
@@ -128,5 +128,5 @@ def test_a_changed_corpus_is_refused(tmp_path, undisturbed, text):
 
 def test_a_path_is_printed_as_it_is(capsys):
     """Rich would take it for markup, and raise where it closes nothing: the fuzzer's find."""
-    lifecycle.console.print("runs/[x]/[/red].txt")
+    terminal.console.print("runs/[x]/[/red].txt")
     assert capsys.readouterr().out == "runs/[x]/[/red].txt\n"

@@ -14,7 +14,7 @@ from conftest import TINY, contents
 import jaxgru
 from jaxgru.config import Config, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.runs import folders, lifecycle, orbax
+from jaxgru.runs import folders, lifecycle, orbax, reports, terminal
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
 from jaxgru.runs.published import PublishedResults, load_published
@@ -255,8 +255,8 @@ def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
     overrides, published, monkeypatch, tmp_path
 ):
     seen = []
-    monkeypatch.setattr(lifecycle, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
-    lifecycle._write_reports(tmp_path, load_config("astra_beta", overrides), Progress())
+    monkeypatch.setattr(reports, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
+    reports.write_losses(tmp_path, load_config("astra_beta", overrides), Progress())
     assert seen == [load_published("astra_beta") if published else PublishedResults()]
 
 
@@ -267,7 +267,7 @@ class TestTraining:
         def usetex(*_):
             raise RuntimeError("Failed to process string with tex because latex is not found")
 
-        monkeypatch.setattr(lifecycle, "plot_losses", usetex)
+        monkeypatch.setattr(reports, "plot_losses", usetex)
         run = start()
         assert capfd.readouterr().err.count("cannot be drawn: Failed to process string") == 1
         assert (run / "samples.txt").exists() and not (run / "loss.png").exists()
@@ -276,7 +276,7 @@ class TestTraining:
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(lifecycle, "plot_losses", full)
+        monkeypatch.setattr(reports, "plot_losses", full)
         with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
             start()
 
@@ -344,10 +344,10 @@ class TestTraining:
         """What is drawn has a piece of a bar in it and fits."""
         from rich.console import Console
 
-        terminal = Console(force_terminal=True, width=width, legacy_windows=False)
-        monkeypatch.setattr(lifecycle, "console", terminal)
-        with lifecycle._bar(load_config("leviathan")) as (bar, task):
+        console = Console(force_terminal=True, width=width, legacy_windows=False)
+        monkeypatch.setattr(terminal, "console", console)
+        with terminal.progress_bar(load_config("leviathan")) as (bar, task):
             bar.update(task, completed=600, epoch="epoch 4/6", loss="loss 1.2345", rate="9,999 t/s")
-            line = terminal.render_lines(bar.get_renderable())[0]
+            line = console.render_lines(bar.get_renderable())[0]
         text = "".join(segment.text for segment in line)
         assert text.count("━") >= 4 and len(text) <= width

@@ -1,0 +1,78 @@
+"""What a run writes for people: `metrics.jsonl`, `loss.png` and `samples.txt`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+
+from jaxgru.config import Config
+from jaxgru.data.dataset import Dataset
+from jaxgru.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.errors import warn
+from jaxgru.files import write_text
+from jaxgru.generation import Options, pieces
+from jaxgru.model import Params
+from jaxgru.parallel.hardware import peak_resident_bytes
+from jaxgru.runs.figure import plot_losses
+from jaxgru.runs.folders import disk_error
+from jaxgru.runs.published import published_for
+from jaxgru.training import Progress
+
+
+def write_losses(run: Path, config: Config, progress: Progress) -> None:
+    """Write metrics.jsonl and the figure from the records."""
+    lines = [json.dumps(record) + "\n" for record in progress.records]
+    write_text(run / "metrics.jsonl", "".join(lines))
+    title = f"{config.name}, seed {config.training.seed}"
+    try:
+        plot_losses(run / "loss.png", title, [progress.records], published_for(config))
+    except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
+        if disk_error(error) is not None:
+            raise
+        _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
+
+
+def write_samples(run: Path, params: Params, dataset: Dataset) -> None:
+    """Write samples.txt: what the model writes after one prompt."""
+    text = sample_text(params, dataset.tokenizer, opening(dataset))
+    write_text(run / "samples.txt", text)
+
+
+def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
+    """Return the prompt, or the validation split's first tokens if the vocabulary lacks it."""
+    try:
+        dataset.tokenizer.encode(prompt)
+        return prompt
+    except TokenizerError:
+        return dataset.tokenizer.decode(dataset.validation[:8])
+
+
+def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
+    """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
+    parts = []
+    for temperature in (0.0, 0.8):
+        for stateful in (False, True):
+            how = "stateful" if stateful else "stateless"
+            how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
+            options = Options(num_tokens, temperature, stateful=stateful)
+            text = "".join(pieces(params, tokenizer, prompt, options))
+            parts.append(f"--- {how}\n{text}\n")
+    return "\n".join(parts)
+
+
+def peak_memory() -> dict[str, float]:
+    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        peak = statistics["peak_bytes_in_use"]
+    else:
+        peak = peak_resident_bytes()
+    return {"peak_memory_mb": round(peak / 1e6, 1)} if peak else {}
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    warn(sentence)
