@@ -1,7 +1,8 @@
 """What the conversions share: one gate's weights cut out of the matrix of all gates, and joined.
 
 Other libraries store the gates of a layer side by side, each in an order of its own, written here
-as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too.
+as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too. Outside of
+them, each compiles at most one program.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -24,15 +26,23 @@ from jaxgru.interop import InteropError
 def layer_of(params: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
     """Return a layer, given W (E, G·H), U (H, G·H) and b, c (G·H). No b: zeros. No c: none."""
     if sides["b"] is None:
-        sides["b"] = jnp.zeros_like(sides["W"][0])
+        W = sides["W"]
+        sides["b"] = np.zeros(W.shape[-1], W.dtype)
     return params(
         **{
             side + gate: part
             for side, weights in sides.items()
             if weights is not None
-            for gate, part in zip(order, jnp.split(weights, len(order), axis=-1), strict=True)
+            for gate, part in zip(order, _split(weights, len(order)), strict=True)
         }
     )
+
+
+def _split(weights: AnyArray, count: int) -> Sequence[Array]:
+    """Return copies of a matrix's gates. Of a NumPy array, this compiles nothing."""
+    if isinstance(weights, np.ndarray):
+        return [jnp.array(part) for part in np.split(weights, count, axis=-1)]
+    return jnp.split(weights, count, axis=-1)
 
 
 def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
@@ -47,6 +57,7 @@ def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
     return W.shape[0], carry.shape[-1], carry.dtype
 
 
+@jax.jit
 def other_z(p: GRUParams) -> GRUParams:
     """Return the GRU whose z is 1 minus this one's: an exact change of sign, its own inverse.
 
@@ -58,9 +69,10 @@ def other_z(p: GRUParams) -> GRUParams:
     )
 
 
+@jax.jit
 def added(b: AnyArray, c: AnyArray | None) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
-    return jnp.asarray(b if c is None else jnp.where(c == 0, b, b + c))
+    return jnp.asarray(b) if c is None else jnp.where(c == 0, b, b + c)
 
 
 def single_bias(p: GRUParams) -> GRUParams:

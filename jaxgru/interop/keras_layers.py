@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.gates import check_dtype, joined, layer_of, other_z, refusal, single_bias, sizes
 
@@ -141,8 +141,7 @@ def _as_in_keras(layer: CellParams) -> CellParams:
     )
 
 
-def _array(weight: Any) -> Array | None:
-    if weight is None:  # without biases
-        return None
-    check_dtype("the weights", str(weight.dtype))
-    return jnp.asarray(weight)
+def _array(weight: Any) -> AnyArray | None:
+    if weight is not None:  # without biases
+        check_dtype("the weights", str(weight.dtype))
+    return weight
