@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
+from jaxgru.cells.base import AnyArray
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
-from jaxgru.model import ModelCarry, Params, apply
+from jaxgru.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.sampling import check_sampling, generate
 
 PIECE = 16  # tokens generated at once
@@ -103,7 +103,7 @@ def _pieces(
     known, printed = prompt, tokenizer.decode(prompt)
     yield printed
     for start in range(0, options.num_tokens, PIECE):
-        known = np.concatenate([known, next_tokens(min(PIECE, options.num_tokens - start))])
+        known = np.concatenate([known, next_tokens()[: options.num_tokens - start]])
         text = tokenizer.decode(known)
         yield text[len(printed) :]
         printed = text
@@ -111,20 +111,26 @@ def _pieces(
 
 def _recurrent(
     params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int
-) -> Callable[[int], Int[np.ndarray, "N"]]:
-    """Return a function that generates the next n tokens, from the state after the last ones."""
-    key = jax.random.fold_in(jax.random.key(options.seed), sample)
-    carry = None
-    if not options.stateful:
-        prompt = prompt[-1:]  # the state after the others would be reset
-    while len(prompt) > READ:
-        carry, prompt = _read(params, prompt[None, :READ], carry), prompt[READ:]
-    tokens = jnp.asarray(prompt)[None]
+) -> Callable[[], Int[np.ndarray, "N"]]:
+    """Return a function that generates the next PIECE tokens, from the state after the last ones.
 
-    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
+    Every piece is the same program, also the first, which begins with the prompt's last token, and
+    the last one, which may be too long.
+    """
+    key = jax.random.fold_in(jax.random.key(options.seed), sample)
+    tokens: Any = prompt[None, -1:]
+    state = tokens, initial_carry(params, 1), key
+    if len(devices := params.embedding.devices()) == 1:
+        state = jax.device_put(state, *devices)  # where `generate` leaves it, else it compiles anew
+    tokens, carry, key = state
+    before = prompt[:-1] if options.stateful else prompt[:0]  # the state after it would be reset
+    for start in range(0, len(before), READ):
+        carry = _read(params, before[None, start : start + READ], carry)
+
+    def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
         new, carry, key = generate(
-            params, key, tokens, num_tokens, carry, stateful=options.stateful, **options.of_a_token
+            params, key, tokens, PIECE, carry, stateful=options.stateful, **options.of_a_token
         )
         tokens = new[:, -1:]
         return np.asarray(new[0])
@@ -133,20 +139,20 @@ def _recurrent(
 
 
 @jax.jit
-def _read(params: Params, tokens: Int[Array, "B T"], carry: ModelCarry | None) -> ModelCarry:
+def _read(params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry) -> ModelCarry:
     """Return the state after these tokens, without computing logits."""
     return apply(params, tokens, carry)[1]
 
 
 def _counted(
     model: CountedModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
-) -> Callable[[int], Int[np.ndarray, "N"]]:
+) -> Callable[[], Int[np.ndarray, "N"]]:
     """Return such a function for a model whose state is the text so far."""
     rng, text = np.random.default_rng([options.seed, sample]), prompt
 
-    def next_tokens(num_tokens: int) -> Int[np.ndarray, "N"]:
+    def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal text
-        new = model.generate(rng, text, num_tokens, **options.of_a_token)
+        new = model.generate(rng, text, PIECE, **options.of_a_token)
         text = np.concatenate([text, new])
         return new
 

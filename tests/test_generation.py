@@ -70,6 +70,11 @@ class TestPieces:
         monkeypatch.setattr(generation, "PIECE", 5)
         assert text_of(params) == "a bad" + generated(params, "a bad")
 
+    @pytest.mark.parametrize("prompt", ["a", "ab", "a bad", "a badge"])
+    def test_a_long_prompt_is_read_in_parts(self, params, monkeypatch, prompt):
+        monkeypatch.setattr(generation, "READ", 2)
+        assert text_of(params, prompt) == prompt + generated(params, prompt)
+
     def test_appear_as_they_are_generated(self, params, monkeypatch):
         asked = []
 
@@ -83,7 +88,7 @@ class TestPieces:
         assert next(text) == "a bad" and asked == []
         assert len(next(text)) == 4 and asked == [4]
         assert len(next(text)) == 4 and asked == [4, 4]
-        assert [len(piece) for piece in text] == [2] and asked == [4, 4, 2]
+        assert [len(piece) for piece in text] == [2] and asked == [4, 4, 4]
 
     def test_the_state_matters_to_this_model(self, params):
         """Without this, agreement might come from a model that has no use for its state."""
