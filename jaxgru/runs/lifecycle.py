@@ -262,6 +262,8 @@ def _train(
     )
     recorded = checkpoints.made_with(config, dataset.tokenizer)
     commit, begun = current_commit(), int(state.step)
+    if progress.records and is_first():  # a killed run may lack those of its last epoch
+        write_losses(run, config, progress)
     with progress_bar(config) as (bar, task):
 
         def save(state: TrainState, best: Params | None, progress: Progress) -> None:
@@ -321,7 +323,7 @@ def _train(
         if is_first():
             check_in_place()
             bar.update(task, loss="writing samples")
-            _finish(run, config, dataset, params, progress)
+            _finish(run, dataset, params, progress)
 
 
 def _keep_epoch(
@@ -333,10 +335,7 @@ def _keep_epoch(
     save_safetensors(folder / f"{epoch:03}.safetensors", params, config, tokenizer)
 
 
-def _finish(
-    run: Path, config: Config, dataset: Dataset, params: Params, progress: Progress
-) -> None:
-    write_losses(run, config, progress)
+def _finish(run: Path, dataset: Dataset, params: Params, progress: Progress) -> None:
     write_samples(run, params, dataset)
     console.print(
         f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "

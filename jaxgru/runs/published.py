@@ -5,6 +5,7 @@ The numbers are in `configs/published/<name>.toml`. They are no part of a run's 
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,10 +50,16 @@ def published_for(config: Config) -> PublishedResults:
 
     A run with a text or a recipe of its own gets nothing to be compared with.
     """
-    for name in config_names():
-        if recipe(load_config(name)) == recipe(config):
+    ours = recipe(config)
+    for name, theirs in _recipes().items():
+        if theirs == ours:
             return load_published(name)
     return PublishedResults()
+
+
+@functools.cache
+def _recipes() -> dict[str, dict[str, Any]]:
+    return {name: recipe(load_config(name)) for name in config_names()}
 
 
 def recipe(config: Config) -> dict[str, Any]:

@@ -177,6 +177,16 @@ class TestLength:
         resume_run(run_copy)
         assert "is finished, with 2 epochs; --training.epochs N" in capfd.readouterr().out
 
+    def test_a_run_killed_before_its_reports_gets_them(self, run_copy):
+        """As it would be between the last checkpoint and the end."""
+        names = ("metrics.jsonl", "samples.txt")
+        before = [(run_copy / name).read_bytes() for name in names]
+        for name in (*names, "loss.png"):
+            (run_copy / name).unlink()
+        resume_run(run_copy)
+        assert [(run_copy / name).read_bytes() for name in names] == before
+        assert (run_copy / "loss.png").exists()
+
 
 class TestPlaces:
     @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "**", "gs:"])
