@@ -244,7 +244,7 @@ class Page:
         """Return a row per claim of the study: its verdict and numbers."""
         return [[claim, *verdict(self)] for claim, verdict in CLAIMS]
 
-    def epochs(self, name: str) -> tuple[Row, list[Row], float | None]:
+    def epochs(self, name: str) -> tuple[Row, list[Row], list[str]]:
         """Return `epoch_table` of a config's runs."""
         return epoch_table(self.of(name), load_published(name))
 
@@ -355,11 +355,11 @@ def mean_and_range(values: Sequence[float]) -> str:
 
 def epoch_table(
     runs: Sequence[Run], published: PublishedResults
-) -> tuple[Row, list[Row], float | None]:
+) -> tuple[Row, list[Row], list[str]]:
     """Return the head and rows of a table of losses by epoch, published beside measured.
 
-    The third value is the largest difference between a training loss, from the 2nd epoch on, and
-    the nearest published one; None if none is published.
+    The third value says for each run, if any loss is published, the largest difference between a
+    training loss, from the 2nd epoch on, and the nearest published one.
     """
     head, columns = ["epoch"], []
     for what, word, theirs in (
@@ -372,10 +372,13 @@ def epoch_table(
     epochs = itertools.zip_longest(*columns, fillvalue=math.nan)
     rows = [[i, *("–" if math.isnan(loss) else f"{loss:.4f}" for loss in losses)]
             for i, losses in enumerate(epochs, 1)]  # fmt: skip
-    differences = []
+    said = []
     for run in runs:
+        differences = []
         for i, epoch in enumerate(run.epochs[1:], start=1):
             theirs = [run[i] for run in published.train_loss if i < len(run)]
             theirs = [abs(epoch.train_loss - loss) for loss in theirs if not math.isnan(loss)]
             differences += [min(theirs)] if theirs else []
-    return head, rows, max(differences, default=None)
+        if differences:
+            said.append(f"{max(differences):.4f}" + f" (seed {run.seed})" * (len(runs) > 1))
+    return head, rows, said

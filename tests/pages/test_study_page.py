@@ -119,6 +119,8 @@ def test_published_stands_beside_measured_epoch_by_epoch(tmp_path):
     assert "| 10 | 1.6276 | 1.6332 | – | 1.7015 | 1.6462 | – |" in text
     # from the 2nd epoch on: 1.85 − 1.8198 = 0.0302 and 1.7299 − 1.72 = 0.0099
     assert "the nearer published run\nis 0.0302." in text
+    two = page(tmp_path, run(seed=7), run(seed=8))
+    assert "the nearer published run\nis 0.0302 (seed 7), 0.0302 (seed 8)." in two
     # 4,096, 8,192 and 12,288 tokens a second are 0.5, 1 and 1.5 steps of 64 × 128
     assert "| astra_alpha | 7 | 30 | 1.00 | 0.50 … 1.50 | 1.0 | 102 | a machine |" in text
 
