@@ -15,7 +15,7 @@ from jaxtyping import jaxtyped
 from random_models import random_params
 
 import jaxgru
-from jaxgru import Dropout, ModelConfig
+from jaxgru import Dropout, ModelConfig, apply, step
 from jaxgru.layers import unroll_plain
 from jaxgru.model import dropout_masks, flatten, layer_norm, round_weights, stepper
 
@@ -26,9 +26,6 @@ KINDS = {
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
 }
-# As one program each: done one by one, operations are compiled one by one
-apply = jax.jit(jaxgru.apply, static_argnames="implementation")
-step = jax.jit(jaxgru.step)
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
@@ -80,7 +77,7 @@ def test_a_carry_handed_back_is_traced_once(params):
 
 
 def test_the_state_matters_and_every_layer_has_its_own(params):
-    """Putting any one layer's entry back to zero changes the logits: none is a passenger."""
+    """Resetting any one layer's entry to zero changes the logits: none is a passenger."""
     _, carry = apply(params, TOKENS)
     logits, _ = apply(params, TOKENS[:, :1], carry)
     for i, entry in enumerate(carry):

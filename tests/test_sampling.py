@@ -9,13 +9,12 @@ from annotations import unchecked
 from random_models import random_params
 
 import jaxgru
-from jaxgru import ModelConfig, generate
+from jaxgru import ModelConfig, apply, generate
 from jaxgru.sampling import _kth_largest_by_bisection, draw, filter_logits, kth_largest
 
 V = 7
 PROMPT = jnp.array([[1, 2, 3], [4, 5, 6]], jnp.int32)
 KEY = jax.random.key(3)
-apply = jax.jit(jaxgru.apply)  # as one program: operations one by one are compiled one by one
 
 
 @pytest.fixture(scope="module", params=["gru", "lstm", "rnn", "mlp"])

@@ -230,7 +230,7 @@ def test_one_of_two_processes_dies_and_the_run_goes_on_in_one(tmp_path, tiny_tex
 
 @pytest.mark.slow
 def test_two_processes_stop_together_and_go_on(tmp_path, tiny_text):
-    """SIGTERM to one saves in both; then process 0 is killed; then both go on to the end."""
+    """SIGTERM to one saves in both; then process 0 is killed; then both are resumed to the end."""
     codes, outputs, _ = signalled(tmp_path, start(tmp_path, tiny_text), 1, signal.SIGTERM)
     run = tmp_path / "astra_alpha" / "v1"
     assert codes == [130, 130] and f"--resume {run}" in outputs[0]

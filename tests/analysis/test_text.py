@@ -163,7 +163,7 @@ class TestKnownWordShare:
             ("what light thro", 1.0),  # cut: thro is left out, and would be unknown
             ("what light thro.", 2 / 3),
             ("what ligt through", 1 / 2),  # known or not, the last word is left out
-            ("what ligt o'", 1 / 2),  # and so is one that may go on after its apostrophe
+            ("what ligt o'", 1 / 2),  # and so is one that may continue after its apostrophe
             ("what ligt o'e", 1 / 2),
             ("what light '", 1.0),  # an apostrophe that is no part of a word cuts none
             ("what ligh 3", 1 / 2),

@@ -413,7 +413,7 @@ class TestScript:
         ],
     )
     def test_a_mistake_is_one_sentence(self, script, monkeypatch, options, says):
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # to be put back after it
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # which is restored after it
         done = script("benchmark", *options)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"benchmark.py: {says}") and done.err.count("\n") == 1

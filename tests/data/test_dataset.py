@@ -64,7 +64,7 @@ def test_subwords_keep_the_configs_vocabulary(tiny_text):
 
 
 def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
-    """A run goes on with its own vocabulary, here with more characters than the text has."""
+    """A run keeps its own vocabulary, here with more characters than the text has."""
     tokenizer = CharacterTokenizer.learn(tiny_text.read_text() + "0123456789")
     config, dataset = load_dataset(tiny_config(tiny_text), tokenizer)
     assert dataset.tokenizer is tokenizer

@@ -243,7 +243,7 @@ class Lab:
         return self._trainer(start, prepare)
 
     def resume(self, run: Path, prepare: Callable | None = None) -> Trainer:
-        """A process that goes on with a run."""
+        """A process that resumes a run."""
         return self._trainer(["--resume", run], prepare)
 
     def _trainer(self, arguments: list, prepare: Callable | None) -> Trainer:
