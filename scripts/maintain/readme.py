@@ -61,7 +61,7 @@ def readme(sample: str) -> str:
     return render(
         "README.md.jinja",
         page=page,
-        gamma_minutes=minutes(page.first["astra_gamma"]),
+        minutes=minutes,
         filled=FILLED,
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),
