@@ -1,8 +1,7 @@
 """What the conversions share: one gate's weights cut out of the matrix of all gates, and joined.
 
 Other libraries store the gates of a layer side by side, each in an order of its own, written here
-as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too. Outside of
-them, each compiles at most one program.
+as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too.
 """
 
 from __future__ import annotations
@@ -69,10 +68,14 @@ def other_z(p: GRUParams) -> GRUParams:
     )
 
 
-@jax.jit
 def added(b: AnyArray, c: AnyArray | None) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
-    return jnp.asarray(b) if c is None else jnp.where(c == 0, b, b + c)
+    return jnp.asarray(b) if c is None else _added(b, c)
+
+
+@jax.jit
+def _added(b: AnyArray, c: AnyArray) -> Array:
+    return jnp.where(c == 0, b, b + c)
 
 
 def single_bias(p: GRUParams) -> GRUParams:

@@ -142,6 +142,7 @@ def _as_in_keras(layer: CellParams) -> CellParams:
 
 
 def _array(weight: Any) -> AnyArray | None:
-    if weight is not None:  # without biases
-        check_dtype("the weights", str(weight.dtype))
-    return weight
+    if weight is None:  # without biases
+        return None
+    check_dtype("the weights", str(weight.dtype))
+    return weight if isinstance(weight, np.ndarray) else jnp.asarray(weight)

@@ -194,8 +194,8 @@ class Checkpoint:
         import orbax.checkpoint as ocp
 
         try:
-            folder = self.manager.directory / str(self.step) / item
-            described = ocp.StandardCheckpointHandler().metadata(folder)
+            with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+                described = handler.metadata(self.manager.directory / str(self.step) / item)
         except FileNotFoundError:
             return {}
         return {str(name): array for name, array in dict(described.tree).items()}
