@@ -45,9 +45,12 @@ def dropout_masks(
     uses the rounded rate, so expectations are exact.
 
     Raises:
-      ValueError: the rate is not in [0, 1), or the site is not state, between or output.
+      ValueError: it is no Dropout; the rate is not in [0, 1); or the site is not state, between or
+        output.
     """
     L = len(layers)
+    if not isinstance(dropout, Dropout | None):
+        raise ValueError(f"dropout is {dropout!r}; it must be a Dropout(key, rate, site).")
     if dropout is None or dropout.rate == 0:
         return [(None, None)] * L
     if not 0 < dropout.rate < 1:

@@ -22,13 +22,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
+from jaxgru.arguments import (
+    as_array,
+    as_carry,
+    as_initial,
+    as_input,
+    as_reset,
+    as_stack,
+    check_flags,
+    check_layer,
+    real_steps,
+)
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
     EVERY_STEP,
@@ -39,6 +48,7 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
+    vary_alike,
     with_hidden,
 )
 from jaxgru.cells.over_time import IN_ROWS, over_time
@@ -103,29 +113,26 @@ def unroll(
       ValueError: the shape or dtype of an argument does not fit; there is no step; a length is not
         in 0 … T.
     """
-    stack, one = _stack(layers)
-    if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
-            "time_major=True."
-        )
-    x = jnp.asarray(x) if time_major else jnp.swapaxes(x, 0, 1)
-    T, B, _ = x.shape
+    stack, one = as_stack("layers", layers)
+    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
+    x = as_input(x)
+    T, B, features = x.shape if time_major else (x.shape[1], x.shape[0], x.shape[2])
     if T == 0:
-        raise ValueError(f"x is {x.shape}, time-major; it must have at least one step.")
-    start = None if initial is None else _starts(stack, one, initial, B)
+        raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
+    for i, layer in enumerate(stack):
+        features = check_layer(layer, features, i)
+    like = jax.eval_shape(partial(initial_carry, batch_size=B), stack)
+    if carry is not None:
+        carry = as_carry(carry, like, one)
+    start = None if initial is None else as_initial(initial, like, one, carry)
     if carry is None:
-        carry = start or initial_carry(stack, B)
-    else:
-        carry = (carry,) if one else tuple(carry)
-        check_carry(stack, carry, B)
+        carry = initial_carry(stack, B) if start is None else start
     if reset is not None:
-        shape = (T, B) if time_major else (B, T)
-        if reset.shape != shape or reset.dtype != bool:
-            raise ValueError(f"reset is {reset.dtype} {reset.shape}; it must be bool {shape}.")
-        reset = jnp.asarray(reset) if time_major else jnp.swapaxes(reset, 0, 1)
-    real = None if lengths is None else _real(lengths, T, B)
-    x = x.astype(jnp.result_type(*jax.tree.leaves(initial_carry(stack[:1], 1))))
+        reset = as_reset(reset, (T, B) if time_major else (B, T))
+    real = None if lengths is None else real_steps(lengths, T, B)
+    if not time_major:
+        x, reset = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset))
+    x = jnp.asarray(x, jax.tree.leaves(like)[0].dtype)
     if real is not None:
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
     masks = dropout_masks(stack, dropout, B, T)
@@ -167,19 +174,31 @@ def bidirectional(
     Raises:
       ValueError: as `unroll`; or the lists are not of one length.
     """
-    (ahead, one_ahead), (back, one_back) = _stack(forward), _stack(backward)
+    ahead, one_ahead = as_stack("forward", forward)
+    back, one_back = as_stack("backward", backward)
     if len(ahead) != len(back):
         raise ValueError(
             f"there are {len(ahead)} forward and {len(back)} backward layers; it must be as many."
         )
-    ahead_carry, back_carry = carry or (None, None)
+    check_flags(time_major=time_major)
+    y = jnp.asarray(as_input(x))
+    (B, features), size = (y.shape[1 if time_major else 0], y.shape[2]), len(ahead)
+    carries: list[Any] = [(None,) * size, (None,) * size]
+    if carry is not None:
+        if not isinstance(carry, list | tuple) or len(carry) != 2:
+            raise ValueError("carry must be a pair: of the forward and of the backward layers.")
+        for i, (layers, one) in enumerate(((ahead, one_ahead), (back, one_back))):
+            if carry[i] is not None:
+                like = jax.eval_shape(partial(initial_carry, batch_size=B), layers)
+                carries[i] = as_carry(carry[i], like, one)
     options: dict[str, Any] = dict(
         lengths=lengths, time_major=time_major, implementation=implementation
     )
-    y, ends = jnp.asarray(x), []
+    ends = []
     for i, (f, b) in enumerate(zip(ahead, back, strict=True)):
-        y_ahead, end = unroll(f, y, _entry(ahead_carry, i, one_ahead), **options)
-        y_back, back_end = unroll(b, y, _entry(back_carry, i, one_back), reverse=True, **options)
+        features = check_layer(f, features, i) + check_layer(b, features, i)
+        y_ahead, end = unroll(f, y, carries[0][i], **options)
+        y_back, back_end = unroll(b, y, carries[1][i], reverse=True, **options)
         y = jnp.concatenate([y_ahead, y_back], axis=-1)
         ends.append((end, back_end))
     ahead_ends, back_ends = zip(*ends, strict=True)
@@ -187,10 +206,6 @@ def bidirectional(
         ahead_ends[0] if one_ahead else ahead_ends,
         back_ends[0] if one_back else back_ends,
     )
-
-
-def _entry(carry: Any, i: int, one: bool) -> Any:
-    return carry if one or carry is None else carry[i]
 
 
 def step(
@@ -214,9 +229,10 @@ def step(
     Raises:
       ValueError: the shape or dtype of an argument does not fit.
     """
-    if x.ndim != 2:
-        raise ValueError(f"x is {x.shape}; for one step it must be (B, F).")
-    flags = None if reset is None else reset[None]
+    x = as_array("x", x)
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F).")
+    flags = None if reset is None else as_reset(reset, x.shape[:1])[None]
     y, carry = unroll(
         layers, x[None], carry, reset=flags, initial=initial, time_major=True, implementation="scan"
     )
@@ -224,70 +240,16 @@ def step(
 
 
 def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -> Any:
-    """Return zeros as the carry before the first step: of one layer, or a tuple for a list."""
-    stack, one = _stack(layers)
+    """Return zeros as the carry before the first step: of one layer, or a tuple for a list.
+
+    Raises:
+      ValueError: the batch size is negative, or no whole number.
+    """
+    if isinstance(batch_size, float) or (isinstance(batch_size, int) and batch_size < 0):
+        raise ValueError(f"batch_size is {batch_size}; it must be a whole number, 0 or more.")
+    stack, one = as_stack("layers", layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
     return carry[0] if one else carry
-
-
-def check_carry(layers: Sequence[CellParams], carry: Any, batch_size: Size) -> None:
-    """Raise ValueError if the carry does not fit the layers and the batch, or is narrower."""
-    expected = jax.eval_shape(partial(initial_carry, batch_size=batch_size), tuple(layers))
-    seen = jax.tree.map(jnp.shape, carry)
-    wanted = jax.tree.map(lambda leaf: leaf.shape, expected)
-    if seen != wanted:
-        raise ValueError(
-            f"the carry's shapes are {seen}, but these layers and this batch need {wanted}: "
-            "one entry per layer, made by initial_carry or returned by the step before."
-        )
-    for leaf, like in zip(jax.tree.leaves(carry), jax.tree.leaves(expected), strict=True):
-        dtype = jnp.result_type(leaf)
-        if jnp.promote_types(dtype, like.dtype) != dtype:
-            raise ValueError(f"the carry's dtype is {dtype}; this model's is {like.dtype}.")
-
-
-def _stack(layers: CellParams | Sequence[CellParams]) -> tuple[tuple[CellParams, ...], bool]:
-    """Return the layers as a tuple, and whether it was one layer and no list."""
-    one = not isinstance(layers, Sequence)
-    stack = (layers,) if one else tuple(layers)
-    if not stack:
-        raise ValueError("there are no layers; there must be at least one.")
-    for layer in stack:
-        cell_of(layer)
-    return jax.tree.map(jnp.asarray, stack), one
-
-
-def _starts(stack: tuple, one: bool, initial: Any, batch_size: Size) -> tuple[Carry, ...]:
-    """Return `initial` with the batch axis, in the dtype of the carry."""
-    like = jax.eval_shape(partial(initial_carry, batch_size=batch_size), stack)
-    initial = (initial,) if one else tuple(initial)
-    shapes = jax.tree.map(lambda leaf: leaf.shape, like)
-    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], like)
-    seen = jax.tree.map(jnp.shape, initial)
-    if seen not in (shapes, without_batch):
-        raise ValueError(
-            f"the shapes of initial are {seen}; these layers need {without_batch}, or {shapes} "
-            "with the batch axis."
-        )
-
-    def widened(leaf: Any, like: Any) -> Array:
-        return jnp.broadcast_to(jnp.asarray(leaf, like.dtype), like.shape)
-
-    return jax.tree.map(widened, initial, like)
-
-
-def _real(lengths: AnyArray, T: int, B: int) -> Bool[Array, "T B"]:
-    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
-        )
-    if not isinstance(lengths, Tracer):
-        known = np.asarray(lengths)
-        if B and not 0 <= known.min() <= known.max() <= T:
-            raise ValueError(
-                f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
-            )
-    return jnp.arange(T)[:, None] < jnp.asarray(lengths)
 
 
 # --- Inside: time-major
@@ -463,15 +425,20 @@ def _run(
         )
     only_masks = reset is None and real is None and not reverse and not every
     if implementation == "wavefront" and only_masks:
-        T = len(x.ids if isinstance(x, Lookup) else x)
+        T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
         gated = [layer for layer in fast if isinstance(layer, Gated)]
         if len(gated) == len(layers) and wavefront.supports(gated, T):
             return *wavefront.unroll_stack(gated, x, carry, masks), None
+    layers, x, carry, masks, reset, starts, real = vary_alike(
+        (layers, x, carry, masks, reset, starts, real)
+    )
     ends, carries = [], []
     for i, (layer, c, (state_mask, output_mask)) in enumerate(
         zip(layers, carry, masks, strict=True)
     ):
+        if i and not isinstance(x, Lookup):
+            x = x.astype(hidden(c).dtype)  # layers can have different dtypes
         start = None if starts is None or reset is None else starts[i]
         steps = Steps(state_mask, reset, start, real)
         h, c = unroll_layer(layer, x, c, steps, implementation, reverse, every)

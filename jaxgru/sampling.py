@@ -17,9 +17,9 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
+from jaxgru.arguments import as_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.layers import check_carry
 from jaxgru.model import ModelCarry, Params, apply, initial_carry, stepper
 
 Scalar: TypeAlias = float | Real[Array, ""]
@@ -123,9 +123,7 @@ def _generate(
 ):
     prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
     start = initial_carry(params, prompt.shape[0])
-    if carry is None:
-        carry = start
-    check_carry(params.layers, carry, prompt.shape[0])
+    carry = start if carry is None else as_carry(carry, start)
     if stateful and prompt.shape[1] > 1:
         _, carry = apply(params, prompt[:, :-1], carry)
 

@@ -65,6 +65,31 @@ def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1)):
     }
 
 
+def in_shard_map(layers, x, options):
+    """As `seen`, where each device computes the loss of its rows, with an `initial` state."""
+    mesh, rows = jax.make_mesh((2,), ("data",), (AxisType.Auto,)), P("data")
+    initial = jax.tree.map(lambda leaf: leaf[0] + 0.5, jaxgru.initial_carry(layers, 1))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), rows, rows, P()), out_specs=P())
+    def split(layers, x, options, initial):
+        return jax.lax.psum(loss(layers, x, {**options, "initial": initial}), "data")
+
+    def whole(layers, x, options, initial):
+        return loss(layers, x, {**options, "initial": initial})
+
+    arguments = layers, x, options, initial
+    program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*arguments).compile()
+    pairs = zip(
+        *map(jax.tree.leaves, (program(*arguments), jax.grad(whole, (0, 1, 3))(*arguments))),
+        strict=True,
+    )
+    return {
+        "collectives": [name for name in COLLECTIVES if f" {name}(" in program.as_text()],
+        "rows": [],
+        "difference": max(float(jnp.abs(jax.device_get(a) - b).max()) for a, b in pairs),
+    }
+
+
 def main():
     x = jax.random.normal(jax.random.key(0), (B, T, F))
     flags = {
@@ -80,6 +105,7 @@ def main():
             "resets and lengths": seen(layers, x, flags),
             "explicit axes": seen(layers, x, flags, AxisType.Explicit),
         }
+        results[kind]["shard_map"] = in_shard_map(layers, x, flags)
     params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
     tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
     results["model"] = {

@@ -8,9 +8,9 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "errors", "files", "cells", "kernels", "dropout", "layers", "config", "data", "parallel",
-    "model", "sampling", "generation", "evaluation", "training", "interop", "pretrained", "runs",
-    "analysis", "cli", "__main__",
+    "errors", "files", "cells", "kernels", "dropout", "arguments", "layers", "config", "data",
+    "parallel", "model", "sampling", "generation", "evaluation", "training", "interop",
+    "pretrained", "runs", "analysis", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -157,7 +157,7 @@ def test_refuses_a_carry_that_is_not_the_models(params, P):
     for wrong, message in (
         (carry[:1], "one entry per layer"),
         (jaxgru.initial_carry(params, 3), "one entry per layer"),
-        (narrow, "dtype is bfloat16; this model's is float32"),
+        (narrow, "dtype is bfloat16; these layers' is float32"),
     ):
         with unchecked(), pytest.raises(ValueError, match=message):
             generate(params, KEY, PROMPT[:, :P], 3, wrong)

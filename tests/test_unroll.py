@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
@@ -275,7 +276,9 @@ def test_lengths_and_directions_are_pack_padded_sequences(name):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_input_takes_the_layers_dtype(dtype):
-    layer = jax.eval_shape(partial(jaxgru.init_gru, E=F, H=H, dtype=dtype), jax.random.key(0))
+    layer = jax.eval_shape(
+        partial(jaxgru.init_gru, in_features=F, hidden_dim=H, dtype=dtype), jax.random.key(0)
+    )
     for given_dtype in ("float32", "bfloat16", "float64"):
         x = jax.ShapeDtypeStruct((2, 3, F), given_dtype)
         y, carry = jax.eval_shape(jaxgru.unroll, layer, x)
@@ -295,9 +298,10 @@ def compiled():
 def test_a_sharded_batch_stays_on_its_devices(compiled, kind):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
 
-    For meshes whose axes are Auto and Explicit.
+    For meshes whose axes are Auto and Explicit. And within a `shard_map` that checks which arrays
+    vary over the devices.
     """
-    assert len(compiled[kind]) == (2 if kind == "model" else 3)
+    assert len(compiled[kind]) == (2 if kind == "model" else 4)
     for seen in compiled[kind].values():
         assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
         assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
@@ -318,8 +322,86 @@ def test_export_with_symbolic_sizes():
         chex.assert_trees_all_close(again.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
 
 
-GRU = jaxgru.init_gru(jax.random.key(0), F, H)
-LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
+def test_export_of_a_gradient_with_a_symbolic_batch():
+    layer, (B,) = stack_of("gru", 1)[0], jax.export.symbolic_shape("B")
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    gradient = jax.jit(jax.grad(lambda layer, x: jnp.sin(jaxgru.unroll(layer, x)[0]).sum()))
+    x = jax.ShapeDtypeStruct((B, 2, F), jnp.float64)
+    exported = jax.export.export(gradient)(jax.tree.map(shape, layer), x)
+    for rows in (1, 3):
+        x = random_like(np.zeros((rows, 2, F)), 1)
+        chex.assert_trees_all_close(exported.call(layer, x), gradient(layer, x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["wavefront", "hopper", "hopper_rows"])
+def test_export_for_gpus_falls_back_where_sizes_are_symbolic(implementation):
+    layers, (B, T) = stack_of("gru", 2), jax.export.symbolic_shape("B, T")
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    run = jax.jit(partial(jaxgru.unroll, implementation=implementation))
+    x = jax.ShapeDtypeStruct((B, T, F), jnp.float64)
+    exported = jax.export.export(run)(jax.tree.map(shape, layers), x)
+    x = random_like(np.zeros((2, 4, F)), 1)
+    chex.assert_trees_all_close(exported.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_start_has_the_precision_of_the_carry(kind):
+    """A bfloat16 layer that carries float32: its gradients are those of the definition."""
+    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), stack_of(kind, 1)[0])
+    carry = jax.tree.map(
+        lambda leaf: random_like(np.zeros(leaf.shape), 1).astype(jnp.float32),
+        jaxgru.initial_carry(layer, 2),
+    )
+    initial = jax.tree.map(lambda leaf: leaf[0], carry)
+    reset = jnp.zeros((2, 3), bool).at[0, 1].set(True)
+    x = random_like(np.zeros((2, 3, F)), 2)
+
+    def outputs(initial, implementation):
+        return jaxgru.unroll(
+            layer, x, carry, reset=reset, initial=initial, implementation=implementation
+        )[0].sum()
+
+    fast, plain = (jax.grad(outputs)(initial, name) for name in ("scan", "plain"))
+    chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
+    assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float32", "bfloat16", "float32")])
+def test_layers_of_a_stack_may_differ_in_precision(dtypes):
+    """Each layer computes in its own: the stack is its layers, called one by one."""
+    stack = stack_of("gru", len(dtypes))
+    stack = [
+        jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), layer)
+        for layer, dtype in zip(stack, dtypes, strict=True)
+    ]
+    x = expected = random_like(np.zeros((2, 3, F)), 1)
+    for layer in stack:
+        expected, _ = jaxgru.unroll(layer, expected)
+    y, carry = jaxgru.unroll(stack, x)
+    chex.assert_trees_all_equal(y, expected)
+    assert tuple(h.dtype for h in carry) == dtypes
+
+
+def test_a_carry_may_be_a_list_or_a_named_tuple():
+    """Such as Haiku's LSTMState: (h, c) by position; lists of numbers are arrays."""
+    State = namedtuple("State", "hidden cell")
+    layer = stack_of("lstm", 1)[0]
+    x = random_like(np.zeros((2, 3, F)), 1)
+    h, c = (random_like(np.zeros((2, H)), i) for i in (2, 3))
+    flags = jnp.array([[False, True, False], [False] * 3])
+    expected = jaxgru.unroll(
+        layer, x, (h, c), reset=flags, lengths=jnp.array([3, 2]), initial=(h, c)
+    )
+    for pair in (State(h, c), [h, c]):
+        with unchecked():  # the annotations say arrays
+            seen = jaxgru.unroll(layer, x, pair, reset=flags.tolist(), lengths=[3, 2], initial=pair)
+        chex.assert_trees_all_equal(seen, expected)
+    assert type(seen[1]) is tuple
+
+
+KEY = jax.random.key(0)
+GRU = jaxgru.init_gru(KEY, F, H)
+LSTM = jaxgru.init_lstm(KEY, F, H)
 
 
 @pytest.mark.parametrize(
@@ -335,21 +417,21 @@ LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x[:, :0]),
-            "x is (0, 2, 3), time-major; it must have at least one step",
+            "x is float32 (2, 0, 3); it must have at least one step",
         ),
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
         (lambda x: jaxgru.unroll([], x), "there are no layers"),
         (
             lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))),
-            "the carry's shapes are ((3, 4),), but",
+            "the carry's shapes are (3, 4), but",
         ),
         (
             lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))),
-            "the carry's shapes are ((2, 4),), but",
+            "the carry's shapes are (2, 4), but",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
-            "the carry's dtype is bfloat16; this model's is float32",
+            "the carry's dtype is bfloat16; these layers' is float32",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((3, 2), bool)),
@@ -369,12 +451,87 @@ LSTM = jaxgru.init_lstm(jax.random.key(0), F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(3)),
-            "the shapes of initial are ((3,),); these layers need ((4,),)",
+            "the shapes of initial are (3,); these layers need (4,)",
+        ),
+        (lambda x: jaxgru.unroll(GRU, None), "x is a NoneType; it must be an array"),
+        (lambda x: jaxgru.unroll(None, x), "layers: no cell has parameters of type NoneType"),
+        (lambda x: jaxgru.unroll({"a": GRU}, x), "layers: no cell has parameters of type dict"),
+        (
+            lambda x: jaxgru.unroll([GRU, GRU], x),
+            "the layer below it has 4 features per step; layer 1 takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="plain"),
+            "x has 2 features per step; the layer takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
+            "the parameters of layer 0 do not fit together: Wz float32 (3, 4), Uz float32 (4, 4)",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),
+            "the parameters of layer 0 do not fit together: Wf float32 (3, 4)",
+        ),
+        (lambda x: jaxgru.unroll(GRU.replace(Un=None), x), "Un None, bn float32 (4,)"),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(bz=GRU.bz.astype(jnp.bfloat16)), x),
+            "bz bfloat16 (4,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), complex)),
+            "the carry's dtype is complex128; these layers' is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM, x, (jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))),
+            "a layer's carry has parts of float32 and float64; it must have one dtype",
+        ),
+        (lambda x: jaxgru.unroll([GRU], x, 0.0), "the carry's shapes are (), but"),
+        (lambda x: jaxgru.unroll([GRU], x, initial=0.0), "the shapes of initial are (); these"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(4, int)),
+            "initial is int64; it must be",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, reset=True), "reset is bool (); it must be bool (2, 3)"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=3),
+            "lengths is int64 (); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), reset=[True, False, True]),
+            "reset is bool (3,); it must be bool (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),
+            "x is int64 (2, 3); it must be floating-point, (B, F)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reverse=jnp.array(True)),
+            "reverse is a ArrayImpl; it must be True or False",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
+            "carry must be a pair: of the forward and of the backward layers",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
+            "shapes are ((2, 4), (2, 4)), but these layers and this batch need ((2, 4),): one",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
+            "the layer below it has 8 features per step; layer 1 takes 3",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
+        (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
+        (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, reset="never"),
+            "reset is 'never'; it must be before or after",
         ),
         (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
         (
             lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
-            "x is (2, 3, 3); for one step it must be",
+            "x is float32 (2, 3, 3); it must be floating-point, (B, F)",
         ),
         (
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),

@@ -164,13 +164,39 @@ def apply_mask(h: Array, mask: Mask | None) -> Array:
     return h if mask is None else jnp.where(mask.keep, h * mask.scale, 0)
 
 
+def vary_alike(tree: Any) -> Any:
+    """Return the tree with every array varying over the same axes of a `jax.shard_map`.
+
+    A hand-written gradient must have the type of its argument, and within a `shard_map` the axes
+    over which an array varies are a part of its type. JAX differentiates this function itself: the
+    gradient of what did not vary is summed over the devices.
+    """
+    varying = lambda leaf: jax.typeof(leaf).manual_axis_type.varying
+    axes = frozenset().union(*map(varying, jax.tree.leaves(tree)))
+    if not axes:
+        return tree
+
+    def vary(leaf: Array) -> Array:
+        missing = axes - varying(leaf)
+        return jax.lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+
+    return jax.tree.map(vary, tree)
+
+
 def plus(b: Float[Array, "*n H"], c: Float[Array, "H"] | None) -> Float[Array, "*n H"]:
     """Return b + c, or b if there is no second bias c."""
     return b if c is None else b + c
 
 
 def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array], ...]:
-    """Return functions that draw W, U and b from a key: uniform ±1/√fan_in (PyTorch's Linear)."""
+    """Return functions that draw W, U and b from a key: uniform ±1/√fan_in (PyTorch's Linear).
+
+    Raises:
+      ValueError: a size is no whole number, or not positive.
+    """
+    for name, size in (("in_features", E), ("hidden_dim", H)):
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name} is {size!r}; it must be a whole number, 1 or more.")
 
     def uniform(shape: tuple[int, ...], fan_in: int) -> Callable[[PRNGKeyArray], Array]:
         bound = fan_in**-0.5

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, plus, struct
 from jaxgru.cells.over_time import IN_ROWS
 from jaxgru.cells.products import outer
+from jaxgru.errors import UserError
 
 
 @struct
@@ -55,8 +56,8 @@ class GRUParams:
 
 def init_gru(
     key: PRNGKeyArray,
-    E: int,
-    H: int,
+    in_features: int,
+    hidden_dim: int,
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
     reset: str = "before",
@@ -64,10 +65,13 @@ def init_gru(
     """Draw initial parameters.
 
     W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros.
+
+    Raises:
+      ValueError: a size is not positive, or `reset` is neither "before" nor "after".
     """
-    W, U, b = initializers(E, H, dtype)
-    k = jax.random.split(key, 9)
-    return GRUParams(
+    W, U, b = initializers(in_features, hidden_dim, dtype)
+    k, H = jax.random.split(key, 9), hidden_dim
+    p = GRUParams(
         Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
         Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
         Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
@@ -76,14 +80,16 @@ def init_gru(
         cn=jnp.zeros(H, dtype) if second_bias and reset == "after" else None,
         reset=reset,
     )  # fmt: skip
+    check(p)
+    return p
 
 
 def check(p: GRUParams) -> None:
-    """Raise ValueError if the parameters contradict each other."""
+    """Raise UserError if the parameters contradict each other."""
     if p.reset not in ("before", "after"):
-        raise ValueError(f"reset is {p.reset!r}; it must be before or after.")
+        raise UserError(f"reset is {p.reset!r}; it must be before or after.")
     if p.reset == "before" and p.cn is not None:
-        raise ValueError("cn is a bias inside the reset: it needs reset='after'.")
+        raise UserError("cn is a bias inside the reset: it needs reset='after'.")
 
 
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:

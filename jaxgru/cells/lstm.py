@@ -39,13 +39,18 @@ class LSTMParams:
     bg: Float[Array, "H"]
 
 
-def init_lstm(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> LSTMParams:
+def init_lstm(
+    key: PRNGKeyArray, in_features: int, hidden_dim: int, dtype: DTypeLike = jnp.float32
+) -> LSTMParams:
     """Draw initial parameters.
 
     W: uniform ±1/√E; U: uniform ±1/√H; b: zeros, but ones in the forget gate (Gers et al. 2000).
+
+    Raises:
+      ValueError: a size is not positive.
     """
-    W, U, _ = initializers(E, H, dtype)
-    k = jax.random.split(key, 8)
+    W, U, _ = initializers(in_features, hidden_dim, dtype)
+    k, H = jax.random.split(key, 8), hidden_dim
     return LSTMParams(
         Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(H, dtype),
         Wi=W(k[2]), Ui=U(k[3]), bi=jnp.zeros(H, dtype),

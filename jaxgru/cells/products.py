@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxgru.cells.base import vary_alike
+
 
 class Lookup(NamedTuple):
     """A layer's input as row numbers of a table, before the lookup. See `rows`.
@@ -66,7 +68,7 @@ def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]
 
     No axes are merged: if the batch is sharded, XLA keeps every row on its device.
     """
-    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(x, W)
+    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(*vary_alike((x, W)))
 
 
 @jax.custom_vjp

@@ -23,9 +23,15 @@ class RNNParams:
     b: Float[Array, "H"]
 
 
-def init_rnn(key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32) -> RNNParams:
-    """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`)."""
-    W, U, b = initializers(E, H, dtype)
+def init_rnn(
+    key: PRNGKeyArray, in_features: int, hidden_dim: int, dtype: DTypeLike = jnp.float32
+) -> RNNParams:
+    """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`).
+
+    Raises:
+      ValueError: a size is not positive.
+    """
+    W, U, b = initializers(in_features, hidden_dim, dtype)
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
 

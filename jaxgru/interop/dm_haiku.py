@@ -51,11 +51,14 @@ def dynamic_unroll(
       The output of every step, and the last state or all states.
 
     Raises:
-      InteropError: the core is of another class, or `should_reset` is a structure.
+      InteropError: the core is of another class, `should_reset` is a structure, or an argument has
+        another shape.
     """
     own: Any = core
     inputs, resets = input_sequence, None
     if type(core) is hk.ResetCore:
+        if not isinstance(input_sequence, tuple | list) or len(input_sequence) != 2:
+            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
         own, (inputs, resets) = core.core, input_sequence
         if not hasattr(resets, "dtype"):
             raise InteropError("should_reset has more than one part; it must be one array.")

@@ -32,6 +32,7 @@ from jaxgru.interop.gates import (
     reshaped,
     single_bias,
     sizes,
+    with_steps,
 )
 
 
@@ -63,6 +64,7 @@ def unroll(
         has another shape.
     """
     layer = from_equinox(cell)
+    xs = with_steps("xs", xs)
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))

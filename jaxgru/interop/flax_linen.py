@@ -120,8 +120,10 @@ class ScannedRNN(nn.Module):
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes.
+          InteropError: the cell is none that `RNN` takes, or x is no pair.
         """
+        if not isinstance(x, tuple | list) or len(x) != 2:
+            raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         inputs, resets = x
         cell = self.cell(features=jax.tree.leaves(carry)[0].shape[-1], parent=None)
         check_cell(cell, CELLS, "flax.linen")

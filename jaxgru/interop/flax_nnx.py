@@ -17,7 +17,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jaxtyping import Bool, Float, Integer
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
@@ -111,7 +111,12 @@ class Layer(nnx.Module):
     """
 
     def __init__(self, layer: CellParams) -> None:
-        """Take one layer's parameters, as of `init_gru`, `init_lstm` or `init_rnn`."""
+        """Take one layer's parameters, as of `init_gru`, `init_lstm` or `init_rnn`.
+
+        Raises:
+          TypeError: they are of another class.
+        """
+        cell_of(layer)
         self.params = type(layer)
         for field in dataclasses.fields(layer):
             value = getattr(layer, field.name)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CellParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.gates import cast, reshaped, sizes
+from jaxgru.interop.gates import cast, reshaped, sizes, with_steps
 from jaxgru.layers import unroll
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
@@ -46,6 +46,7 @@ def chosen(module: Any, **options: Any) -> dict[str, Any]:
 
 def batch_shape(inputs: AnyArray, time_major: bool) -> tuple[int, ...]:
     """Return the shape of the batch of inputs (*batch, T, F), or (T, *batch, F)."""
+    inputs = with_steps("inputs", inputs)
     return inputs.shape[1:-1] if time_major else inputs.shape[:-2]
 
 
@@ -82,7 +83,7 @@ def rnn(
     Raises:
       ValueError: an argument has another shape.
     """
-    axis = 0 if time_major else 1
+    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs)
     leading, batch = inputs.shape[:-1], batch_shape(inputs, time_major)
     T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
@@ -95,11 +96,14 @@ def rnn(
             return reshaped("the carry", c.astype(states), (*batch, H), (B, H))
 
         carry = jax.tree.map(flat, carry)
-        return carry[::-1] if isinstance(carry, tuple) else carry
+        return tuple(carry[::-1]) if isinstance(carry, tuple | list) else carry
 
     x = inputs.reshape(*steps, inputs.shape[-1])
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
     reset = None if reset is None else reshaped("reset", reset, leading, steps)
     lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
+    if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths)
         reset = None if reset is None else _flip(reset, axis, lengths)

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
@@ -131,12 +132,25 @@ def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams
     return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
 
 
+def with_steps(name: str, x: Any) -> AnyArray:
+    """Return x as an array (..., T, F).
+
+    Raises:
+      InteropError: it has fewer than two axes.
+    """
+    x = as_array(name, x)
+    if x.ndim < 2:
+        raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
+    return x
+
+
 def reshaped(name: str, x: AnyArray, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
     """Return x, of a given shape, in a new shape.
 
     Raises:
       InteropError: x has another shape.
     """
+    x = as_array(name, x)
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
     return jnp.asarray(x).reshape(new)

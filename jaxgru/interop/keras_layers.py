@@ -71,6 +71,10 @@ def from_keras(
             f"the activations of this {type(layer).__name__} are not tanh and sigmoid, as jaxgru's."
         )
     given: list[Any] = layer.get_weights() if weights is None else list(weights)
+    if len(given) != (count := 3 if layer.use_bias else 2):
+        raise InteropError(
+            f"there are {len(given)} weights; this {type(layer).__name__} has {count}."
+        )
     W, U, b = (_array(weight) for weight in [*given, None][:3])
     if isinstance(layer, keras.layers.LSTM):
         return layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)

@@ -48,7 +48,10 @@ def from_torch(module: Any) -> Any:
     return (layers[::2], layers[1::2]) if module.bidirectional else layers
 
 
-def to_torch(layers: Sequence[CellParams], backward: Sequence[CellParams] | None = None) -> Any:
+def to_torch(
+    layers: CellParams | Sequence[CellParams],
+    backward: CellParams | Sequence[CellParams] | None = None,
+) -> Any:
     """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`, whose input is time-major.
 
     The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
@@ -56,7 +59,7 @@ def to_torch(layers: Sequence[CellParams], backward: Sequence[CellParams] | None
     for bit (absent second biases of a GRU as zeros).
 
     Args:
-      layers: the layers of the module, or of its forward direction.
+      layers: one layer, or the layers of the module, or of its forward direction.
       backward: the layers of the backward direction; None: the module has one direction.
 
     Raises:
@@ -64,10 +67,12 @@ def to_torch(layers: Sequence[CellParams], backward: Sequence[CellParams] | None
         size, as a module requires; or a GRU resets before the product, unlike `torch.nn.GRU`.
     """
     torch = import_torch()
+    layers = layers if isinstance(layers, Sequence) else [layers]
     if not layers:
         raise InteropError("there is no layer to make a module of.")
     directions = 1 if backward is None else 2
     if backward is not None:
+        backward = backward if isinstance(backward, Sequence) else [backward]
         if len(layers) != len(backward):
             raise InteropError(
                 f"there are {len(layers)} forward and {len(backward)} backward layers; there must "

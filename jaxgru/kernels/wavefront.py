@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Gated, Mask, Steps, apply_mask
+from jaxgru.cells.base import Carry, Gated, Mask, Size, Steps, apply_mask
 from jaxgru.cells.over_time import over_time
 from jaxgru.cells.products import Lookup, product
 
@@ -39,11 +39,13 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[Gated], T: int) -> bool:
+def supports(layers: Sequence[Gated], T: Size) -> bool:
     """Return whether the layers share one recurrence and T can be cut into parts of several steps.
 
     If T has no divisor from 2 to `PART`, each part would be a single step.
     """
+    if not isinstance(T, int):  # symbolic, within `jax.export`
+        return False
     alike = all(layer.recurrence is layers[0].recurrence for layer in layers)
     return alike and len(layers) > 1 and 1 < part_length(T) < T
 

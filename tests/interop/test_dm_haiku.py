@@ -118,6 +118,8 @@ class TestRefusals:
             run(lambda: hk.VanillaRNN(6), x)
         with pytest.raises(InteropError, match="the core is a VanillaRNN"):
             run(lambda: hk.ResetCore(hk.VanillaRNN(6)), (x, resets(5, 3)))
+        with pytest.raises(InteropError, match="an hk.ResetCore takes a pair"):
+            run(lambda: hk.ResetCore(hk.GRU(6)), x)
         with pytest.raises(InteropError, match="should_reset has more than one part"):
             parts = hk.LSTMState(resets(5, 3), resets(5, 3))
             run(lambda: hk.ResetCore(hk.LSTM(6)), (x, parts))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import FLAX_CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
+from annotations import unchecked
 from flax import linen as nn
 from flax.errors import ScopeCollectionNotFound
 from random_models import same_bits
@@ -210,6 +211,8 @@ class TestRefusals:
             model.init(jax.random.key(0), jnp.zeros((3, 6)), (x, resets(2, 3)))
 
     def test_weights(self):
+        with unchecked(), pytest.raises(InteropError, match="a ScannedRNN takes a pair"):
+            ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), np.zeros((5, 3, 4)))
         with pytest.raises(InteropError, match="linen.GRUCell resets after the product; .* before"):
             to_linen(layer("gru"))
         with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):

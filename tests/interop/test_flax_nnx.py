@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from against import (
     resets,
     same_numbers,
 )
+from annotations import unchecked
 from flax import nnx
 from random_models import same_bits
 
@@ -201,6 +203,18 @@ def test_second_biases_become_the_first():
     assert same_bits(jax.jit(lambda p: from_nnx(to_nnx(p)))(q), q)
 
 
+def test_what_flax_takes_besides_arrays_of_floats():
+    """Integer inputs, and, which nnx refuses, a list of lengths and a carry as a list."""
+    x = np.arange(60).reshape(3, 5, 4) % 7
+    cell = made(nnx.LSTMCell)
+    start = jnp.ones((3, 6)), jnp.zeros((3, 6))  # (c, h)
+    options = dict(initial_carry=start, seq_lengths=jnp.array([1, 5, 2]), return_carry=True)
+    theirs = nnx.RNN(cell)(x, **options)
+    with unchecked():  # the annotations say arrays
+        ours = RNN(cell)(x, **{**options, "initial_carry": list(start), "seq_lengths": [1, 5, 2]})
+    chex.assert_trees_all_close(ours, theirs, rtol=2e-6, atol=2e-6)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "cell_class, options, says",
@@ -229,6 +243,7 @@ class TestRefusals:
         [
             (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
             (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
+            (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
             (
                 dict(initial_carry=np.zeros((2, 6))),
                 r"carry has shape \(2, 6\); it must be",
@@ -236,10 +251,16 @@ class TestRefusals:
         ],
     )
     def test_shapes(self, arguments, says):
-        with pytest.raises(ValueError, match=says):
+        with unchecked(), pytest.raises(ValueError, match=says):
             RNN(made(nnx.GRUCell))(normal(3, 5, 4, dtype=np.float32), **arguments)
 
+    def test_an_input_without_steps(self):
+        with pytest.raises(InteropError, match=r"inputs has shape \(4,\); it must have steps"):
+            RNN(made(nnx.GRUCell))(np.ones(4, np.float32))
+
     def test_layers(self):
+        with pytest.raises(TypeError, match="no cell has parameters of type list"):
+            Layer([layer("gru")])
         with pytest.raises(InteropError, match="nnx.GRUCell resets after the product; .* before"):
             to_nnx(layer("gru"))
         with pytest.raises(InteropError, match="no bias inside the reset, so a GRU whose cn is no"):

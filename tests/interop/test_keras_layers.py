@@ -138,6 +138,8 @@ class TestRefusals:
 
     def test_directions(self):
         summed = keras.layers.Bidirectional(keras.layers.GRU(3), merge_mode="sum")
+        with pytest.raises(InteropError, match="there are 1 weights; this GRU has 3"):
+            from_keras(made("GRU, reset after"), [np.zeros((4, 18), np.float32)])
         with pytest.raises(InteropError, match="merge_mode is 'sum' .* one by one"):
             from_keras(summed)
         with pytest.raises(InteropError, match="must be of one kind and size"):

@@ -351,6 +351,14 @@ class TestThereAndBack:
         assert all(parameter.grad is not None for parameter in made.parameters())
 
 
+def test_one_layer_needs_no_list():
+    p = cells.init_lstm(jax.random.key(0), 2, 3)
+    with torch.no_grad():
+        alone, listed = to_torch(p), to_torch([p])
+        x = torch.ones(4, 1, 2)
+        assert torch.equal(alone(x)[0], listed(x)[0])
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "make, says",

@@ -1,0 +1,241 @@
+"""What users pass to recurrent layers, checked and converted.
+
+Each refusal is one sentence that names the argument. `like` has the shapes and dtypes of the carry
+that the layers and the batch need, with an entry per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool
+
+from jaxgru.cells import CellParams, cell_of, hidden
+from jaxgru.cells.base import AnyArray, Gated
+from jaxgru.errors import UserError
+
+
+def as_array(name: str, value: Any) -> AnyArray:
+    """Return an array as it is, and lists of numbers as an array.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    if hasattr(value, "ndim") and hasattr(value, "dtype"):
+        return value
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is a {type(value).__name__}; it must be an array.") from None
+
+
+def as_input(x: Any) -> AnyArray:
+    """Return the input of layers over time.
+
+    Raises:
+      ValueError: it is not in floating point, or has other than three axes.
+    """
+    x = as_array("x", x)
+    if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
+            "time_major=True."
+        )
+    return x
+
+
+def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
+    """Return the layers as a tuple, and whether it was one layer and no list.
+
+    Raises:
+      ValueError: there are none, or one is not the parameters of a layer.
+    """
+    one = not isinstance(layers, Sequence)
+    stack = (layers,) if one else tuple(layers)
+    if not stack:
+        raise ValueError(f"there are no layers in {name}; there must be at least one.")
+    for layer in stack:
+        try:
+            cell_of(layer)
+        except TypeError as error:
+            raise ValueError(
+                f"{name}: {error} It must be one layer's, as from init_gru, or a list of these."
+            ) from None
+    return jax.tree.map(jnp.asarray, stack), one
+
+
+def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
+    """Return how many features layer i has for the next one, given those of its input.
+
+    Raises:
+      ValueError: the layer takes another number of features, or its parameters contradict each
+        other.
+    """
+    leaves, tree = jax.tree.flatten(layer)
+    return _units(tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), features, i)
+
+
+@lru_cache(maxsize=1024)
+def _units(tree: Any, leaves: tuple, features: int, i: int) -> int:
+    layer = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    cell = cell_of(layer)
+    takes = _features(layer)
+    if takes not in (None, features):
+        given = "x has" if i == 0 else "the layer below it has"
+        the_layer = "the layer" if i == 0 else f"layer {i}"
+        raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
+
+    def one_step(params: CellParams) -> tuple:
+        carry = cell.zero_carry(params, 2)
+        x = jnp.zeros((2, features), hidden(carry).dtype)
+        return carry, cell.step(params, carry, x), hidden(carry)
+
+    try:
+        before, after, h = jax.eval_shape(one_step, layer)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ValueError(_contradiction(layer, i)) from error
+    if before != after:
+        raise ValueError(_contradiction(layer, i))
+    return h.shape[-1]
+
+
+def _features(layer: CellParams) -> int | None:
+    """Return how many features a gated layer takes; None if that is not known."""
+    make, found = cell_of(layer).fast, []
+
+    def look(params: CellParams) -> None:
+        if make and isinstance(gated := make(params), Gated):
+            found.append(gated.W.shape[0])
+
+    try:
+        jax.eval_shape(look, layer)
+    except UserError:
+        raise
+    except Exception:  # its weights cannot be concatenated: the step says more
+        return None
+    return found[0] if found else None
+
+
+def _contradiction(layer: CellParams, i: int) -> str:
+    parts = (
+        f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
+        for name, leaf in vars(layer).items()
+    )
+    return f"the parameters of layer {i} do not fit together: {', '.join(parts)}."
+
+
+def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
+    """Return the carry as a tuple with an entry per layer; lists and named tuples become tuples.
+
+    Args:
+      one: it is the entry itself, because there is one layer and no list.
+
+    Raises:
+      ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
+        floating point, or the parts of an entry have different dtypes.
+    """
+    carry = _with_layers(carry, one)
+    seen, wanted = jax.tree.map(jnp.shape, carry), jax.tree.map(jnp.shape, like)
+    if seen != wanted:
+        if one:
+            seen, wanted = seen[0], wanted[0]
+        raise ValueError(
+            f"the carry's shapes are {seen}, but these layers and this batch need {wanted}: "
+            "one entry per layer, made by initial_carry or returned by the step before."
+        )
+    for entry, like_entry in zip(carry, like, strict=True):
+        needed = jnp.result_type(*jax.tree.leaves(like_entry))
+        dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(entry)}
+        for dtype in dtypes:
+            wide = jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(dtype, needed) == dtype
+            if not wide:
+                raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed}.")
+        if len(dtypes) > 1:
+            names = " and ".join(sorted(map(str, dtypes)))
+            raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
+    return carry
+
+
+def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) -> tuple:
+    """Return `initial` as a tuple with an entry per layer, with the batch axis.
+
+    Args:
+      one: as for `as_carry`.
+      carry: what has the dtypes that `initial` is converted to; None: `like`.
+
+    Raises:
+      ValueError: its shapes do not fit, or it is not in floating point.
+    """
+    initial = _with_layers(initial, one)
+    seen, wanted = jax.tree.map(jnp.shape, initial), jax.tree.map(jnp.shape, like)
+    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], like)
+    if seen not in (wanted, without_batch):
+        if one:
+            (seen,), (wanted,), (without_batch,) = seen, wanted, without_batch
+        raise ValueError(
+            f"the shapes of initial are {seen}; these layers need {without_batch}, or {wanted} "
+            "with the batch axis."
+        )
+
+    def widened(leaf: Any, carried: Any) -> Array:
+        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+            raise ValueError(f"initial is {dtype}; it must be floating-point.")
+        return jnp.broadcast_to(jnp.asarray(leaf, jnp.result_type(carried)), carried.shape)
+
+    return jax.tree.map(widened, initial, like if carry is None else carry)
+
+
+def _with_layers(carry: Any, one: bool) -> Any:
+    """Return a carry with lists and named tuples as tuples, and of one layer as a tuple, too."""
+
+    def as_tuples(tree: Any) -> Any:
+        return tuple(map(as_tuples, tree)) if isinstance(tree, list | tuple) else tree
+
+    return (as_tuples(carry),) if one else as_tuples(carry)
+
+
+def as_reset(reset: Any, shape: tuple) -> AnyArray:
+    """Return the flags of resets.
+
+    Raises:
+      ValueError: they are not bool, or of another shape.
+    """
+    reset = as_array("reset", reset)
+    if reset.shape != shape or reset.dtype != bool:
+        raise ValueError(f"reset is {reset.dtype} {reset.shape}; it must be bool {shape}.")
+    return reset
+
+
+def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
+    """Return which steps are no padding.
+
+    Raises:
+      ValueError: the lengths are not integers (B,), or, if they are known, not in 0 … T.
+    """
+    lengths = as_array("lengths", lengths)
+    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
+        )
+    if not isinstance(lengths, Tracer):
+        known = np.asarray(lengths)
+        if B and not 0 <= known.min() <= known.max() <= T:
+            raise ValueError(
+                f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
+            )
+    return jnp.arange(T)[:, None] < jnp.asarray(lengths)
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError if an option is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} is a {type(value).__name__}; it must be True or False.")
