@@ -16,8 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, hidden
-from jaxgru.cells.base import AnyArray, Gated
+from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells.base import AnyArray, Gated, Size
 from jaxgru.errors import UserError
 
 
@@ -77,13 +77,34 @@ def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
       ValueError: the layer takes another number of features, or its parameters contradict each
         other.
     """
-    leaves, tree = jax.tree.flatten(layer)
-    return _units(tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), features, i)
+    return _units(*_shapes(layer), features, i)
+
+
+def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
+    """Return the shapes and dtypes of the carry that the layers and the batch need."""
+    make = _carry_like if isinstance(batch_size, int) else _carry_like.__wrapped__
+    return make(*_shapes(tuple(layers)), batch_size)
+
+
+def _shapes(tree: Any) -> tuple:
+    """Return a tree's structure and its leaves' shapes and dtypes. JAX takes 0.5 ms to trace."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _of_shapes(structure: Any, shapes: tuple) -> Any:
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
 
 
 @lru_cache(maxsize=1024)
-def _units(tree: Any, leaves: tuple, features: int, i: int) -> int:
-    layer = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
+    layers = _of_shapes(structure, shapes)
+    return tuple(jax.eval_shape(lambda p: zero_carry(p, batch_size), layer) for layer in layers)
+
+
+@lru_cache(maxsize=1024)
+def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
+    layer = _of_shapes(structure, shapes)
     cell = cell_of(layer)
     takes = _features(layer)
     if takes not in (None, features):

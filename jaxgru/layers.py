@@ -34,6 +34,7 @@ from jaxgru.arguments import (
     as_input,
     as_reset,
     as_stack,
+    carry_like,
     check_flags,
     check_layer,
     real_steps,
@@ -121,7 +122,7 @@ def unroll(
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
     for i, layer in enumerate(stack):
         features = check_layer(layer, features, i)
-    like = jax.eval_shape(partial(initial_carry, batch_size=B), stack)
+    like = carry_like(stack, B)
     if carry is not None:
         carry = as_carry(carry, like, one)
     start = None if initial is None else as_initial(initial, like, one, carry)
@@ -189,8 +190,7 @@ def bidirectional(
             raise ValueError("carry must be a pair: of the forward and of the backward layers.")
         for i, (layers, one) in enumerate(((ahead, one_ahead), (back, one_back))):
             if carry[i] is not None:
-                like = jax.eval_shape(partial(initial_carry, batch_size=B), layers)
-                carries[i] = as_carry(carry[i], like, one)
+                carries[i] = as_carry(carry[i], carry_like(layers, B), one)
     options: dict[str, Any] = dict(
         lengths=lengths, time_major=time_major, implementation=implementation
     )

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
-from jaxgru.arguments import as_carry
+from jaxgru.arguments import as_carry, carry_like
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Mask, Size, exportable, struct
 from jaxgru.cells.products import Lookup, dot, rows
@@ -156,8 +156,10 @@ def apply(
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
     B, T = tokens.shape
-    like = jax.eval_shape(lambda: initial_carry(params, B))
-    start = initial_carry(params, B) if carry is None else as_carry(carry, like)
+    if carry is None:
+        start = initial_carry(params, B)
+    else:
+        start = as_carry(carry, carry_like(params.layers, B))
     masks = dropout_masks(params.layers, dropout, B, T)
 
     tokens = jnp.asarray(tokens)
@@ -202,7 +204,7 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
         return recurrent.step(params, token, carry, **options)
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
-    carry = as_carry(carry, jax.eval_shape(lambda: initial_carry(params, token.shape[0])))
+    carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
     return _step(_on_device(params), jnp.asarray(token), carry)
 
 
