@@ -56,6 +56,8 @@ def readme(sample: str) -> str:
     page = Page(study.runs, study.ngrams)
     benchmarks = benchmark_page.load(docs / "benchmarks.json")
     figure, records = next(iter(benchmark_page.figures(benchmarks).items()))
+    last = max(record.run for record in records)
+    records = [record for record in records if record.run == last]  # they took turns
     cast = (docs / "figures" / "two_commands.cast").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     return render(

@@ -1,6 +1,8 @@
 """Harm done to real training processes: each run is resumed and ends with the same bits.
 
-Nearly every kind once, kills a handful of times; `campaign.py` does all of them often, at random.
+Nearly every kind once, by `python -m pytest tests/faults -m slow`; `campaign.py` does all of them
+often, at random. The suite has one kill of a whole run, in tests/runs/test_lifecycle.py; damaged
+checkpoints, signals and full disks are tested where they are handled.
 """
 
 from __future__ import annotations
@@ -20,14 +22,9 @@ import fault_kinds
 from fault_kinds import ALL, NEVER, Outcome, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 
+pytestmark = pytest.mark.slow
 ELSEWHERE = {"SIGTERM once", "its holder killed"}  # tests/runs/test_lifecycle.py; kills
-FEW = {"Ctrl-C twice", "the disk is full (ENOSPC)", "newest checkpoint: a bit flipped"}
-"""The others, and kills, are `slow`."""
-KINDS = [
-    pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
-    for name in ALL
-    if name not in ELSEWHERE
-]
+KINDS = [name for name in ALL if name not in ELSEWHERE]
 KILLS = {"at random": fault_kinds.at_random, "in a write": fault_kinds.in_a_write}
 
 
@@ -66,7 +63,6 @@ def needs_mount(name: str) -> bool:
     return "ENOSPC" in name or ("read-only" in name and os.geteuid() == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_run_ends_with_the_same_bits(outcomes, name):
     for outcome in outcomes[name].result():

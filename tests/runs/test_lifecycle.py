@@ -89,8 +89,10 @@ def test_each_model_has_the_loss_that_was_recorded(undisturbed):
     chex.assert_trees_all_equal(result, epochs[int(np.argmin(recorded))])
 
 
-@pytest.mark.slow  # tests/faults has "Ctrl-C twice", which ends a process as SIGKILL does
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "name",
+    ["SIGKILL", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGTERM"))],
+)
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text, undisturbed):
     (tmp_path / "disk").mkdir()
     (tmp_path / "astra_alpha").symlink_to("disk")  # where runs lie on another disk
