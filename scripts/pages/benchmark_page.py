@@ -199,12 +199,12 @@ def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tupl
     says so.
     """
     found: dict[str, dict[str, dict[str, tuple]]] = {}
-    order = list(CONTESTANTS).index
+    order = {name: i for i, name in enumerate(CONTESTANTS)}
     for config, same in grouped(records, lambda r: r.config).items():
         medians = {r.contestant: r.median for r in same}
         one = "jaxgru" + ONE_DEVICE if "jaxgru" + ONE_DEVICE in medians else "jaxgru"
         both = any(name.endswith(ONE_DEVICE) for name in medians)
-        for r in sorted(same, key=lambda r: order(r.contestant)):
+        for r in sorted(same, key=lambda r: order.get(r.contestant, len(order))):
             way, base = ("split over cores" if both else ""), "jaxgru"
             if both and (r.contestant.endswith(ONE_DEVICE) or r.contestant.startswith("torch")):
                 way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one

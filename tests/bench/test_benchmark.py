@@ -286,6 +286,12 @@ class TestPage:
             "jaxgru": (0.5, 1, 2), "torch.nn*": (0.625, 1.25, 2.5), "flax.nnx*": (1, 2, 4)
         }  # fmt: skip
         assert benchmark_page.ratios(records[1:3]) == {}
+        records.append(record("another", 3))  # of a later version
+        assert benchmark_page.ratios(records)["tiny"]["split over cores"]["another"] == (
+            0.75,
+            1.5,
+            3,
+        )
 
 
 class TestContestants:
