@@ -20,6 +20,7 @@ import jaxlib
 import jaxtyping
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from matplotlib.figure import Figure
 
@@ -124,30 +125,51 @@ def shakespeare(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_text(tmp_path_factory) -> Path:
+def shared(tmp_path_factory, request) -> Path:
+    """A folder that all workers of pytest-xdist have."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if hasattr(request.config, "workerinput") else folder
+
+
+@contextlib.contextmanager
+def made_once(folder: Path) -> Iterator[bool]:
+    """Lock a folder of `shared`; yield whether it is still to be filled."""
+    folder.mkdir(exist_ok=True)
+    done = folder / "done"
+    with FileLock(folder / "lock"):
+        yield not done.exists()
+        done.touch()
+
+
+@pytest.fixture(scope="session")
+def tiny_text(shared) -> Path:
     """A file of 3,000 characters in lines, with every letter of the prompt "ROMEO: " in it."""
     words = "But soft what light through yonder window breaks it is the east and Juliet".split()
     order = np.random.default_rng(0).integers(len(words), size=(200, 4))
     lines = [f"ROMEO: {' '.join(words[i] for i in line)},\n" for line in order]
-    path = tmp_path_factory.mktemp("text") / "tiny.txt"
-    path.write_text("".join(lines)[:3000], newline="")
+    path = shared / "text" / "tiny.txt"
+    with made_once(path.parent) as first:
+        if first:
+            path.write_text("".join(lines)[:3000], newline="")
     return path
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory, tiny_text) -> Path:
+def tiny_run(shared, tiny_text) -> Path:
     """A run of 2 epochs of 3 steps on `tiny_text`, finished. Not to be changed: see `run_copy`.
 
     Trained by the script, in a process of its own: the one training that many tests look at.
     """
-    runs = tmp_path_factory.mktemp("tiny") / "runs"
+    runs = shared / "tiny" / "runs"
     options = [f"--{name}={value}" for name, value in TINY.items()]
-    done = python_script(
-        *("train", "--config", "astra_alpha", "--name", "astra_alpha", "--runs", runs),
-        *("--data.corpus", tiny_text, *options),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epoch   2  train" in done.stdout
+    with made_once(runs.parent) as first:
+        if first:
+            done = python_script(
+                *("train", "--config", "astra_alpha", "--name", "astra_alpha", "--runs", runs),
+                *("--data.corpus", tiny_text, *options),
+            )
+            assert done.returncode == 0, done.stderr
+            assert "epoch   2  train" in done.stdout
     return runs / "astra_alpha" / "v1"
 
 

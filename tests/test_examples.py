@@ -136,6 +136,7 @@ class TestRecurrentPPO:
             expected += 0 if ends else s.gamma ** (T - t) * 0.7
             assert found[t] == pytest.approx(expected, abs=1e-5)
 
+    @pytest.mark.slow
     def test_the_command(self, monkeypatch, capsys):
         out = run(
             monkeypatch, capsys, "recurrent_ppo", "--updates", 10, "--num-envs", 4,
