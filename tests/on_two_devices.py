@@ -50,14 +50,15 @@ def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1)):
     rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
     placed = layers, *jax.device_put((x, options), rows)
     program = gradient.lower(*placed, of).compile()
+    return report(program, placed, gradient(layers, x, options, of))
+
+
+def report(program, arguments, expected):
+    """What there is to see of a compiled gradient, called with these arguments."""
     text = program.as_text()
     shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", text)
     sizes = {int(size) for shape in shapes for size in shape.split(",")}
-    pairs = zip(
-        jax.tree.leaves(program(*placed)),
-        jax.tree.leaves(gradient(layers, x, options, of)),
-        strict=True,
-    )
+    pairs = zip(*map(jax.tree.leaves, (program(*arguments), expected)), strict=True)
     return {
         "collectives": [name for name in COLLECTIVES if f" {name}(" in text],
         "rows": sorted(sizes & {B // 2, B, B // 2 * T, B * T}),
@@ -77,17 +78,10 @@ def in_shard_map(layers, x, options):
     def whole(layers, x, options, initial):
         return loss(layers, x, {**options, "initial": initial})
 
-    arguments = layers, x, options, initial
-    program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*arguments).compile()
-    pairs = zip(
-        *map(jax.tree.leaves, (program(*arguments), jax.grad(whole, (0, 1, 3))(*arguments))),
-        strict=True,
-    )
-    return {
-        "collectives": [name for name in COLLECTIVES if f" {name}(" in program.as_text()],
-        "rows": [],
-        "difference": max(float(jnp.abs(jax.device_get(a) - b).max()) for a, b in pairs),
-    }
+    sharded = NamedSharding(mesh, rows)
+    placed = layers, *jax.device_put((x, options), sharded), initial
+    program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*placed).compile()
+    return report(program, placed, jax.grad(whole, (0, 1, 3))(layers, x, options, initial))
 
 
 def main():
@@ -100,13 +94,12 @@ def main():
     for kind, init in KINDS.items():
         layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
         layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
-        results[kind] = {"resets and lengths": seen(layers, x, flags)}
-        if kind in ("gru", "lstm"):  # the carry is an array, or a pair
-            results[kind] |= {
-                "all steps": seen(layers, x, {}),
-                "explicit axes": seen(layers, x, flags, AxisType.Explicit),
-                "shard_map": in_shard_map(layers, x, flags),
-            }
+        results[kind] = {
+            "all steps": seen(layers, x, {}),
+            "resets and lengths": seen(layers, x, flags),
+            "explicit axes": seen(layers, x, flags, AxisType.Explicit),
+            "shard_map": in_shard_map(layers, x, flags),
+        }
     params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
     tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
     results["model"] = {
