@@ -80,6 +80,14 @@ def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
     return _units(*_shapes(layer), features, i)
 
 
+def check_features(features: int, takes: int, i: int = 0) -> None:
+    """Raise ValueError if layer i takes another number of features than its input has."""
+    if features != takes:
+        given = "x has" if i == 0 else "the layer below it has"
+        the_layer = "the layer" if i == 0 else f"layer {i}"
+        raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
+
+
 def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
     """Return the shapes and dtypes of the carry that the layers and the batch need."""
     make = _carry_like if isinstance(batch_size, int) else _carry_like.__wrapped__
@@ -107,10 +115,8 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
     cell = cell_of(layer)
     takes = _features(layer)
-    if takes not in (None, features):
-        given = "x has" if i == 0 else "the layer below it has"
-        the_layer = "the layer" if i == 0 else f"layer {i}"
-        raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
+    if takes is not None:
+        check_features(features, takes, i)
 
     def one_step(params: CellParams) -> tuple:
         carry = cell.zero_carry(params, 2)

@@ -35,6 +35,7 @@ from jaxgru.arguments import (
     as_reset,
     as_stack,
     carry_like,
+    check_features,
     check_flags,
     check_layer,
     real_steps,
@@ -314,8 +315,7 @@ def unroll_layer(
     if not isinstance(layer, Gated):
         return unroll_plain(params, x, carry, steps, reverse, every)
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
-    if features != layer.W.shape[0]:
-        raise ValueError(f"x has {features} features per step; the layer takes {layer.W.shape[0]}.")
+    check_features(features, layer.W.shape[0])
     of_steps, times_W = product_of_steps(x, layer.W)
     if implementation in ("hopper", "hopper_rows") and only_mask:
         from jaxgru.kernels import gru_hopper, gru_hopper_rows  # Pallas takes 0.6 s to import

@@ -210,9 +210,11 @@ class TestRefusals:
             model = ScannedRNN(lambda features, parent: cell.clone(parent=parent))
             model.init(jax.random.key(0), jnp.zeros((3, 6)), (x, resets(2, 3)))
 
-    def test_weights(self):
+    def test_an_input_that_is_no_pair(self):
         with unchecked(), pytest.raises(InteropError, match="a ScannedRNN takes a pair"):
             ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), np.zeros((5, 3, 4)))
+
+    def test_weights(self):
         with pytest.raises(InteropError, match="linen.GRUCell resets after the product; .* before"):
             to_linen(layer("gru"))
         with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):
