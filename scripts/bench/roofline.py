@@ -161,12 +161,13 @@ def table(config: Config, devices: list[int], rows: int | None, machine: Machine
                       *(f"{1e3 * s:.2f}" for s in seconds), bound(config, e, machine),
                       e.accumulation])  # fmt: skip
     first = first_bound_by_sending(config, machine, rows)
-    where = f"from {first} devices on" if first else "on no number of devices up to 4096"
     head = ["devices", "rows per device", "parameters + moments, MB", "sharded, MB",
             "gradients, MB", "sent per step, MB", "computing, ms", "sending, ms", "the bound",
             "accumulation"]  # fmt: skip
     made = markdown_table(head, lines, "r" * 8 + "lr")
-    return f"{made}\nSending takes longer than computing {where}."
+    if first is None:
+        return f"{made}\nUp to 4,096 devices, sending never takes longer than computing."
+    return f"{made}\nSending takes longer than computing from {first} devices on."
 
 
 def bound(config: Config, step: Estimate, machine: Machine) -> str:
