@@ -50,6 +50,18 @@ def as_input(x: Any) -> AnyArray:
     return x
 
 
+def as_tokens(name: str, tokens: Any) -> AnyArray:
+    """Return tokens: an array, or lists of whole numbers.
+
+    Raises:
+      ValueError: they are neither integers nor bool.
+    """
+    tokens = as_array(name, tokens)
+    if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
+        raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
+    return tokens
+
+
 def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     """Return the layers as a tuple, and whether it was one layer and no list.
 
@@ -128,9 +140,9 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise ValueError(_contradiction(layer, i)) from error
+        raise ValueError(_contradiction(layer, i, features)) from error
     if before != after:
-        raise ValueError(_contradiction(layer, i))
+        raise ValueError(_contradiction(layer, i, features))
     return h.shape[-1]
 
 
@@ -151,12 +163,15 @@ def _features(layer: CellParams) -> int | None:
     return found[0] if found else None
 
 
-def _contradiction(layer: CellParams, i: int) -> str:
+def _contradiction(layer: CellParams, i: int, features: int) -> str:
     parts = (
         f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
         for name, leaf in vars(layer).items()
     )
-    return f"the parameters of layer {i} do not fit together: {', '.join(parts)}."
+    return (
+        f"the parameters of layer {i} do not fit together, or not to an input of {features} "
+        f"features: {', '.join(parts)}."
+    )
 
 
 def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
@@ -252,7 +267,7 @@ def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
         raise ValueError(
             f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
         )
-    if not isinstance(lengths, Tracer):
+    if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True):
         known = np.asarray(lengths)
         if B and not 0 <= known.min() <= known.max() <= T:
             raise ValueError(

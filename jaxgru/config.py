@@ -407,7 +407,7 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
     if (type_, type(value)) == (float, int):
         value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
     if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         raise ConfigError(f"{name} is {shown(value)}; it must be {words[type_]}.")
     if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")

@@ -34,8 +34,9 @@ def token_nll(
 ) -> Float[Array, "*batch"]:
     """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
 
-    NaN for a target outside the vocabulary.
+    In float32 at least. NaN for a target outside the vocabulary.
     """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
@@ -50,8 +51,8 @@ def window_nll(
     stateless.
 
     Args:
-      mesh: devices over which to spread the batches, each computed by one device, so that every
-        process gets the bits that one device computes. The parameters are on the mesh. None: one
+      mesh: devices over which to spread the batches, each computed by one device, so the result
+        is bit-identical to that of a single device. The parameters are on the mesh. None: one
         device computes all batches.
 
     Raises:

@@ -132,8 +132,10 @@ def _recurrent(
         new, carry, key = generate(
             params, key, tokens, PIECE, carry, stateful=options.stateful, **options.of_a_token
         )
-        tokens = new[:, -1:]
-        return np.asarray(new[0])
+        tokens, found = new[:, -1:], np.asarray(new[0])
+        if (found < 0).any():
+            raise UserError("the model's logits are NaN: its weights are damaged.")
+        return found
 
     return next_tokens
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
-from jaxgru.arguments import as_carry, carry_like
+from jaxgru.arguments import as_carry, as_tokens, carry_like
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Mask, Size, exportable, struct
 from jaxgru.cells.products import Lookup, dot, rows
@@ -63,7 +63,8 @@ ModelCarry: TypeAlias = tuple[Carry, ...]
 def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
     """Draw initial parameters, distributed like PyTorch's defaults, which the study uses.
 
-    Embedding: normal(0, 1). Linear weights and biases: uniform ±1/√fan_in. LayerNorm: ones, zeros.
+    Embedding: normal(0, 1). Layers: see the cell's `init` function. LayerNorm: ones, zeros. Head:
+    uniform ±1/√H.
     """
     V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
@@ -150,9 +151,10 @@ def apply(
       implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
 
     Raises:
-      ValueError: the tokens are not (B, T) with T ≥ 1, the carry does not fit this model and batch,
-        or its dtype is narrower than the model's.
+      ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
+        and batch, or its dtype is narrower than the model's.
     """
+    tokens = as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
     B, T = tokens.shape
@@ -193,15 +195,21 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
     Args:
       token: (B,), one token per row.
       carry: the state before the token.
+      options: for layers only, `reset` and `initial` of `jaxgru.layers.step`.
 
     Returns:
       The logits of the next token (B, V), and the next carry.
 
     Raises:
-      ValueError: the token is not (B,), or the carry is wrong as in `apply`.
+      ValueError: the token is not integers (B,), or the carry is wrong as in `apply`.
+      TypeError: there are options, but it is a model.
     """
     if not isinstance(params, Params):
         return recurrent.step(params, token, carry, **options)
+    if options:
+        names = ", ".join(options)
+        raise TypeError(f"a model's step does not take {names}: only a layer's step has options.")
+    token = as_tokens("token", token)
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
     carry = as_carry(carry, carry_like(params.layers, token.shape[0]))

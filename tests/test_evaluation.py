@@ -82,17 +82,22 @@ class TestAgainstNumPy:
         targets = np.random.default_rng(3).integers(0, V, (4, 6))
         p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         expected = -np.log(np.take_along_axis(p, targets[..., None], -1)[..., 0])
-        seen = token_nll(jnp.asarray(logits, jnp.float32), jnp.asarray(targets))
+        seen = jax.jit(token_nll)(logits.astype(np.float32), targets)
         np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
 
     def test_a_target_outside_the_vocabulary_gives_nan_not_a_guess(self):
         logits = jnp.log(jnp.array([[0.25, 0.75]] * 4))
-        nll = token_nll(logits, jnp.array([-1, 0, 1, 2]))
+        nll = jax.jit(token_nll)(logits, jnp.array([-1, 0, 1, 2]))
         np.testing.assert_allclose(nll, [np.nan, np.log(4), np.log(4 / 3), np.nan], rtol=1e-6)
 
     def test_token_nll_of_huge_logits_is_finite(self):
         logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
-        np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1e4, 0.0])
+        np.testing.assert_allclose(jax.jit(token_nll)(logits, jnp.array([1, 1])), [1e4, 0.0])
+
+    def test_token_nll_of_bfloat16_logits_is_rounded_as_they_are_and_no_more(self):
+        """A thousand equal logits: ln 1000, which bfloat16 would round to 6.90625."""
+        nll = jax.jit(token_nll)(jnp.full((1, 1000), 3, jnp.bfloat16), jnp.array([7]))
+        np.testing.assert_allclose(nll, np.log(1000), rtol=1e-6)
 
 
 class TestRandomBatches:

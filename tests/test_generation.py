@@ -75,6 +75,11 @@ class TestPieces:
         monkeypatch.setattr(generation, "READ", 2)
         assert text_of(params, prompt) == prompt + generated(params, prompt)
 
+    def test_a_model_with_nan_in_it_is_an_error_and_no_text(self, params):
+        damaged = params.replace(embedding=params.embedding.at[:, 0].set(jnp.nan))
+        with pytest.raises(UserError, match="the model's logits are NaN"):
+            text_of(damaged)
+
     def test_appear_as_they_are_generated(self, params, monkeypatch):
         asked = []
 

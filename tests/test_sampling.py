@@ -45,6 +45,7 @@ def test_stateless_depends_on_the_last_token_alone(params):
     np.testing.assert_array_equal(tokens, same)
 
 
+@pytest.mark.parametrize("params", ["gru", "mlp"], indirect=True)
 @pytest.mark.parametrize("n, stateful", [(1, True), (5, False), (9, True)])
 def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     options = dict(temperature=0.8, top_k=5, top_p=0.9, stateful=stateful)
@@ -55,13 +56,7 @@ def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     chex.assert_trees_all_equal(carry, last)
 
 
-def test_the_carry_handed_in_is_read(params):
-    _, carry = apply(params, PROMPT)
-    with_carry, _, _ = generate(params, KEY, PROMPT[:, -1:], 20, carry)
-    without, _, _ = generate(params, KEY, PROMPT[:, -1:], 20)
-    assert (with_carry != without).any()
-
-
+@pytest.mark.parametrize("params", ["gru", "mlp"], indirect=True)
 def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     """Other values of everything that is not a shape: weights, prompt, key, carry, temperature."""
     other = jax.tree.map(lambda x: x + 1, params)
@@ -74,6 +69,7 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     assert compilations != []  # the listener does hear a compilation
 
 
+@pytest.mark.parametrize("params", ["gru", "lstm", "mlp"], indirect=True)
 def test_generate_under_jit_and_vmap(params):
     expected, _, _ = generate(params, KEY, PROMPT, 5, temperature=0.7)
     jitted = jax.jit(lambda key, t: generate(params, key, PROMPT, 5, temperature=t)[0])
@@ -83,6 +79,7 @@ def test_generate_under_jit_and_vmap(params):
     np.testing.assert_array_equal(mapped[0], expected)
 
 
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
 def test_top_k_1_is_greedy(params):
     greedy, _, _ = generate(params, KEY, PROMPT, 9, temperature=0)
     top, _, _ = generate(params, KEY, PROMPT, 9, temperature=2.0, top_k=1)
@@ -173,6 +170,7 @@ def test_options_that_are_arrays_are_their_numbers(params):
     np.testing.assert_array_equal(tokens, expected)
 
 
+@pytest.mark.parametrize("params", ["gru", "lstm", "mlp"], indirect=True)
 def test_no_rows(params):
     tokens, carry, _ = generate(params, KEY, PROMPT[:0], 4, top_k=2, top_p=0.5)
     assert tokens.shape == (0, 4)
@@ -243,7 +241,7 @@ def gradients_over_a_text(params, text):
 
 
 @pytest.mark.parametrize("params", ["lstm"], indirect=True)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2], OPTIONS[5]])
 def test_gradients_take_the_sampled_tokens_as_constants(params, options):
     """Those of the carry are those of `apply` over the text that was sampled."""
 
@@ -294,6 +292,19 @@ def test_the_kth_largest_is_top_ks(V, dtype):
         )(x)
         np.testing.assert_array_equal(by_bisection, expected)
         np.testing.assert_array_equal(seen, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_logits_of_16_bits_are_drawn_from_as_float32(dtype):
+    """Their own sums would have a few hundred values: of 1,000 likely tokens, some had none."""
+    logits = jnp.log(jnp.linspace(1, 2, 1000))[None].astype(dtype)
+    keys = jax.random.split(KEY, 300)
+
+    @jax.jit
+    def tokens(logits):
+        return jax.vmap(lambda key: draw(key, filter_logits(logits, 0.9, top_p=0.95)))(keys)
+
+    np.testing.assert_array_equal(tokens(logits), tokens(logits.astype(jnp.float32)))
 
 
 def test_draws_follow_the_softmax():

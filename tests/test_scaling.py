@@ -282,8 +282,8 @@ class TestJoining:
             (("localhost:1234", "two", "0"), "number of processes is 'two'"),
             (("localhost:1234", "2", "-1"), "process's number is '-1'"),
             (("localhost:1234", "2", "2"), "process 2 of 2, but they are counted from 0 to 1"),
-            (("localhost:1234", "2", None), "cannot meet .*--distributed.process"),
-            ((None, None, None), "cannot meet .*SLURM"),
+            (("localhost:1234", "2", None), "cannot connect .*--distributed.process"),
+            ((None, None, None), "cannot connect .*SLURM"),
         ],
     )
     def test_what_is_missing_or_wrong_is_said(self, given, says, monkeypatch):

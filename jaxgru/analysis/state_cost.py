@@ -52,6 +52,7 @@ Record = dict[str, Any]
 
 FILE_NAME = "study.json"  # the record in a run folder
 
+MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³ operations
 RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
 
 TREATMENTS = {
@@ -100,6 +101,9 @@ def evaluate_model(
       UserError: the validation split has fewer than two tokens, or is too short for such a window.
     """
     tokens = dataset.validation
+    if random_batches:  # first, because the text can be too short for them
+        progress("random batches")
+        batches = evaluate_random_batches(params, tokens)
     progress("one stream")
     stream = stream_nll(params, tokens)
     progress("the memory curve")
@@ -113,9 +117,6 @@ def evaluate_model(
     )
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)
-    progress("the stateless chain")
-    chain = _chain(params, tokenizer, dataset)
-    progress("text")
     record: Record = {
         "num_tokens": losses.num_tokens,
         "num_characters": losses.num_characters,
@@ -125,12 +126,14 @@ def evaluate_model(
         "sensitivity": losses.sensitivity,
         "memory_curve": [[every, loss] for every, loss in curve.items()],
         "recovery": [float(f"{nats:.5g}") for nats in excess],
-        "chain": chain,
-        "text": _text(params, tokenizer, dataset),
     }
+    if tokenizer.vocab_size <= MAX_CHAIN:
+        progress("the stateless chain")
+        record["chain"] = _chain(params, tokenizer, dataset)
+    progress("text")
+    record["text"] = _text(params, tokenizer, dataset)
     if random_batches:
-        progress("random batches")
-        record["random_batches"] = evaluate_random_batches(params, tokens)
+        record["random_batches"] = batches
     return record
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden, plus
+from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
 from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
@@ -16,7 +16,7 @@ from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "MLPParams",
     "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm", "init_mlp",
-    "init_rnn", "lstm_cell", "mlp_cell", "plus", "register", "rnn_cell", "zero_carry",
+    "init_rnn", "lstm_cell", "mlp_cell", "register", "rnn_cell", "zero_carry",
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {}

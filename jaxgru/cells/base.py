@@ -83,9 +83,10 @@ class Recurrence(NamedTuple):
 
     Attributes:
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
-        backward pass needs. If the carry is a pair (h, c), the next c comes first in `saved`.
+        backward pass needs.
       factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. Of
-        one step, or of all with a first axis T: it does not depend on the steps after.
+        one step, or of all with a first axis T: it does not depend on the steps after. If the carry
+        is a pair (h, c), the next c comes before what `step` saved.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
       gradients: (U, h before each step (T, B, H), saved, kept), batch-major: (T, B, ...) → the

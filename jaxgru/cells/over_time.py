@@ -37,9 +37,9 @@ class Layout(NamedTuple):
 
     XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
     operand and not the weights, which is faster for large weights and few rows (LSTM, H = 1,024,
-    B = 32 on one core: by 1.11). In rows, h (B, H), nothing is transposed, and one product uses all
-    cores, which is faster for many rows (H = 128, B = 1,024: by 1.24), for small ones (H = 128,
-    B = 16: by 1.2) and without a gradient.
+    B = 32 on one core: 1.11×). In rows, h (B, H), nothing is transposed, and one product uses all
+    cores, which is faster for many rows (H = 128, B = 1,024: 1.24×), for small ones (H = 128,
+    B = 16: 1.2×) and without a gradient.
     """
 
     axis: int
@@ -79,10 +79,11 @@ IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (G, H)
 
 
 def is_small(B: Size, H: int) -> bool:
-    """Return whether a step takes as long for the number of its operations as for their size.
+    """Return whether the number of a step's operations, not only their size, decides its time.
 
     The factors of its gradient are then computed beforehand, for all steps at once: a training step
-    of H = 128 and B = 16, 32, 64 is faster by 1.2, 1.1, 1.04, of H = 512 and B = 64 slower by 1.05.
+    of H = 128 and B = 16, 32, 64 is 1.2×, 1.1×, 1.04× as fast; one of H = 512 and B = 64 would take
+    1.05 times as long.
     """
     return isinstance(B, int) and B * H <= 2**13  # `jax.export` has symbolic sizes
 

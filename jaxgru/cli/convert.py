@@ -55,7 +55,7 @@ def main() -> None:
     name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
-    if given is not None and (source is None or source.is_dir() or source.suffix != ".pth"):
+    if given is not None and (source is None or os.path.isdir(source) or source.suffix != ".pth"):
         parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
     save = saver(target.suffix)
     if source is None:
@@ -64,7 +64,7 @@ def main() -> None:
         params, config, tokenizer = load_run(source)
     else:
         params, config, tokenizer = load_pth(source, find_tokenizer(given))
-    place = Path(os.path.realpath(target)) if target.is_symlink() else target  # keep the link
+    place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
         remove_parts(place)
@@ -80,24 +80,24 @@ def check(source: Path | None, target: Path, force: bool) -> None:
         check_source(source, target)
     if target.suffix not in SUFFIXES:
         raise InteropError(f"{target} must end in {FORMATS}, the format to write.")
-    if target.is_dir():
+    if os.path.isdir(target):
         raise InteropError(f"{target} is a folder; OUT must be a file.")
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not os.path.isfile(target):
         raise InteropError(f"{target} is not a regular file.")
-    if target.exists() and not force:
+    if os.path.exists(target) and not force:
         raise InteropError(f"{target} exists; to replace it, add --force.")
 
 
 def check_source(source: Path, target: Path) -> None:
     """Raise InteropError if there is no such model, or the target is of the same format."""
-    if not source.exists():
+    if not os.path.exists(source):  # Path.exists raises where a folder cannot be read
         raise InteropError(f"there is no {source}.")
-    kind = "" if source.is_dir() else source.suffix
-    if not source.is_dir() and kind not in SUFFIXES:
+    kind = "" if os.path.isdir(source) else source.suffix
+    if not os.path.isdir(source) and kind not in SUFFIXES:
         raise InteropError(f"{source} is neither a run folder nor a {FORMATS} file.")
     if kind == target.suffix:
         raise InteropError(f"{source} is already a {kind} file; copy it instead.")
-    if target.exists() and source.samefile(target):
+    if os.path.exists(target) and source.samefile(target):
         raise InteropError(f"{target} is the same file as {source}.")
 
 

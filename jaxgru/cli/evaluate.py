@@ -1,6 +1,6 @@
 """Evaluate a trained model on the whole validation split, with and without its state.
 
-With --ngram, print the loss of a counted n-gram model there.
+With --ngram, print the loss of a counted n-gram model on that split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from jaxgru.config import load_config
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.errors import needs
 from jaxgru.evaluation import in_units
-from jaxgru.interop import SUFFIXES
+from jaxgru.files import check_writable
+from jaxgru.interop import is_model_file
 from jaxgru.runs.folders import find_run
 
 with needs("train"):
@@ -48,11 +49,16 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
-    is_file = run is not None and (run.endswith(SUFFIXES) or os.path.isfile(run))
+    is_file = run is not None and (is_model_file(run) or os.path.isfile(run))
     if arguments.save and (run is None or is_file):
         parser.error("--save writes into a run folder; give one with --run.")
     if arguments.random_batches and arguments.ngram is not None:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
+    if arguments.save:
+        try:
+            check_writable(find_run(run))
+        except OSError as error:
+            parser.error(f"--save: {run} cannot be written: {error.strerror}.")
     console = Console(highlight=False)
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -77,14 +83,11 @@ def main() -> None:
             if best:
                 batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
                 record["random_batches"]["best"] = {"epoch": best[0], **batches}
+    console.print(_losses(config.name, window, record), _text(record["text"]), sep="\n")
+    if "chain" in record:
+        console.print(_markov_chain(record["chain"]))
     if arguments.save:
-        state_cost.save_record(find_run(arguments.run), record)
-    for table in (
-        _losses(config.name, window, record),
-        _text(record["text"]),
-        _markov_chain(record["chain"]),
-    ):
-        console.print(table)
+        state_cost.save_record(find_run(run), record)
 
 
 def _losses(name: str, window: int, record: state_cost.Record) -> Table:

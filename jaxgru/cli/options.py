@@ -223,7 +223,7 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
         if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
             why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
             _end(
-                f"the memory is too small ({why[0].rstrip('.')}); to train in less, raise "
+                f"out of memory ({why[0].rstrip('.')}); to train in less, raise "
                 "--training.gradient_accumulation and lower --training.batch_size by as much, or "
                 "set --training.remat true."
             )

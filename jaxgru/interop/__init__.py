@@ -5,13 +5,20 @@ Foreign frameworks are imported only when a function needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 
 from jaxgru.errors import UserError
 
 SUFFIXES = (".safetensors", ".onnx", ".pth")
 """The files that hold a whole model or its weights; `runs.load_run` reads them all."""
+
+
+def is_model_file(path: str | Path) -> bool:
+    """Return whether a path is a model's file by its name, and no run folder of such a name."""
+    return Path(path).suffix in SUFFIXES and not os.path.isdir(path)
 
 
 class InteropError(UserError):

@@ -23,12 +23,12 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 
 
-def layer_of(params: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
+def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
     """Return a layer, given W (E, G·H), U (H, G·H) and b, c (G·H). No b: zeros. No c: none."""
     if sides["b"] is None:
         W = sides["W"]
         sides["b"] = np.zeros(W.shape[-1], W.dtype)
-    return params(
+    return make(
         **{
             side + gate: part
             for side, weights in sides.items()
@@ -54,7 +54,7 @@ def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
     """Return E, H and the biases' dtype."""
     carry = jax.tree.leaves(zero_carry(layer, 1))[0]
     W = next(w for name, w in vars(layer).items() if name.startswith("W"))
-    return W.shape[0], carry.shape[-1], carry.dtype
+    return W.shape[-2], carry.shape[-1], carry.dtype
 
 
 @jax.jit
@@ -97,7 +97,8 @@ def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
         )
     if p.cn is not None and jnp.any(p.cn != 0):
         raise InteropError(
-            f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be one."
+            f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be "
+            "converted."
         )
     return dataclasses.replace(p, cn=None)
 
@@ -106,7 +107,8 @@ def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
     """Raise InteropError if the GRU's reset is not where theirs is."""
     if p.reset != reset:
         raise InteropError(
-            f"{theirs} resets {reset} the product; a GRU that resets {p.reset} it cannot be one."
+            f"{theirs} applies the reset gate {reset} the product, this GRU {p.reset} it, so it "
+            "cannot be converted."
         )
 
 

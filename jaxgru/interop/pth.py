@@ -207,7 +207,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
     check_shapes(where, {n: tuple(t.shape) for n, t in tensors.items()}, _shapes(layout, like))
     names = _names(layout, config.num_layers)
     leaves = {
-        name: jnp.asarray(_turned(name, tensors[names[name]].numpy(force=True)))
+        name: jax.device_put(_turned(name, tensors[names[name]].numpy(force=True)))
         for name in flatten(like)
     }
     return unflatten(like, leaves), config, checkpoint["model_name"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -72,7 +72,7 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     except (SafetensorError, OSError) as error:
         raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
     check_sha256(where, tensors, metadata)
-    return unflatten(like, {n: jnp.asarray(t) for n, t in tensors.items()}), config, tokenizer
+    return unflatten(like, jax.device_put(tensors)), config, tokenizer
 
 
 def load_safetensors_config(path: str | Path) -> Config:

@@ -75,8 +75,8 @@ def to_torch(
         backward = backward if isinstance(backward, Sequence) else [backward]
         if len(layers) != len(backward):
             raise InteropError(
-                f"there are {len(layers)} forward and {len(backward)} backward layers; there must "
-                "be as many."
+                f"there are {len(layers)} forward and {len(backward)} backward layers; the "
+                "numbers must be equal."
             )
         layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
     kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}

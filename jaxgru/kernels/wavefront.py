@@ -40,14 +40,19 @@ def part_length(T: int) -> int:
 
 
 def supports(layers: Sequence[Gated], T: Size) -> bool:
-    """Return whether the layers share one recurrence and T can be cut into parts of several steps.
+    """Return whether the layers are alike and T can be cut into parts of several steps.
 
-    If T has no divisor from 2 to `PART`, each part would be a single step.
+    Alike: of one recurrence, size and dtype; the first may take another input. If T has no divisor
+    from 2 to `PART`, each part would be a single step.
     """
     if not isinstance(T, int):  # symbolic, within `jax.export`
         return False
-    alike = all(layer.recurrence is layers[0].recurrence for layer in layers)
-    return alike and len(layers) > 1 and 1 < part_length(T) < T
+    kinds = {
+        (id(layer.recurrence), *((a.shape, a.dtype) for a in (layer.b, *layer.U)))
+        for layer in layers
+    }
+    inputs = {(layer.W.shape, layer.W.dtype) for layer in layers[1:]}
+    return len(kinds) == len(inputs) == 1 and 1 < part_length(T) < T
 
 
 def unroll_stack(

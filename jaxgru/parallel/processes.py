@@ -81,9 +81,9 @@ def join(
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"the processes of this run cannot meet ({reason}); give --distributed.coordinator, "
-            "--distributed.processes and --distributed.process, or start them by SLURM or "
-            "Kubernetes, which JAX knows."
+            f"the processes of this run cannot connect ({reason}); give --distributed.coordinator, "
+            "--distributed.processes and --distributed.process, or start them with SLURM or "
+            "Kubernetes, which JAX detects."
         ) from error
 
 
@@ -97,7 +97,7 @@ def _expected(
         others = f"process 0 at {coordinator}" + ", and for the others" * (processes > 2)
     else:
         others = "process 1" if processes == 2 else f"processes 1 to {processes - 1}"
-        others += f" to come to {coordinator}"
+        others += f" to connect to {coordinator}"
     return f"process {process} of {processes}", others
 
 
@@ -110,7 +110,7 @@ def _waiting(this: str, others: str, seconds: int) -> Iterator[None]:
 
     def give_up() -> None:
         print(
-            f"{this} has waited {seconds} s in vain for {others}; start all of them with the same "
+            f"{this} has waited {seconds} s for {others}; start all of them with the same "
             "coordinator and number of processes, or let them wait longer with "
             "--distributed.timeout SECONDS.",
             file=sys.stderr,

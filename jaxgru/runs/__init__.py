@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.interop import is_model_file
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
 
@@ -27,13 +28,14 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         `[train]`; for an .onnx, `[onnx]`.
     """
     path = Path(path)
-    if path.suffix == ".safetensors" and not path.is_dir():
+    suffix = path.suffix if is_model_file(path) else None
+    if suffix == ".safetensors":
         return load_safetensors(path)
-    if path.suffix == ".onnx" and not path.is_dir():
+    if suffix == ".onnx":
         from jaxgru.interop.onnx import load_onnx  # needs onnx
 
         return load_onnx(path)
-    if path.suffix == ".pth" and not path.is_dir():
+    if suffix == ".pth":
         from jaxgru.interop.pth import load_pth
 
         return load_pth(path)

@@ -248,7 +248,7 @@ def _read_newest(
             except BrokenCheckpoint as error:
                 if (checkpoint.folder / CHECKSUMS).exists():
                     raise  # the files are as they were written, so an older one would not help
-                fault = str(error.__cause__)[:300]
+                fault = str(error.__cause__ or error)[:300]
         broken[checkpoint] = fault
     if not broken:
         raise _no_checkpoint(run)

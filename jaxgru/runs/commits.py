@@ -38,7 +38,7 @@ def current_commit() -> str | None:
 
 
 def record_commit(run: Path, commit: str | None, step: int) -> None:
-    """Add to a run's commits one that trains it from this step on, unless it is the last one.
+    """Append the commit that trains the run from this step on, unless it is the last entry.
 
     None is recorded as "unknown" in a run that names commits, and not at all in one that does not.
 

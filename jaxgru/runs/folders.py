@@ -28,7 +28,7 @@ from jaxgru.files import PART, check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
 from jaxgru.runs import commits
 
-REWRITTEN = ("metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)  # while it is trained
+REWRITTEN = ("config.toml", "metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)
 EPOCHS = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns

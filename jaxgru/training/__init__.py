@@ -7,7 +7,6 @@ from jaxgru.training.step import (
     init_state,
     learning_rate,
     loss_fn,
-    mean_of_parts,
     optimizer,
     state_shardings,
     train_step,
@@ -16,6 +15,6 @@ from jaxgru.training.step import (
 
 __all__ = [
     "NonFiniteLoss", "Observer", "Progress", "TrainState", "clip_by_global_norm", "fit",
-    "init_state", "learning_rate", "loss_fn", "mean_of_parts", "optimizer", "state_shardings",
+    "init_state", "learning_rate", "loss_fn", "optimizer", "state_shardings",
     "train_step", "train_steps",
 ]  # fmt: skip

@@ -109,7 +109,7 @@ def fit(
         tokens = spread(tokens, NamedSharding(mesh, P()))
     run_steps = train_steps.lower(
         config.model, training, state, tokens, np.int32(1), mesh
-    ).compile()  # before the clock starts, so that tokens per second leave out the compiler
+    ).compile()  # before the clock starts, so that tokens per second exclude compilation
     progress.finished = progress.is_over(training)
     while not progress.finished:
         chunk = 1

@@ -327,7 +327,7 @@ class TestWaitingForOthers:
 
     @pytest.mark.parametrize(
         "number, others",
-        [(0, "processes 1 to 2 to come to {}"), (2, "process 0 at {}, and for the others")],
+        [(0, "processes 1 to 2 to connect to {}"), (2, "process 0 at {}, and for the others")],
     )
     def test_in_vain(self, number, others, tmp_path):
         address, command = self.command(tmp_path, number, 1)
@@ -337,7 +337,7 @@ class TestWaitingForOthers:
         waits, gives_up = done.stderr.splitlines()
         clock = r"\d\d:\d\d:\d\d"
         assert re.fullmatch(f"process {number} of 3 waits for {others}, until {clock}", waits)
-        assert re.match(f"process {number} of 3 has waited 1 s in vain for {others}; ", gives_up)
+        assert re.match(f"process {number} of 3 has waited 1 s for {others}; ", gives_up)
         assert "--distributed.timeout SECONDS" in gives_up
         assert list(tmp_path.iterdir()) == []
 
@@ -352,7 +352,7 @@ class TestWaitingForOthers:
     @pytest.mark.parametrize(
         "given, says",
         [
-            (("there:1", 2, 0), "process 0 of 2 waits for process 1 to come to there:1, until "),
+            (("there:1", 2, 0), "process 0 of 2 waits for process 1 to connect to there:1, until "),
             (("there:1", 2, 1), "process 1 of 2 waits for process 0 at there:1, until "),
             ((None, None, None), "this process waits for the others of its run, until "),
         ],

@@ -5,12 +5,14 @@ Most of it runs in this process (see `script` in conftest.py); a few real proces
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -163,9 +165,10 @@ def table_rows(out: str) -> dict[str, list[float]]:
 
 class TestEvaluate:
     def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text, monkeypatch):
-        """By the folder of all versions; the texts that are generated are few and short."""
-        for name, few in (("NUM_PROMPTS", 2), ("GREEDY_TOKENS", 90), ("SAMPLED_TOKENS", 60)):
-            monkeypatch.setattr(state_cost, name, few)
+        """By the folder of all versions; the one prompt is as long as "ROMEO: ", and its texts."""
+        few = {"NUM_PROMPTS": 1, "PROMPT_LENGTH": 7, "GREEDY_TOKENS": 200, "SAMPLED_TOKENS": 300}
+        for name, number in few.items():
+            monkeypatch.setattr(state_cost, name, number)
         before = contents(tiny_run)
         done = script("evaluate", "--run", tiny_run.parent)
         assert (done.code, done.err) == (0, "")
@@ -192,6 +195,18 @@ class TestEvaluate:
             assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
         assert "the stateless Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
+
+    def test_a_folder_that_cannot_be_written_is_refused_first(
+        self, script, run_copy, tiny_text, monkeypatch
+    ):
+        def full(**_):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+        monkeypatch.delattr(state_cost, "evaluate_model")
+        done = script("evaluate", "--run", run_copy, "--save")
+        assert (done.code, done.out) == (2, "")
+        assert done.err.endswith("cannot be written: Read-only file system.\n")
 
     def test_random_batches_of_the_best_epoch(self, script, run_copy, tiny_text, monkeypatch):
         """The kept models are the run's own, larger and smaller; the batches are two."""
@@ -623,7 +638,7 @@ class TestMemory:
         with pytest.raises(SystemExit, match="2"):
             run_script(lambda: jax.numpy.zeros(2**46, "int8"))
         assert capsys.readouterr().err.startswith(
-            "train.py: the memory is too small (Out of memory allocating 70368744177664 bytes); to "
+            "train.py: out of memory (Out of memory allocating 70368744177664 bytes); to "
             "train in less, raise --training.gradient_accumulation"
         )
 

@@ -58,7 +58,7 @@ def randomized(tree, seed=0):
     def normal(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        return jnp.asarray(rng.standard_normal(leaf.shape).astype(leaf.dtype))
+        return jax.device_put(rng.standard_normal(leaf.shape).astype(leaf.dtype))
 
     return jax.tree.map(normal, tree)
 

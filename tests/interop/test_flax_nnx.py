@@ -36,7 +36,8 @@ def made(cell_class, E=4, H=6, dtype=np.float32, **options):
     """A cell whose every weight and bias is random."""
     if cell_class is nnx.SimpleCell:
         options.setdefault("dtype", dtype)
-    cell = cell_class(E, H, param_dtype=dtype, rngs=nnx.Rngs(0), **options)
+    options = dict(param_dtype=dtype, **options)
+    cell = nnx.eval_shape(lambda: cell_class(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
     nnx.update(cell, randomized(nnx.state(cell)))
     return cell
 

@@ -212,7 +212,7 @@ REFUSED = {
     "tokenizer not JSON": (_metadata("tokenizer_data", "abc"), "characters tokenizer is broken"),
     "tokenizer a list": (_metadata("tokenizer_data", "[3]"), "characters tokenizer is broken"),
     "a character twice": (
-        _metadata("tokenizer_data", '{"characters": "aba"}'), "not a text of distinct characters",
+        _metadata("tokenizer_data", '{"characters": "aba"}'), "not a string of distinct characters",
     ),
     "no base64": (_metadata("tokenizer", "sentencepiece"), "tokenizer_data is not base64"),
     "larger vocabulary": (

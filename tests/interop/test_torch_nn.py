@@ -386,7 +386,7 @@ class TestRefusals:
         after = self.layers(reset="after", num_layers=2)
         with pytest.raises(InteropError, match="there is no layer"):
             to_torch(())
-        with pytest.raises(InteropError, match="a GRU that resets before it cannot be one"):
+        with pytest.raises(InteropError, match="this GRU before it, so it cannot be converted"):
             to_torch(self.layers())
         with pytest.raises(InteropError, match="of one kind"):
             to_torch([*self.layers(cell="rnn"), *self.layers(cell="lstm")])

@@ -33,7 +33,7 @@ def parts_of_two_in_float64(monkeypatch, forget_traces):
 def problem(config, B=2, T=4):
     """A model, tokens that repeat, and a state that is not zero."""
     rng = np.random.default_rng(0)
-    normal = lambda like: jnp.asarray(rng.normal(size=like.shape))
+    normal = lambda like: jax.device_put(rng.normal(size=like.shape))
     params = random_params(config, dtype="float64")
     tokens = jnp.arange(B * T).reshape(B, T) % 4
     return params, tokens, jax.tree.map(normal, jaxgru.initial_carry(params, B))
@@ -101,6 +101,19 @@ def test_what_is_supported(monkeypatch):
     assert not wavefront.supports(layers(gru, lstm), 4)
     assert not wavefront.supports(layers(gru, "gru, reset after"), 4)
     assert [wavefront.supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
+    first, wide, wider, double = (
+        cell_of(p).fast(p)
+        for p in (
+            jaxgru.init_gru(jax.random.key(0), *sizes, dtype=dtype)
+            for *sizes, dtype in (
+                (5, 4, np.float32), (4, 4, np.float32), (4, 8, np.float32), (4, 4, np.float16)
+            )
+        )
+    )  # fmt: skip
+    assert wavefront.supports([first, wide], 4)
+    assert not wavefront.supports([first, wider], 4)
+    assert not wavefront.supports([first, double], 4)
+    assert not wavefront.supports([first, wide, first], 4)
     monkeypatch.setattr(wavefront, "PART", 16)
     lengths = [wavefront.part_length(T) for T in (1, 16, 17, 96, 100, 128)]
     assert lengths == [1, 16, 1, 16, 10, 16]

@@ -118,16 +118,6 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text
     assert (run / "samples.txt").read_text() == (undisturbed / "samples.txt").read_text()
 
 
-def test_a_changed_corpus_is_refused(tmp_path, undisturbed, text):
-    original = text.read_text()
-    text.write_text(original + "!")
-    resumed = command(tmp_path, text, "--resume", str(undisturbed))
-    result = subprocess.run(resumed, capture_output=True, text=True)
-    text.write_text(original)
-    assert result.returncode == 2 and "has changed" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_path_is_printed_as_it_is(capsys):
     """Rich would take it for markup, and raise where it closes nothing: the fuzzer's find."""
     terminal.console.print("runs/[x]/[/red].txt")

@@ -140,6 +140,15 @@ class TestLength:
         resume_run(run_copy)
         assert len(records(run_copy)) == 4
 
+    def test_killed_before_a_step_is_done_it_is_not_called_finished(
+        self, run_copy, monkeypatch, capfd
+    ):
+        """The checkpoint says that it is; the config, that two epochs are left."""
+        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        resume_run(run_copy, {"training.epochs": "4"})
+        resume_run(run_copy)
+        assert "is finished" not in capfd.readouterr().out
+
     def test_such_a_run_is_none_of_the_studys(self, run_copy, tmp_path):
         """It ends with as many epochs as a job of the study, but had other learning rates."""
         config = (run_copy / "config.toml").read_text()
@@ -176,6 +185,13 @@ class TestLength:
     def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, capfd):
         resume_run(run_copy)
         assert "is finished, with 2 epochs; --training.epochs N" in capfd.readouterr().out
+
+    def test_a_run_whose_folder_is_named_like_a_file(self, run_copy, tmp_path, capfd):
+        """--name gru.onnx is allowed."""
+        run = run_copy.rename(tmp_path / "gru.onnx")
+        resume_run(run)
+        assert "is finished" in capfd.readouterr().out
+        assert jaxgru.load_run(run)[1].model.hidden_dim == 9
 
     def test_a_run_killed_before_its_reports_gets_them(self, run_copy):
         """As it would be between the last checkpoint and the end."""
