@@ -101,6 +101,7 @@ def evaluate_model(
       UserError: the validation split has fewer than two tokens, or is too short for such a window.
     """
     tokens = dataset.validation
+    batches = None
     if random_batches:  # first, because the text can be too short for them
         progress("random batches")
         batches = evaluate_random_batches(params, tokens)
@@ -132,7 +133,7 @@ def evaluate_model(
         record["chain"] = _chain(params, tokenizer, dataset)
     progress("text")
     record["text"] = _text(params, tokenizer, dataset)
-    if random_batches:
+    if batches:
         record["random_batches"] = batches
     return record
 

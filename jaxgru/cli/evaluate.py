@@ -50,15 +50,17 @@ def main() -> None:
     arguments = parser.parse_args()
     run = arguments.run
     is_file = run is not None and (is_model_file(run) or os.path.isfile(run))
-    if arguments.save and (run is None or is_file):
-        parser.error("--save writes into a run folder; give one with --run.")
-    if arguments.random_batches and arguments.ngram is not None:
-        parser.error("--random-batches is for a model; it does not go with --ngram.")
+    folder = None
     if arguments.save:
+        if run is None or is_file:
+            parser.error("--save writes into a run folder; give one with --run.")
+        folder = find_run(run)
         try:
-            check_writable(find_run(run))
+            check_writable(folder)
         except OSError as error:
             parser.error(f"--save: {run} cannot be written: {error.strerror}.")
+    if arguments.random_batches and arguments.ngram is not None:
+        parser.error("--random-batches is for a model; it does not go with --ngram.")
     console = Console(highlight=False)
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -86,8 +88,8 @@ def main() -> None:
     console.print(_losses(config.name, window, record), _text(record["text"]), sep="\n")
     if "chain" in record:
         console.print(_markov_chain(record["chain"]))
-    if arguments.save:
-        state_cost.save_record(find_run(run), record)
+    if folder:
+        state_cost.save_record(folder, record)
 
 
 def _losses(name: str, window: int, record: state_cost.Record) -> Table:

@@ -386,7 +386,9 @@ def _params(
     if {name: [*tensor.shape] for name, tensor in tensors.items()} != shapes:
         raise InteropError(f"{where}: its tensors are not those that its metadata name.")
     dtypes = {tensor.dtype.name for tensor in tensors.values()}
-    check_dtype(f"{where}: its weights", " and ".join(sorted(dtypes)))
+    if len(dtypes) > 1:
+        raise InteropError(f"{where}: its weights must be all float32 or all float64.")
+    check_dtype(f"{where}: its weights", *dtypes)
     return jax.tree.map(jnp.asarray, params)
 
 

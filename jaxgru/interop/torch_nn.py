@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.interop import InteropError, import_torch
-from jaxgru.interop.gates import added, check_dtype, check_reset, layer_of, other_z
+from jaxgru.interop.gates import added, check_dtype, check_reset, layer_of, other_z, refusal
 
 
 def from_torch(module: Any) -> Any:
@@ -154,7 +154,7 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
         case RNNParams():
             W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
         case _:
-            raise InteropError(f"a {type(p).__name__} is no layer's parameters.")
+            raise refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
     return (
         np.concatenate([np.asarray(gate).T for gate in W]),
         np.concatenate([np.asarray(gate).T for gate in U]),

@@ -28,7 +28,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         `[train]`; for an .onnx, `[onnx]`.
     """
     path = Path(path)
-    suffix = path.suffix if is_model_file(path) else None
+    suffix = path.suffix if is_model_file(path) else ""
     if suffix == ".safetensors":
         return load_safetensors(path)
     if suffix == ".onnx":

@@ -135,7 +135,7 @@ def _path(model: str) -> Path:
     if model in names:
         return pretrained.FOLDER / f"{model}.safetensors"
     others = {".pth": "PyTorch's file", ".onnx": "an ONNX file"}
-    suffix = Path(model).suffix if is_model_file(model) else None
+    suffix = Path(model).suffix if is_model_file(model) else ""
     if not os.path.exists(model) or suffix in others:
         what = others[suffix] if os.path.exists(model) else "no model"
         raise UserError(

@@ -396,7 +396,7 @@ class TestRefusals:
             to_torch([after[0], jax.tree.map(lambda w: w.astype(jnp.float64), after[1])])
         with pytest.raises(InteropError, match="layer 1 is 2 → 3, .* it must be 3 → 3"):
             to_torch([after[0], after[0]])
-        with pytest.raises(InteropError, match="a dict is no layer's parameters"):
+        with pytest.raises(InteropError, match="a dict cannot be converted: PyTorch has a GRU"):
             to_torch([{}])
 
     def test_without_pytorch(self, monkeypatch):
