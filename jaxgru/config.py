@@ -223,11 +223,8 @@ class Config:
             )
 
 
-NEUTRAL = {
-    *("data.sha256", "training.seed"),
-    *("training.remat", "training.keep_epochs", "training.shard_parameters"),
-}
-"""Fields that change neither the text nor the recipe of a model."""
+NO_NUMBERS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
+"""Fields that change no number of a run, but what it keeps and where it is computed."""
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.config import Config, dotted_names, field_value
+from jaxgru.config import NO_NUMBERS, Config, dotted_names, field_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.model import Params, flatten, init
@@ -40,10 +40,7 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-FREE = {
-    "data.corpus",  # it is identified by its SHA-256
-    *("training.remat", "training.keep_epochs", "training.shard_parameters"),
-}
+FREE = NO_NUMBERS | {"data.corpus"}  # which is identified by its SHA-256
 """The fields that may differ from a checkpoint's."""
 
 EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgru.config import (
-    NEUTRAL,
+    NO_NUMBERS,
     Config,
     config_dir,
     config_names,
@@ -20,6 +20,9 @@ from jaxgru.config import (
     field_value,
     load_config,
 )
+
+SAME_RECIPE = NO_NUMBERS | {"data.sha256", "training.seed"}
+"""Fields that change neither the text nor the recipe of a model."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +67,4 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 def recipe(config: Config) -> dict[str, Any]:
     """Return every field that changes a model's text or recipe, by dotted name."""
-    return {name: field_value(config, name) for name in dotted_names() if name not in NEUTRAL}
+    return {name: field_value(config, name) for name in dotted_names() if name not in SAME_RECIPE}
