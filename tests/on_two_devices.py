@@ -45,12 +45,12 @@ def gradient(layers, x, options, of):
     return jax.grad(loss, of)(layers, x, options)
 
 
-def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1)):
-    """What there is to see of the gradient."""
+def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1), same=None):
+    """What there is to see of the gradient; the options `same` mean the same on one device."""
     rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
     placed = layers, *jax.device_put((x, options), rows)
     program = gradient.lower(*placed, of).compile()
-    return report(program, placed, gradient(layers, x, options, of))
+    return report(program, placed, gradient(layers, x, same or options, of))
 
 
 def report(program, arguments, expected):
@@ -81,7 +81,8 @@ def in_shard_map(layers, x, options):
     sharded = NamedSharding(mesh, rows)
     placed = layers, *jax.device_put((x, options), sharded), initial
     program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*placed).compile()
-    return report(program, placed, jax.grad(whole, (0, 1, 3))(layers, x, options, initial))
+    expected = jax.jit(jax.grad(whole, (0, 1, 3)))(layers, x, options, initial)
+    return report(program, placed, expected)
 
 
 def main():
@@ -90,12 +91,16 @@ def main():
         "reset": jax.random.bernoulli(jax.random.key(1), 0.3, (B, T)),
         "lengths": jax.random.randint(jax.random.key(2), (B,), 0, T + 1),
     }
+    none = {
+        "reset": jnp.zeros_like(flags["reset"]),
+        "lengths": jnp.full_like(flags["lengths"], T),
+    }
     results = {}
     for kind, init in KINDS.items():
         layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
         layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
         results[kind] = {
-            "all steps": seen(layers, x, {}),
+            "all steps": seen(layers, x, {}, same=none),
             "resets and lengths": seen(layers, x, flags),
             "explicit axes": seen(layers, x, flags, AxisType.Explicit),
             "shard_map": in_shard_map(layers, x, flags),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
@@ -29,7 +28,7 @@ def random_bits(config: ModelConfig, seed: int = 0) -> Params:
 
 def _fill(config, draw):
     shapes = jax.eval_shape(lambda: init(jax.random.key(0), config))
-    return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf.shape)), shapes)
+    return jax.tree.map(lambda leaf: jax.device_put(draw(leaf.shape)), shapes)
 
 
 def same_bits(a, b) -> bool:

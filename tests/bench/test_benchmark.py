@@ -432,6 +432,7 @@ class TestScript:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
         monkeypatch.setattr(jax.config, "update", lambda name, value: None)
         monkeypatch.setattr(benchmark.signal, "signal", lambda number, handler: None)
+        monkeypatch.setattr(benchmark.gc, "collect", lambda: None)
         monkeypatch.setattr(benchmark.Benchmark, "ceilings", lambda self: {"float32": 1e9})
         contestant = Contestant(lambda calls: None)
         monkeypatch.setattr(benchmark, "build", lambda name, task, precision: contestant)

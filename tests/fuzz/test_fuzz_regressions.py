@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from fuzzing import check_message, time_limit
+from random_models import random_params
 from rich.console import Console
 
 import jaxgru
@@ -317,7 +318,7 @@ class TestWriting:
         """At once, 10**6 characters took astra_alpha 2 GB; the text is the same."""
         tokenizer = CharacterTokenizer("abcdefg")
         model = ModelConfig(vocab_size=7, embedding_dim=3, hidden_dim=5, num_layers=2)
-        params = jax.tree.map(lambda w: 3 * w, jaxgru.init(jax.random.key(1), model))
+        params = random_params(model)
         options = generation.Options(num_tokens=20, stateful=stateful)
         prompt = "abcgfeddca"
         whole = "".join(generation.pieces(params, tokenizer, prompt, options))

@@ -128,7 +128,7 @@ class TestRefusals:
             (lambda: made("LSTM", activation="relu"), "activations of this LSTM are not tanh"),
             (lambda: made("LSTM", recurrent_activation="relu"), "activations of this LSTM are no"),
             (
-                lambda: made("LSTM", dtype=jnp.bfloat16, recurrent_initializer="zeros"),
+                lambda: made("LSTM", dtype=jnp.bfloat16),
                 "the weights are bfloat16; they must be",
             ),
         ],

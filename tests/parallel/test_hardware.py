@@ -8,8 +8,8 @@ import pytest
 
 FAULTS = """
 import resource
-from jaxgru.parallel.hardware import keep_freed_memory
 if {kept}:
+    from jaxgru.parallel.hardware import keep_freed_memory
     keep_freed_memory()
 
 def work():

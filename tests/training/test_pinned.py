@@ -22,7 +22,7 @@ def test_the_first_steps_of_astra_alpha(shakespeare):
     config = jaxgru.load_config("astra_alpha")
     characters = sorted(set(shakespeare))
     text = shakespeare[: int(0.9 * len(shakespeare))]
-    tokens = jnp.asarray([characters.index(c) for c in text], jnp.int32)
+    tokens = jnp.asarray(np.searchsorted(characters, list(text)), jnp.int32)
     state = init_state(config.model, config.training)
     _, losses, done = train_steps(
         config.model, config.training, state, tokens, np.int32(len(LOSSES))

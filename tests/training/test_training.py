@@ -378,7 +378,7 @@ def test_streams_hand_their_state_on():
     state = init_state(model, still, "streams")
     streams = np.stack([TOKENS[49 * row : 49 * row + 49] for row in range(4)])
     logits, _ = jax.jit(apply)(state.params, streams[:, :48])
-    nll = np.asarray(token_nll(logits, streams[:, 1:])).reshape(4, 12, 4).mean((0, 2))
+    nll = np.asarray(jax.jit(token_nll)(logits, streams[:, 1:])).reshape(4, 12, 4).mean((0, 2))
     _, losses, _ = train_steps(model, still, state, TOKENS, 14)
     np.testing.assert_allclose(losses[:14], np.append(nll, nll[:2]), rtol=1e-6)
     _, crops, _ = train_steps(model, still, init_state(model, still), TOKENS, 2)
