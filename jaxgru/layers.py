@@ -126,9 +126,10 @@ def unroll(
     like = carry_like(stack, B)
     if carry is not None:
         carry = as_carry(carry, like, one)
-    start = None if initial is None else as_initial(initial, like, one, carry)
+    if initial is not None:
+        initial = as_initial(initial, like, one, carry)
     if carry is None:
-        carry = initial_carry(stack, B) if start is None else start
+        carry = initial_carry(stack, B) if initial is None else initial
     if reset is not None:
         reset = as_reset(reset, (T, B) if time_major else (B, T))
     real = None if lengths is None else real_steps(lengths, T, B)
@@ -140,7 +141,7 @@ def unroll(
     masks = dropout_masks(stack, dropout, B, T)
     run = partial(_run, implementation, reverse, return_carries)
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
-    y, carry, carries = run(stack, x, carry, masks, reset, start, real)
+    y, carry, carries = run(stack, x, carry, masks, reset, initial, real)
     if real is not None:
         y = jnp.where(real[..., None], y, 0)
     if not time_major:
@@ -263,19 +264,19 @@ def unroll_plain(
     carry: Carry,
     steps: Steps = EVERY_STEP,
     reverse: bool = False,
-    every: bool = False,
+    return_carries: bool = False,
 ) -> tuple[Any, Carry]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
 
     def step(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         x, keep, reset, real = inputs
-        current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.start)
+        current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.initial)
         after = cell.step(params, current, x)
         mask = steps.mask and steps.mask._replace(keep=keep)
         after = with_hidden(after, apply_mask(hidden(after), mask))
         after = after if real is None else IN_ROWS.choose(real, after, carry)
-        return after, after if every else hidden(after)
+        return after, after if return_carries else hidden(after)
 
     inputs = _looked_up(x), steps.mask and steps.mask.keep, steps.reset, steps.real
     carry, h = jax.lax.scan(step, carry, inputs, reverse=reverse)
@@ -289,7 +290,7 @@ def unroll_layer(
     steps: Steps = EVERY_STEP,
     implementation: str = "auto",
     reverse: bool = False,
-    every: bool = False,
+    return_carries: bool = False,
 ) -> tuple[Any, Carry]:
     """Compute one layer over time, equal to `unroll_plain` up to rounding, with its own gradient.
 
@@ -300,7 +301,7 @@ def unroll_layer(
       steps: dropout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       reverse: run from the last step to the first.
-      every: return the whole carry of every step, not only h.
+      return_carries: return the whole carry of every step, not only h.
 
     Returns:
       The (masked) h' of every step, or the carry of every step; and the carry after the last one.
@@ -310,11 +311,11 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast and implementation != "plain" else None
-    only_mask = steps._replace(mask=None) == EVERY_STEP and not reverse and not every
+    only_mask = steps._replace(mask=None) == EVERY_STEP and not reverse and not return_carries
     if isinstance(layer, AtOnce) and only_mask:
         return layer.all_steps(_looked_up(x), carry, steps.mask)
     if not isinstance(layer, Gated):
-        return unroll_plain(params, x, carry, steps, reverse, every)
+        return unroll_plain(params, x, carry, steps, reverse, return_carries)
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     check_features(features, layer.W.shape[0])
     of_steps, times_W = product_of_steps(x, layer.W)
@@ -331,8 +332,8 @@ def unroll_layer(
         x, keep, reset, real = inputs
         a = times_W(x) + layer.b
         mask = steps.mask and steps.mask._replace(keep=keep)
-        some = Steps(mask, reset, steps.start, real)
-        h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, every)
+        some = Steps(mask, reset, steps.initial, real)
+        h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, return_carries)
         return carry, h
 
     T, B, H = *of_steps.shape[:2], hidden(carry).shape[-1]
@@ -409,13 +410,13 @@ def unroll_stack(
 def _run(
     implementation: str,
     reverse: bool,
-    every: bool,
+    return_carries: bool,
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],
     reset: Bool[Array, "T B"] | None = None,
-    starts: Sequence[Carry] | None = None,
+    initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
     """Compute a stack of layers: the output, the last carries, and the carries of every step."""
@@ -424,15 +425,15 @@ def _run(
             f"the implementation is {implementation!r}; it must be one of "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
-    only_masks = reset is None and real is None and not reverse and not every
+    only_masks = reset is None and real is None and not reverse and not return_carries
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
         gated = [layer for layer in fast if isinstance(layer, Gated)]
         if len(gated) == len(layers) and wavefront.supports(gated, T):
             return *wavefront.unroll_stack(gated, x, carry, masks), None
-    layers, x, carry, masks, reset, starts, real = vary_alike(
-        (layers, x, carry, masks, reset, starts, real)
+    layers, x, carry, masks, reset, initial, real = vary_alike(
+        (layers, x, carry, masks, reset, initial, real)
     )
     ends, carries = [], []
     for i, (layer, c, (state_mask, output_mask)) in enumerate(
@@ -440,13 +441,13 @@ def _run(
     ):
         if i and not isinstance(x, Lookup):
             x = x.astype(hidden(c).dtype)  # layers can have different dtypes
-        start = None if starts is None or reset is None else starts[i]
-        steps = Steps(state_mask, reset, start, real)
-        h, c = unroll_layer(layer, x, c, steps, implementation, reverse, every)
+        initial_of = None if initial is None or reset is None else initial[i]
+        steps = Steps(state_mask, reset, initial_of, real)
+        h, c = unroll_layer(layer, x, c, steps, implementation, reverse, return_carries)
         x = apply_mask(h[0] if isinstance(h, tuple) else h, output_mask)
         ends.append(c)
         carries.append(h)
-    return _looked_up(x), tuple(ends), tuple(carries) if every else None
+    return _looked_up(x), tuple(ends), tuple(carries) if return_carries else None
 
 
 def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:

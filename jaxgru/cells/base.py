@@ -136,14 +136,14 @@ class Steps(NamedTuple):
     """What happens at particular steps of a layer.
 
     mask: dropout inside the recurrence: h' is multiplied by keep · scale.
-    reset: where True, the carry is set to `start` before the step.
-    start: the carry after a reset; None: zeros.
+    reset: where True, the carry is set to `initial` before the step.
+    initial: the carry after a reset; None: zeros.
     real: where False, the step is padding: the carry stays.
     """
 
     mask: Mask | None = None
     reset: Bool[Array, "T B"] | None = None
-    start: Carry | None = None
+    initial: Carry | None = None
     real: Bool[Array, "T B"] | None = None
 
 

@@ -110,7 +110,7 @@ def over_time(
     a: Float[Array, "T B GH"],
     steps: Steps = EVERY_STEP,
     reverse: bool = False,
-    every: bool = False,
+    return_carries: bool = False,
 ) -> tuple[Any, Carry]:
     """Run a recurrence over all steps, with a hand-written gradient.
 
@@ -120,28 +120,30 @@ def over_time(
     Args:
       carry: the state before the first step.
       a: x·W + b of every step.
-      steps: dropout, resets and padding. Of these, only `start` is differentiated.
+      steps: dropout, resets and padding. Of these, only `initial` is differentiated.
       reverse: run from the last step to the first.
-      every: return the whole carry of every step, not only h.
+      return_carries: return the whole carry of every step, not only h.
 
     Returns:
       h (T, B, H) of every step, or the carry of every step; and the carry after the last one.
     """
     flags = steps.mask, steps.reset, steps.real
-    outputs: Any = _over_time(recurrence, reverse, every, U, carry, a, steps.start, flags)
+    outputs: Any = _over_time(
+        recurrence, reverse, return_carries, U, carry, a, steps.initial, flags
+    )
     h, c = outputs
     end = 0 if reverse else -1
     if not isinstance(carry, tuple):
         return h, h[end]
-    return ((h, c) if every else h), (h[end], c[end] if every else c)
+    return ((h, c) if return_carries else h), (h[end], c[end] if return_carries else c)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _over_time(recurrence, reverse, every, U, carry, a, start, flags):
-    return _scan(IN_ROWS, recurrence, reverse, every, U, carry, a, start, flags)[0]
+def _over_time(recurrence, reverse, return_carries, U, carry, a, initial, flags):
+    return _scan(IN_ROWS, recurrence, reverse, return_carries, U, carry, a, initial, flags)[0]
 
 
-def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=False):
+def _scan(layout, recurrence, reverse, return_carries, U, carry, a, initial, flags, save=False):
     """Return h of every step, with c of every step or the last; and what the gradient needs.
 
     h and c are (T, B, H). What the gradient needs is in the layout.
@@ -151,18 +153,19 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
     # Without a gradient, XLA vectorizes the gates only if each is an array of its own: with the
     # reset after the product, H = 128 and B = 16, a step then takes 21 µs instead of 50
     apart = [a] if save else IN_ROWS.gates(a, H)
-    U, carry, start = jax.tree.map(layout.turn, (U, carry, start))
+    U, carry, initial = jax.tree.map(layout.turn, (U, carry, initial))
 
     def step(carry, inputs):
         apart, keep, reset, real = inputs
         gates = [gate for part in apart for gate in layout.gates(layout.turn(part), H)]
-        current = carry if reset is None else layout.choose(~reset, carry, start)
+        current = carry if reset is None else layout.choose(~reset, carry, initial)
         after, saved = recurrence.step(layout, U, current, gates)
         after = with_hidden(after, apply_mask(hidden(after), mask and mask._replace(keep=keep)))
         if real is not None:
             after = layout.choose(real, after, carry)
         c = after[1:] if pair else ()
-        outputs = layout.turn(hidden(after)), jax.tree.map(layout.turn, c) if every else None
+        each_c = jax.tree.map(layout.turn, c) if return_carries else None
+        outputs = layout.turn(hidden(after)), each_c
         return after, (outputs, (*c, *saved) if save else None)
 
     inputs = apart, mask and layout.turn(mask.keep), reset, real
@@ -171,29 +174,31 @@ def _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=Fa
     return (h, c[0] if c else last_c), saved
 
 
-def _forward(recurrence, reverse, every, U, carry, a, start, flags):
+def _forward(recurrence, reverse, return_carries, U, carry, a, initial, flags):
     layout = training_layout(*hidden(carry).shape)
-    (h, c), saved = _scan(layout, recurrence, reverse, every, U, carry, a, start, flags, save=True)
-    return (h, c), (U, carry, h, saved, start, flags)
+    (h, c), saved = _scan(
+        layout, recurrence, reverse, return_carries, U, carry, a, initial, flags, save=True
+    )
+    return (h, c), (U, carry, h, saved, initial, flags)
 
 
-def _backward(recurrence, reverse, every, residuals, cotangents):
-    U, carry, h, saved, start, (mask, reset, real) = residuals
+def _backward(recurrence, reverse, return_carries, residuals, cotangents):
+    U, carry, h, saved, initial, (mask, reset, real) = residuals
     pair, layout = isinstance(carry, tuple), training_layout(*h.shape[1:])
     dh_out, dc_out = jax.tree.map(layout.turn, cotangents)
     transposed_U = jax.tree.map(jnp.transpose, U)
-    turned_U, first, start = jax.tree.map(layout.turn, (transposed_U, carry, start))
+    turned_U, first, initial = jax.tree.map(layout.turn, (transposed_U, carry, initial))
     previous = before(hidden(first), layout.turn(h), reverse)
     if pair:
         previous = previous, before(first[1], saved[0], reverse)
     if reset is not None:
-        previous = layout.choose(~reset, previous, start)
+        previous = layout.choose(~reset, previous, initial)
     factors_of, sources = partial(recurrence.factors, layout), (previous, saved)
     if is_small(*h.shape[1:]):
         factors_of, sources = lambda *factors: factors, factors_of(*sources)
 
     def step(gradients, inputs):
-        (dh, *dc), d_start = gradients
+        (dh, *dc), d_initial = gradients
         dh_out, dc_out, sources, keep, reset, real = inputs
         dh = dh + dh_out
         if dc_out is not None:
@@ -203,26 +208,27 @@ def _backward(recurrence, reverse, every, residuals, cotangents):
         d_step = (dh_step, *d_after[1:]) if pair else dh_step
         d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, factors_of(*sources))
         if reset is not None:
-            if d_start is not None:
-                d_start = jax.tree.map(jnp.add, d_start, layout.choose(reset, d_before))
+            if d_initial is not None:
+                d_initial = jax.tree.map(jnp.add, d_initial, layout.choose(reset, d_before))
             d_before = layout.choose(~reset, d_before)
         d_before = d_before if pair else (d_before,)
         if real is not None:
             d_before = jax.tree.map(jnp.add, d_before, layout.choose(~real, (dh, *dc)))
-        return (d_before, d_start), kept
+        return (d_before, d_initial), kept
 
     dh = jnp.zeros_like(hidden(first))
-    dc = () if not pair else (jnp.zeros_like(dh),) if every else (dc_out,)
-    (d_carry, d_start), kept = jax.lax.scan(
+    dc = () if not pair else (jnp.zeros_like(dh),) if return_carries else (dc_out,)
+    dc_outs = dc_out if return_carries else None
+    (d_carry, d_initial), kept = jax.lax.scan(
         step,
-        ((dh, *dc), jax.tree.map(jnp.zeros_like, start)),
-        (dh_out, dc_out if every else None, sources, mask and layout.turn(mask.keep), reset, real),
+        ((dh, *dc), jax.tree.map(jnp.zeros_like, initial)),
+        (dh_out, dc_outs, sources, mask and layout.turn(mask.keep), reset, real),
         reverse=not reverse,
     )
-    d_carry, d_start = jax.tree.map(layout.turn, (d_carry, d_start))
+    d_carry, d_initial = jax.tree.map(layout.turn, (d_carry, d_initial))
     in_rows = jax.tree.map(layout.turn, (previous[0] if pair else previous, saved, kept))
     dU, da = recurrence.gradients(U, *in_rows)
-    return dU, d_carry if pair else d_carry[0], da, d_start, None
+    return dU, d_carry if pair else d_carry[0], da, d_initial, None
 
 
 _over_time.defvjp(_forward, _backward)
