@@ -125,7 +125,9 @@ class TestRefusals:
             run(lambda: hk.ResetCore(hk.LSTM(6)), (x, parts))
 
     def test_weights(self):
-        with pytest.raises(InteropError, match="hk.GRU resets before the product; a GRU .* after"):
+        with pytest.raises(
+            InteropError, match="hk.GRU applies the reset gate before the product, this GRU after"
+        ):
             to_haiku(layer("gru after"))
         with pytest.raises(InteropError, match="a RNNParams cannot .* a VanillaRNN with ReLU"):
             to_haiku(layer("rnn"))

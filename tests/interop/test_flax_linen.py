@@ -215,7 +215,10 @@ class TestRefusals:
             ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), np.zeros((5, 3, 4)))
 
     def test_weights(self):
-        with pytest.raises(InteropError, match="linen.GRUCell resets after the product; .* before"):
+        with pytest.raises(
+            InteropError,
+            match="linen.GRUCell applies the reset gate after the product, this GRU before",
+        ):
             to_linen(layer("gru"))
         with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):
             to_linen({})
