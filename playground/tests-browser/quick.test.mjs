@@ -267,7 +267,7 @@ test("the URL shows the same to somebody else", async () => {
   });
   const before = await shown(page);
   const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
-  assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);
+  await until(copy, () => document.querySelector("#state").getBoundingClientRect().top < innerHeight / 2);
   await analysed(copy); // the panels above have grown
   assert.equal(await panel(copy, "state").evaluate((state) => state.getBoundingClientRect().top < innerHeight / 2), true);
   await show(copy, "inside"); // panels compute when they are near
