@@ -22,7 +22,7 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.data.batching import random_crops, windows
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
-from jaxgru.model import Params, apply, initial_carry
+from jaxgru.model import Params, apply, at_least_float32, initial_carry
 from jaxgru.parallel.sharding import ROWS, one_copy, spread
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
@@ -36,7 +36,7 @@ def token_nll(
 
     In float32 at least. NaN for a target outside the vocabulary.
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = at_least_float32(logits)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end

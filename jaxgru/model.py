@@ -266,6 +266,11 @@ def _logits(
     return multiply(x, params.head.Wo) + params.head.bo
 
 
+def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
+    """Widen logits of 16 bits, in which a sum of probabilities would have 256 values."""
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
     x = x - x.mean(axis=-1, keepdims=True)

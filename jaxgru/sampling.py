@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 from jaxgru.arguments import as_array, as_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.model import ModelCarry, Params, apply, initial_carry, stepper
+from jaxgru.model import ModelCarry, Params, apply, at_least_float32, initial_carry, stepper
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
@@ -163,7 +163,7 @@ def filter_logits(
     near_zero False promises that the temperature is not close to zero, which saves a little time.
     The logits returned have at least 32 bits.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     tiny = float(jnp.finfo(logits.dtype).tiny)
     if near_zero:
         # Divided by almost zero, several logits would become ∞. With the largest subtracted, it is
@@ -193,7 +193,7 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can be
     drawn, and a token of probability 0 never is. A row with a NaN gives -1. Gradients stop here.
     """
-    logits = jax.lax.stop_gradient(_at_least_float32(logits))
+    logits = jax.lax.stop_gradient(at_least_float32(logits))
     top = logits.max(axis=-1, keepdims=True)
     # XLA may have rounded the largest logit but not the others, so a difference can be above 0;
     # at a temperature of 1e-30 it reaches 1e22 in either direction.
@@ -204,11 +204,6 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     # u can round up to the total, but the last token with a probability is the first to reach it.
     token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
     return _unless_nan(top[:, 0], token)
-
-
-def _at_least_float32(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """Widen logits of 16 bits, in which a sum of probabilities would have 256 values."""
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 def _unless_nan(top: Float[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:

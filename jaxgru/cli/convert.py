@@ -12,7 +12,7 @@ from jaxgru.cli.options import Parser, early_value
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from jaxgru.files import remove_parts
-from jaxgru.interop import SUFFIXES, InteropError
+from jaxgru.interop import SUFFIXES, InteropError, model_suffix
 from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
@@ -55,7 +55,7 @@ def main() -> None:
     name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
-    if given is not None and (source is None or os.path.isdir(source) or source.suffix != ".pth"):
+    if given is not None and (source is None or model_suffix(source) != ".pth"):
         parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
     save = saver(target.suffix)
     if source is None:
@@ -92,8 +92,8 @@ def check_source(source: Path, target: Path) -> None:
     """Raise InteropError if there is no such model, or the target is of the same format."""
     if not os.path.exists(source):  # Path.exists raises where a folder cannot be read
         raise InteropError(f"there is no {source}.")
-    kind = "" if os.path.isdir(source) else source.suffix
-    if not os.path.isdir(source) and kind not in SUFFIXES:
+    kind = model_suffix(source)
+    if not kind and not os.path.isdir(source):
         raise InteropError(f"{source} is neither a run folder nor a {FORMATS} file.")
     if kind == target.suffix:
         raise InteropError(f"{source} is already a {kind} file; copy it instead.")

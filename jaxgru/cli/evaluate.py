@@ -15,7 +15,7 @@ from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.errors import needs
 from jaxgru.evaluation import in_units
 from jaxgru.files import check_writable
-from jaxgru.interop import is_model_file
+from jaxgru.interop import model_suffix
 from jaxgru.runs.folders import find_run
 
 with needs("train"):
@@ -49,7 +49,7 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
-    is_file = run is not None and (is_model_file(run) or os.path.isfile(run))
+    is_file = run is not None and bool(model_suffix(run) or os.path.isfile(run))
     folder = None
     if arguments.save:
         if run is None or is_file:

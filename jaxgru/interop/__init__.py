@@ -16,9 +16,10 @@ SUFFIXES = (".safetensors", ".onnx", ".pth")
 """The files that hold a whole model or its weights; `runs.load_run` reads them all."""
 
 
-def is_model_file(path: str | Path) -> bool:
-    """Return whether a path is a model's file by its name, and no run folder of such a name."""
-    return Path(path).suffix in SUFFIXES and not os.path.isdir(path)
+def model_suffix(path: str | Path) -> str:
+    """Return which of SUFFIXES a model's file has; "" for other files, and for every folder."""
+    suffix = Path(path).suffix
+    return suffix if suffix in SUFFIXES and not os.path.isdir(path) else ""
 
 
 class InteropError(UserError):

@@ -146,12 +146,7 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
     kinds = [_kind(layer) for layer in layers]
     tensors = _named(model or layers)
     dtypes = {tensor.dtype.name for tensor in tensors.values()}
-    if len(dtypes) > 1:
-        raise InteropError(
-            f"the weights are {' and '.join(sorted(dtypes))}; they must be all float32 or all "
-            "float64."
-        )
-    check_dtype("the weights", *dtypes)
+    _check_dtypes("the weights", dtypes)
     size = sum(tensor.nbytes for tensor in tensors.values())
     if size > _MAX_BYTES:
         raise InteropError(f"the weights have {size:,} bytes; an ONNX file can have 2 GiB.")
@@ -251,6 +246,15 @@ def _kind(p: CellParams) -> str:
     if kind not in _KINDS:
         raise refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     return kind
+
+
+def _check_dtypes(name: str, dtypes: set[str]) -> None:
+    """Raise InteropError if weights are neither all float32 nor all float64."""
+    if len(dtypes) > 1:
+        raise InteropError(
+            f"{name} are {' and '.join(sorted(dtypes))}; they must be all float32 or all float64."
+        )
+    check_dtype(name, *dtypes)
 
 
 def _cell(p: CellParams) -> str:
@@ -386,9 +390,7 @@ def _params(
     if {name: [*tensor.shape] for name, tensor in tensors.items()} != shapes:
         raise InteropError(f"{where}: its tensors are not those that its metadata name.")
     dtypes = {tensor.dtype.name for tensor in tensors.values()}
-    if len(dtypes) > 1:
-        raise InteropError(f"{where}: its weights must be all float32 or all float64.")
-    check_dtype(f"{where}: its weights", *dtypes)
+    _check_dtypes(f"{where}: its weights", dtypes)
     return jax.tree.map(jnp.asarray, params)
 
 

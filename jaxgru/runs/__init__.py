@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer
-from jaxgru.interop import is_model_file
+from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
 
@@ -28,7 +28,7 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         `[train]`; for an .onnx, `[onnx]`.
     """
     path = Path(path)
-    suffix = path.suffix if is_model_file(path) else ""
+    suffix = model_suffix(path)
     if suffix == ".safetensors":
         return load_safetensors(path)
     if suffix == ".onnx":

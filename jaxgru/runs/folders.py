@@ -29,6 +29,7 @@ from jaxgru.parallel.processes import is_first
 from jaxgru.runs import commits
 
 REWRITTEN = ("config.toml", "metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)
+"""The files of a run that are replaced as a whole while it is trained, or when it is resumed."""
 EPOCHS = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns

@@ -20,7 +20,7 @@ from jaxgru.config import Config, ModelConfig, override
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import UserError
-from jaxgru.interop import is_model_file
+from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import load_safetensors_config
 from jaxgru.model import HeadParams, Params, flatten
 from jaxgru.runs import load_run
@@ -135,7 +135,7 @@ def _path(model: str) -> Path:
     if model in names:
         return pretrained.FOLDER / f"{model}.safetensors"
     others = {".pth": "PyTorch's file", ".onnx": "an ONNX file"}
-    suffix = Path(model).suffix if is_model_file(model) else ""
+    suffix = model_suffix(model)
     if not os.path.exists(model) or suffix in others:
         what = others[suffix] if os.path.exists(model) else "no model"
         raise UserError(

@@ -16,7 +16,7 @@ from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import command
-from jaxgru.interop import is_model_file
+from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import share_cpu
@@ -103,7 +103,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
-    if is_model_file(path):
+    if model_suffix(path):
         raise folders.RunError(
             f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
