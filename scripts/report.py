@@ -18,11 +18,13 @@ from rich.console import Console
 
 from jaxgru import init, load_run, num_params
 from jaxgru.analysis import state_cost
+from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
+from jaxgru.runs import measurements
 from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
 from jaxgru.runs.published import recipe
 from pages.jobs import NANOGPT, SEEDS, is_measured
@@ -81,7 +83,7 @@ def gather(root: Path) -> Iterable[Run]:
                 record = state_cost.evaluate_model(
                     params, tokenizer, dataset, window, random_batches=name in NANOGPT
                 )
-                state_cost.save_record(run, record)
+                measurements.save_record(run, record)
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,
@@ -89,7 +91,7 @@ def gather(root: Path) -> Iterable[Run]:
                 seed=config.training.seed,
                 parameters=num_params(shapes),
                 epochs=load_metrics(run / "metrics.jsonl"),
-                measured=load(run / state_cost.FILE_NAME, Measured),
+                measured=load(run / measurements.FILE_NAME, Measured),
             )
 
 
@@ -110,7 +112,10 @@ def count(name: str) -> list[float]:
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
     characters = dataset.tokenizer.num_characters(tokens[1:])
-    return [loss * (len(tokens) - 1) / characters for loss in state_cost.measure_ngrams(dataset)]
+    largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
+    models = [largest.lower(order) for order in range(1, MAX_ORDER + 1)]
+    return [float(model.token_nll(tokens).mean()) * (len(tokens) - 1) / characters
+            for model in models]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import math
 import re
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,12 +18,7 @@ from jaxgru.analysis.markov import (
     stationary_distribution,
     transition_matrix,
 )
-from jaxgru.analysis.ngrams import (
-    MAX_ORDER,
-    bigram_probabilities,
-    context_frequencies,
-    count_ngrams,
-)
+from jaxgru.analysis.ngrams import bigram_probabilities, context_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
 from jaxgru.data.dataset import Dataset
@@ -40,17 +31,10 @@ from jaxgru.evaluation import (
     stream_nll,
     window_loss,
 )
-from jaxgru.files import write_text
-from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
-from jaxgru.parallel.hardware import describe_hardware
-from jaxgru.runs.commits import trained_by
-from jaxgru.runs.folders import EPOCHS, RunError
 from jaxgru.sampling import generate
 
 Record = dict[str, Any]
-
-FILE_NAME = "study.json"  # the record in a run folder
 
 MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³ operations
 RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
@@ -149,37 +133,6 @@ def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Recor
     return {"mean": float(batches.mean()), "standard_error": float(error)}
 
 
-def best_kept_epoch(
-    run: Path, tokens: Int[AnyArray, "N"], window: int = 128
-) -> tuple[int, Params] | None:
-    """Return the epoch whose model has the lowest loss in windows, and the model.
-
-    None: the run has kept none (`training.keep_epochs`). Raises as `load_safetensors` does.
-    """
-    lowest, best = math.inf, None
-    for path in sorted((run / EPOCHS).glob("[0-9]*.safetensors")):
-        params, _, _ = load_safetensors(path)
-        loss = window_loss(params, tokens, window)
-        if best is None or loss < lowest:
-            lowest, best = loss, (int(path.stem), params)
-    return best
-
-
-def save_record(run: Path, record: Record) -> None:
-    """Write a run's record into its folder, with the date, the hardware and the run's commits.
-
-    Raises:
-      RunError: the folder cannot be written.
-    """
-    made: Record = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
-    if commits := trained_by(run):
-        made["commits"] = commits
-    try:
-        write_text(run / FILE_NAME, json.dumps(record | made, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"{run / FILE_NAME} cannot be written: {error.strerror}.") from error
-
-
 def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
     P = transition_matrix(params)
     V = len(P)
@@ -271,12 +224,3 @@ def _words(text: str, vocabulary: frozenset[str]) -> Record:
         if len(found) >= n:
             record[f"distinct_{n}"] = distinct_ngrams(found, n)
     return record
-
-
-def measure_ngrams(dataset: Dataset) -> list[float]:
-    """Return the nats per token of the n-gram models of orders 1 to 8, on the validation split."""
-    largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
-    return [
-        float(largest.lower(order).token_nll(dataset.validation).mean())
-        for order in range(1, MAX_ORDER + 1)
-    ]

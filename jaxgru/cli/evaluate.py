@@ -17,6 +17,7 @@ from jaxgru.evaluation import in_units
 from jaxgru.files import check_writable
 from jaxgru.interop import model_suffix
 from jaxgru.runs.folders import find_run
+from jaxgru.runs.measurements import best_kept_epoch, save_record
 
 with needs("train"):
     from rich.console import Console
@@ -81,7 +82,7 @@ def main() -> None:
         )
         if arguments.random_batches and run and not is_file:
             status.update("measuring the best epoch")
-            best = state_cost.best_kept_epoch(find_run(run), dataset.validation, window)
+            best = best_kept_epoch(find_run(run), dataset.validation, window)
             if best:
                 batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
                 record["random_batches"]["best"] = {"epoch": best[0], **batches}
@@ -89,7 +90,7 @@ def main() -> None:
     if "chain" in record:
         console.print(_markov_chain(record["chain"]))
     if folder:
-        state_cost.save_record(folder, record)
+        save_record(folder, record)
 
 
 def _losses(name: str, window: int, record: state_cost.Record) -> Table:

@@ -52,9 +52,6 @@ class Tokenizer(Protocol):
         """Return the tokenizer as the content of a file, for `tokenizer_from_bytes`."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer into a run folder, for `load_tokenizer`."""
-
 
 class CharacterTokenizer:
     """One token per character; the vocabulary is the distinct characters, in token order."""
@@ -102,10 +99,6 @@ class CharacterTokenizer:
     def num_characters(self, tokens: Tokens) -> int:
         """Return the number of characters: one per token."""
         return len(tokens)
-
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.json."""
-        write_bytes(folder / self.file_name, self.to_bytes())
 
 
 class SentencePieceTokenizer:
@@ -196,10 +189,6 @@ class SentencePieceTokenizer:
         """Return the total length of the tokens' pieces; a space is one character."""
         return int(self._lengths[tokens].sum())
 
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.model."""
-        write_bytes(folder / self.file_name, self.to_bytes())
-
 
 def _blocks(text: str) -> Iterator[str]:
     """Cut a text in front of words, where SentencePiece begins a new piece in any case.
@@ -223,8 +212,13 @@ def learn_tokenizer(kind: str, text: str, vocab_size: int) -> Tokenizer:
     return SentencePieceTokenizer.learn(text, vocab_size)
 
 
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer into a run folder. Raises OSError where that fails."""
+    write_bytes(folder / tokenizer.file_name, tokenizer.to_bytes())
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer that `save` wrote into the folder.
+    """Load the tokenizer that `save_tokenizer` wrote into the folder.
 
     Raises:
       TokenizerError: there is none, or it cannot be read.

@@ -22,7 +22,7 @@ from pathlib import Path
 import tomli_w
 
 from jaxgru.config import Config, ConfigError, load_config, to_dict
-from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.errors import UserError, command
 from jaxgru.files import PART, check_writable, locked, remove_parts, write_text
 from jaxgru.parallel.processes import is_first
@@ -58,7 +58,7 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
         if latest.exists() and not latest.is_symlink():
             raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
         run = _next_version(family)
-        tokenizer.save(run)
+        save_tokenizer(tokenizer, run)
         save_config(run, config)
         _point(latest, run)
     except OSError as error:

@@ -22,7 +22,7 @@ from jaxgru.model import Params
 from jaxgru.parallel.hardware import share_cpu
 from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, one_copy, spread
-from jaxgru.runs import checkpoints, folders, initial
+from jaxgru.runs import checkpoints, folders, initial, measurements
 from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
 from jaxgru.runs.reports import peak_memory, write_losses, write_samples
@@ -207,7 +207,7 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
         progress.finished = False
         console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
-        for name in ("samples.txt", "study.json") if is_first() else ():
+        for name in ("samples.txt", measurements.FILE_NAME) if is_first() else ():
             path = run / name
             if path.exists():
                 path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.analysis.state_cost import FILE_NAME
 from jaxgru.config import Config, load_config
 from jaxgru.runs.folders import RunError, load_run_config, versions
+from jaxgru.runs.measurements import FILE_NAME
 from jaxgru.runs.published import recipe
 
 SEEDS = {

@@ -15,9 +15,6 @@ from conftest import numpy_gru_losses
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.data.dataset import Dataset
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.interop.safetensors import save_safetensors
-from jaxgru.runs.folders import RunError
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +73,6 @@ def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch)
         seen = state_cost.evaluate_model(params, dataset.tokenizer, dataset, 16)
         assert ("chain" in seen) == known
         assert seen["stateless"] == record["stateless"]
-
-
-def test_the_best_epoch_is_that_of_the_lowest_loss(measured, tiny_run, tmp_path):
-    params, dataset, *_ = measured
-    _, config, tokenizer = jaxgru.load_run(tiny_run)
-    assert state_cost.best_kept_epoch(tmp_path, dataset.validation, 16) is None
-    (tmp_path / "epochs").mkdir()
-    losses = {}
-    for epoch, scale in ((1, 3.0), (2, 0.5), (10, 1.0)):
-        scaled = jax.tree.map(lambda leaf, by=scale: by * leaf, params)
-        save_safetensors(tmp_path / f"epochs/{epoch:03}.safetensors", scaled, config, tokenizer)
-        losses[epoch] = numpy_gru_losses(scaled, dataset.validation, 16).mean()
-    best, found = state_cost.best_kept_epoch(tmp_path, dataset.validation, 16)
-    assert losses[best] == min(losses.values())
-    again = numpy_gru_losses(found, dataset.validation, 16).mean()
-    assert again == losses[best]
 
 
 def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measured):
@@ -158,29 +139,3 @@ def test_a_sample_begins_and_ends_with_a_whole_word():
     assert state_cost._whole_words("eet the king of Eng") == " the king of "
     assert state_cost._whole_words(" the king.\n") == " the king.\n"
     assert state_cost._whole_words("unbroken") == ""
-
-
-def test_ngrams_by_order_against_counting():
-    """Order 1 is the training text's frequencies; the text says what order 2 knows for sure."""
-    tokenizer = CharacterTokenizer("ab")
-    train = tokenizer.encode("ab" * 50)
-    dataset = Dataset(train, tokenizer.encode("abababab"), tokenizer, "a test")
-    losses = state_cost.measure_ngrams(dataset)
-    assert len(losses) == 8
-    assert losses[0] == pytest.approx(math.log(2), rel=1e-6)
-    assert all(loss < 0.1 for loss in losses[1:])
-
-
-def test_a_record_is_saved_with_the_day_and_the_hardware(tmp_path, monkeypatch):
-    state_cost.save_record(tmp_path, {"stream": 1.5})
-    saved = json.loads((tmp_path / "study.json").read_text())
-    assert saved["stream"] == 1.5
-    assert len(saved["date"]) == 10 and "JAX" in saved["hardware"]
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(state_cost, "write_text", full)
-    with pytest.raises(RunError, match="study.json cannot be written: No space left on device"):
-        state_cost.save_record(tmp_path, {})
-    assert json.loads((tmp_path / "study.json").read_text()) == saved

@@ -15,6 +15,7 @@ from jaxgru.data.tokenizers import (
     TokenizerError,
     learn_tokenizer,
     load_tokenizer,
+    save_tokenizer,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
@@ -80,7 +81,7 @@ class TestSentencePiece:
     def test_special_pieces_are_where_the_study_has_them(self, scribe, tmp_path):
         from sentencepiece import SentencePieceProcessor
 
-        scribe.save(tmp_path)
+        save_tokenizer(scribe, tmp_path)
         theirs = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
         assert [theirs.id_to_piece(i) for i in range(3)] == ["<unk>", "<s>", "</s>"]
         assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
@@ -120,18 +121,18 @@ class TestSaveAndLoad:
     @given(text=texts.filter(bool))
     def test_characters(self, tmp_path_factory, text):
         folder = tmp_path_factory.mktemp("tokenizer")
-        CharacterTokenizer.learn(text).save(folder)
+        save_tokenizer(CharacterTokenizer.learn(text), folder)
         loaded = load_tokenizer(folder)
         assert loaded.vocabulary == "".join(sorted(set(text)))
         assert loaded.decode(loaded.encode(text)) == text
 
     def test_characters_are_stored_readably(self, tmp_path):
-        CharacterTokenizer.learn("né\n").save(tmp_path)
+        save_tokenizer(CharacterTokenizer.learn("né\n"), tmp_path)
         stored = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
         assert stored == {"characters": "\nné"}
 
     def test_sentencepiece(self, scribe, tmp_path):
-        scribe.save(tmp_path)
+        save_tokenizer(scribe, tmp_path)
         loaded = load_tokenizer(tmp_path)
         line = "Shall I compare thee to a summer's day?"
         assert loaded.vocab_size == 1000
@@ -163,7 +164,7 @@ class TestSaveAndLoad:
         assert capfd.readouterr() == ("", "")
 
     def test_half_a_sentencepiece_model_is_refused(self, scribe, tmp_path):
-        scribe.save(tmp_path)
+        save_tokenizer(scribe, tmp_path)
         model = tmp_path / "tokenizer.model"
         model.write_bytes(model.read_bytes()[: model.stat().st_size // 2])
         with pytest.raises(TokenizerError, match="cannot be read"):

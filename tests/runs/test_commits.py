@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from jaxgru.analysis import state_cost
-from jaxgru.runs import commits, lifecycle
+from jaxgru.runs import commits, lifecycle, measurements
 from jaxgru.runs.commits import FILE_NAME, current_commit, record_commit
 
 A, B = "a" * 40, "b" * 40 + "-dirty"
@@ -96,5 +95,5 @@ def test_a_run_resumed_by_another_commit_names_both(run_copy, monkeypatch):
     assert commits.trained_by(run_copy) == [A]
     lifecycle.resume_run(run_copy, {"training.epochs": "3"})
     assert (run_copy / FILE_NAME).read_text() == f"{A} from step 0\n{B} from step 6\n"
-    state_cost.save_record(run_copy, {})
+    measurements.save_record(run_copy, {})
     assert json.loads((run_copy / "study.json").read_text())["commits"] == [A, B]
