@@ -61,11 +61,12 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     """Other values of everything that is not a shape: weights, prompt, key, carry, temperature."""
     other = jax.tree.map(lambda x: x + 1, params)
     prompt, key = PROMPT + 0, jax.random.key(9)
-    _, carry, _ = generate(params, KEY, PROMPT, 6, temperature=0.8, top_k=3, top_p=0.9)
+    zeros = jaxgru.initial_carry(params, len(PROMPT))
+    _, carry, _ = generate(params, KEY, PROMPT, 6, zeros, temperature=0.8, top_k=3, top_p=0.9)
     compilations.clear()
-    generate(other, key, prompt, 6, temperature=0.5, top_k=3, top_p=0.4)
+    generate(other, key, prompt, 6, carry, temperature=0.5, top_k=3, top_p=0.4)
     assert compilations == []
-    generate(params, key, prompt, 8, temperature=0.5, top_k=3, top_p=0.4)
+    generate(params, key, prompt, 8, carry, temperature=0.5, top_k=3, top_p=0.4)
     assert compilations != []  # the listener does hear a compilation
 
 
