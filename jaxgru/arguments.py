@@ -1,7 +1,7 @@
 """What users pass to recurrent layers, checked and converted.
 
-Each refusal is one sentence that names the argument. `like` has the shapes and dtypes of the carry
-that the layers and the batch need, with an entry per layer.
+Every error is one sentence that names the argument. `like` is the carry that the layers and the
+batch need: shapes and dtypes, with an entry per layer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
 
 
 def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
-    """Return the layers as a tuple, and whether it was one layer and no list.
+    """Return the layers as a tuple, and whether a single layer was given.
 
     Raises:
       ValueError: there are none, or one is not the parameters of a layer.
@@ -83,7 +83,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
 
 
 def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
-    """Return how many features layer i has for the next one, given those of its input.
+    """Return the output size of layer i, given its input size.
 
     Raises:
       ValueError: the layer takes another number of features, or its parameters contradict each
@@ -107,7 +107,7 @@ def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
 
 
 def _shapes(tree: Any) -> tuple:
-    """Return a tree's structure and its leaves' shapes and dtypes. JAX takes 0.5 ms to trace."""
+    """Return a tree's structure, shapes and dtypes: a cache key, as tracing takes 0.5 ms."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -178,7 +178,7 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
     """Return the carry as a tuple with an entry per layer; lists and named tuples become tuples.
 
     Args:
-      one: it is the entry itself, because there is one layer and no list.
+      one: the carry is that of a single layer, not in a tuple.
 
     Raises:
       ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
@@ -211,7 +211,7 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
 
     Args:
       one: as for `as_carry`.
-      carry: what has the dtypes that `initial` is converted to; None: `like`.
+      carry: `initial` is converted to its dtypes; None: to those of `like`.
 
     Raises:
       ValueError: its shapes do not fit, or it is not in floating point.
@@ -257,7 +257,7 @@ def as_reset(reset: Any, shape: tuple) -> AnyArray:
 
 
 def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
-    """Return which steps are no padding.
+    """Return True where a step is not padding.
 
     Raises:
       ValueError: the lengths are not integers (B,), or, if they are known, not in 0 … T.

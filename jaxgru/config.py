@@ -181,7 +181,10 @@ class TrainingConfig(_Section):
     )
     seed: int = _field(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
     lengthened: int = _field(
-        0, "how often --resume has set training.epochs; filled in", at_least=0, below=2**31
+        0,
+        "number of times that --resume changed training.epochs; set automatically",
+        at_least=0,
+        below=2**31,
     )
     init: str = _field(
         "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
@@ -224,7 +227,7 @@ class Config:
 
 
 NO_NUMBERS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
-"""Fields that change no number of a run, but what it keeps and where it is computed."""
+"""Fields that do not affect results, only what is kept and where it is computed."""
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
 
@@ -368,7 +371,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name with the most similar spelling, with its section or without."""
 
     def parts(dotted: str) -> tuple[str, str]:
-        whole = dotted.strip("-")[:200]  # longer ones are no misspellings, and take seconds
+        whole = dotted.strip("-")[:200]  # a longer one is not a misspelling, and takes seconds
         return whole, whole.rpartition(".")[2]
 
     def likeness(other: str) -> float:

@@ -14,7 +14,7 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, initial_carry
-from jaxgru.sampling import check_sampling, generate
+from jaxgru.sampling import check_num_tokens, check_sampling, generate
 
 PIECE = 16  # tokens generated at once
 READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
@@ -56,7 +56,7 @@ class Options:
     seed: int = 0
 
     @property
-    def of_a_token(self) -> dict[str, Any]:
+    def per_token(self) -> dict[str, Any]:
         """The options that say how one token is drawn from its logits."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
@@ -70,18 +70,17 @@ def pieces(
 ) -> Iterator[str]:
     """Yield the prompt, then the text generated from it, in pieces of about 16 tokens.
 
-    Each piece starts from the state after the one before it. `sample` numbers the samples of a
-    seed.
+    Each piece starts from the state after the one before it. `sample` is the sample's index; each
+    index gives another text for the same seed.
 
     Raises:
       UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
         at the call, before anything is generated.
     """
-    check_sampling(tokenizer.vocab_size, **options.of_a_token)
+    check_sampling(tokenizer.vocab_size, **options.per_token)
     if not 0 <= options.seed < 2**32:
         raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
-    if options.num_tokens < 1:
-        raise UserError(f"num_tokens is {options.num_tokens}; it must be at least 1.")
+    check_num_tokens(options.num_tokens)
     known = tokenizer.encode(prompt)
     if len(known) == 0:
         raise UserError("the prompt is empty; give at least one character to begin with.")
@@ -114,8 +113,8 @@ def _recurrent(
 ) -> Callable[[], Int[np.ndarray, "N"]]:
     """Return a function that generates the next PIECE tokens, from the state after the last ones.
 
-    Every piece is the same program, also the first, which begins with the prompt's last token, and
-    the last one, which may be too long.
+    All pieces run one compiled program. The first starts from the prompt's last token; the last may
+    have more tokens than are needed.
     """
     key = jax.random.fold_in(jax.random.key(options.seed), sample)
     tokens: Any = prompt[None, -1:]
@@ -130,7 +129,7 @@ def _recurrent(
     def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
         new, carry, key = generate(
-            params, key, tokens, PIECE, carry, stateful=options.stateful, **options.of_a_token
+            params, key, tokens, PIECE, carry, stateful=options.stateful, **options.per_token
         )
         tokens, found = new[:, -1:], np.asarray(new[0])
         if (found < 0).any():
@@ -154,7 +153,7 @@ def _counted(
 
     def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal text
-        new = model.generate(rng, text, PIECE, **options.of_a_token)
+        new = model.generate(rng, text, PIECE, **options.per_token)
         text = np.concatenate([text, new])
         return new
 

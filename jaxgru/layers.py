@@ -4,9 +4,9 @@ Users call these three, batch-major. Inside, arrays are time-major, and one laye
 
     unroll_layer(params, x (T, B, E), carry, steps) -> (h' of every step (T, B, H), carry)
 
-`unroll_plain` is its definition in the fewest lines, `unroll_layer` computes the same fast, for two
-reasons. x·W of many steps is ONE product before the scan. The backward scan carries only the
-gradient of the state and stores `da`, the gradients of the gates' pre-activations, so the gradient
+`unroll_plain` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W of
+many steps is ONE product before the scan. The backward scan carries only the gradient of the state
+and stores `da`, the gradients of the gates' pre-activations, so the gradient
 of each weight is ONE product after the scan. Autodiff would instead add an (H, H) product to an
 accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a
 CPU, this is done block by block of the steps, so that the arrays stay in the cache.
@@ -175,7 +175,7 @@ def bidirectional(
       step of the backward layers is the one that reads the first input.
 
     Raises:
-      ValueError: as `unroll`; or the lists are not of one length.
+      ValueError: as `unroll`; or the lists have different lengths.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
@@ -219,7 +219,9 @@ def step(
     reset: Bool[AnyArray, "B"] | None = None,
     initial: Any = None,
 ) -> tuple[Float[Array, "B H"], Any]:
-    """Compute one step of `unroll`, up to rounding, without the time axis: a policy as it acts.
+    """Compute one step on an input without a time axis, e.g. for a policy that acts.
+
+    It equals `unroll` up to rounding.
 
     Args:
       layers: as for `unroll`, and so are `carry` and `initial`.
@@ -246,7 +248,7 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     """Return zeros as the carry before the first step: of one layer, or a tuple for a list.
 
     Raises:
-      ValueError: the batch size is negative, or no whole number.
+      ValueError: the batch size is negative or not a whole number.
     """
     if isinstance(batch_size, float) or (isinstance(batch_size, int) and batch_size < 0):
         raise ValueError(f"batch_size is {batch_size}; it must be a whole number, 0 or more.")
@@ -346,10 +348,10 @@ def unroll_layer(
 def block_length(T: Size, B: Size, H: int) -> Size:
     """Return how many steps of a layer are computed at once: x·W, the recurrence, the gradients.
 
-    All of them on a GPU. On a CPU, as many as stay in the cache, but enough for it to pay that each
-    block's gradients of the weights are added to those of the others. Measured on 2 cores, training
-    steps are 1.6× (astra_alpha), 1.3× (astra_beta), 1.05× (astra_gamma) and 1.13× (leviathan) as
-    fast as with all steps at once, and take 0.53 to 0.81 of the memory.
+    All of them on a GPU. On a CPU, as many as fit in the cache, but enough to amortize the
+    sum of the weights' gradients over the blocks. Measured on 2 cores, training steps are 1.6×
+    (astra_alpha), 1.3× (astra_beta), 1.05× (astra_gamma) and 1.13× (leviathan) as fast as with all
+    steps at once, and take 0.53 to 0.81 of the memory.
     """
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes

@@ -55,7 +55,7 @@ class Params:
 for _struct in (LayerNormParams, HeadParams, Params):
     exportable(_struct)
 
-SMALL_VOCABULARY = 256  # up to this size, a sampler multiplies the whole embedding once
+SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
 
 ModelCarry: TypeAlias = tuple[Carry, ...]
 
@@ -225,7 +225,7 @@ def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, Model
 def stepper(
     params: Params,
 ) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
-    """Return a function that computes `step`, up to rounding, faster if called for many tokens.
+    """Return a faster `step` for many tokens; it equals `step` up to rounding.
 
     It computes once what does not depend on the token: the concatenated weights and, for a small
     vocabulary, the first layer's product with the whole embedding.

@@ -72,8 +72,7 @@ def generate(
     V = params.head.bo.shape[0]
     prompt = as_array("prompt", prompt)
     _check_prompt(prompt, V)
-    if num_tokens < 1:
-        raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
+    check_num_tokens(num_tokens)
     check_sampling(V, temperature, top_k, top_p)
     traced = isinstance(temperature, Tracer)
     greedy = not traced and bool(temperature == 0)
@@ -97,6 +96,12 @@ def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
         raise UserError(
             f"the prompt has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
         )
+
+
+def check_num_tokens(num_tokens: int) -> None:
+    """Raise UserError if the number of tokens to generate is below 1."""
+    if num_tokens < 1:
+        raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
 
 
 def check_sampling(
@@ -160,7 +165,7 @@ def filter_logits(
     temperature of 0 means the limit: only the most likely tokens have a probability. A negative
     temperature gives NaN.
 
-    near_zero False promises that the temperature is not close to zero, which saves a little time.
+    near_zero: False if the temperature is known not to be close to zero; this saves a little time.
     The logits returned have at least 32 bits.
     """
     logits = at_least_float32(logits)

@@ -80,7 +80,7 @@ def gather(root: Path) -> Iterable[Run]:
                 params, _, tokenizer = load_run(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
-                record = state_cost.evaluate_model(
+                record = state_cost.measure(
                     params, tokenizer, dataset, window, random_batches=name in NANOGPT
                 )
                 measurements.save_record(run, record)

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxgru.errors import UserError
-from jaxgru.sampling import check_sampling
+from jaxgru.sampling import check_num_tokens, check_sampling
 
 MAX_ORDER = 8
 ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry
@@ -134,8 +134,7 @@ class NGram:
             vocabulary, the temperature is negative, top_k is outside [1, V], or top_p is outside
             (0, 1].
         """
-        if num_tokens < 1:
-            raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
+        check_num_tokens(num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)
         text = np.concatenate([prompt, np.zeros(num_tokens, np.int64)])
         for t in range(len(prompt), len(text)):

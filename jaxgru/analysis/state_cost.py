@@ -65,7 +65,7 @@ TEXT_MEASURES = {
 PROMPT = "ROMEO: "  # of the texts in the record
 
 
-def evaluate_model(
+def measure(
     params: Params,
     tokenizer: Tokenizer,
     dataset: Dataset,

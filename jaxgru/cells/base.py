@@ -25,7 +25,7 @@ AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
-Carry: TypeAlias = Hidden | tuple[Hidden, Hidden] | tuple[Hidden, Context]
+Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
 CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
 T = TypeVar("T")
 
@@ -61,7 +61,8 @@ class Cell:
       params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
       step: (params, carry, x (B, E)) → the next carry: the equations.
-      zero_carry: (params, batch size) → the carry before the first step.
+      zero_carry: (params, batch size) → the carry before the first step: h, or a tuple that begins
+        with h (B, H). With a `fast` that is `Gated`, h or a pair (h, c).
       options: the config's fields that this cell uses, besides the sizes.
       fast: params → a faster computation of many steps, with a hand-written gradient; with None,
         `step` is scanned over time.
@@ -84,9 +85,9 @@ class Recurrence(NamedTuple):
     Attributes:
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs.
-      factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. Of
-        one step, or of all with a first axis T: it does not depend on the steps after. If the carry
-        is a pair (h, c), the next c comes before what `step` saved.
+      factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. It
+        does not depend on later steps, so it can be computed for one step, or for all of them with
+        a leading axis T. If the carry is a pair (h, c), the next c comes before what `step` saved.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
       gradients: (U, h before each step (T, B, H), saved, kept), batch-major: (T, B, ...) → the
@@ -157,7 +158,7 @@ def hidden(carry: Carry) -> Hidden:
 
 def with_hidden(carry: Carry, h: Array) -> Carry:
     """Return the carry with its h replaced."""
-    return (h, carry[1]) if isinstance(carry, tuple) else h
+    return (h, *carry[1:]) if isinstance(carry, tuple) else h
 
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
@@ -193,7 +194,7 @@ def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array]
     """Return functions that draw W, U and b from a key: uniform ±1/√fan_in (PyTorch's Linear).
 
     Raises:
-      ValueError: a size is no whole number, or not positive.
+      ValueError: a size is not a positive whole number.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         if not isinstance(size, int | np.integer) or size < 1:

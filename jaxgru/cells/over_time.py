@@ -36,9 +36,9 @@ class Layout(NamedTuple):
     """How a batch of states is stored as a matrix: the axis of the units, and the product with U.
 
     XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
-    operand and not the weights, which is faster for large weights and few rows (LSTM, H = 1,024,
-    B = 32 on one core: 1.11×). In rows, h (B, H), nothing is transposed, and one product uses all
-    cores, which is faster for many rows (H = 128, B = 1,024: 1.24×), for small ones (H = 128,
+    operand, so the weights are not repacked: faster for large weights and few rows (LSTM of
+    H = 1,024, B = 32 on one core: 1.11×). In rows, h (B, H), nothing is transposed, and one product
+    uses all cores: faster for many rows (H = 128, B = 1,024: 1.24×), for small ones (H = 128,
     B = 16: 1.2×) and without a gradient.
     """
 
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return jnp.split(x, x.shape[self.axis] // H, self.axis)
 
     def join(self, *parts: Array) -> Array:
-        """Concatenate units."""
+        """Concatenate along the axis of the units."""
         return jnp.concatenate(parts, self.axis)
 
     def choose(self, flag: Bool[Array, "*T B"], x: Any, y: Any = None) -> Any:
@@ -79,7 +79,7 @@ IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (G, H)
 
 
 def is_small(B: Size, H: int) -> bool:
-    """Return whether the number of a step's operations, not only their size, decides its time.
+    """Return whether a step is so small that the overhead of each operation dominates its time.
 
     The factors of its gradient are then computed beforehand, for all steps at once: a training step
     of H = 128 and B = 16, 32, 64 is 1.2×, 1.1×, 1.04× as fast; one of H = 512 and B = 64 would take

@@ -97,7 +97,7 @@ def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float
 def product_of_steps(
     x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """Return an array (T, B, ...) and the function that makes x·W of any of its steps.
+    """Return an array (T, B, ...), and a function that maps any slice of its steps to x·W.
 
     The table of a `Lookup` is multiplied here, once.
     """

@@ -72,7 +72,7 @@ def main() -> None:
     config, dataset = load_dataset(config, tokenizer)
     window = config.training.sequence_length
     with console.status("compiling") as status:
-        record = state_cost.evaluate_model(
+        record = state_cost.measure(
             params,
             tokenizer,
             dataset,

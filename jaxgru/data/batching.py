@@ -26,7 +26,7 @@ def stream_windows(
     """Return window number `step` of B streams: the text cut into B equal parts, one per row.
 
     The windows of a row are contiguous, so the state after one is the state before the next. After
-    the last whole windows of the streams, the first ones follow again.
+    the last whole window, the streams restart at the first.
 
     Returns inputs, targets, and whether these are the first windows of the streams.
     """

@@ -1,6 +1,7 @@
 """Import and export of weights, one file per foreign format.
 
-Foreign frameworks are imported only when a function needs them.
+A module of a library's own layers imports that library; no other module of jaxgru does. What reads
+and writes files imports its framework only when a function needs it.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ _in_scope: Callable[[Any, Callable[[], Any]], Any] = _Scope.__call__
 def from_haiku(params: Mapping[str, Array]) -> CellParams:
     """Return the layer with the parameters of an hk.GRU or hk.LSTM.
 
-    Each value is a copy, but the forget bias, which is Haiku's plus one. The carry is h, or (h, c).
+    Values are copied, except the forget bias, which is Haiku's plus one. The carry is h, or (h, c).
 
     Args:
       params: of the module that holds them: params["gru"] (w_i, w_h, b), or params["lstm/linear"]

@@ -85,8 +85,8 @@ def unroll(
 def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     """Return the layer with the weights of a cell.
 
-    The GRU resets after the product. Each value is a copy; z's change sign. A cell without biases
-    gets zeros. The carry is the same on both sides.
+    The GRU resets after the product. Values are copied; those of z change sign. A cell without
+    biases gets zeros. The carry is the same on both sides.
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`.

@@ -91,11 +91,11 @@ class RNN(nn.RNN):
 
 
 class ScannedRNN(nn.Module):
-    """The `ScannedRNN` of purejaxrl: a cell over time that starts anew where an episode begins.
+    """The `ScannedRNN` of purejaxrl: a cell over time whose carry is reset at each episode's start.
 
     It takes the place of a class that wraps `nn.GRUCell` in `nn.scan`
-    (https://github.com/luchris429/purejaxrl/blob/main/purejaxrl/ppo_rnn.py). Parameters that exist
-    are used under the name that they have. H is the carry's size.
+    (https://github.com/luchris429/purejaxrl/blob/main/purejaxrl/ppo_rnn.py). Existing parameters
+    keep their name. H is the carry's size.
 
     Attributes:
       cell: a class of cells, or a `functools.partial` of one.
@@ -120,7 +120,7 @@ class ScannedRNN(nn.Module):
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes, or x is no pair.
+          InteropError: the cell is none that `RNN` takes, or x is not a pair.
         """
         if not isinstance(x, tuple | list) or len(x) != 2:
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
@@ -155,8 +155,8 @@ class ScannedRNN(nn.Module):
 def from_linen(params: Mapping[str, Any]) -> CellParams:
     """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
 
-    The GRU resets after the product. Each value is a copy; z's change sign. The layer's carry is h,
-    or (h, c) where the cell's is (c, h).
+    The GRU resets after the product. Values are copied; those of z change sign. The layer's carry
+    is h, or (h, c) where the cell's is (c, h).
 
     Args:
       params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.

@@ -139,8 +139,8 @@ class Layer(nnx.Module):
 def from_nnx(cell: Any) -> CellParams:
     """Return the layer with the weights of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell.
 
-    The GRU resets after the product and has no second biases. Each value is a copy; z's change
-    sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
+    The GRU resets after the product and has no second biases. Values are copied; those of z
+    change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
 
     Raises:
       InteropError: the cell is of another class, has other functions than sigmoid and tanh, or is

@@ -1,4 +1,4 @@
-"""What the conversions share: one gate's weights cut out of the matrix of all gates, and joined.
+"""What the conversions share: the matrix of all gates split into gates, and joined again.
 
 Other libraries store the gates of a layer side by side, each in an order of its own, written here
 as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too.
@@ -104,7 +104,7 @@ def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
 
 
 def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
-    """Raise InteropError if the GRU's reset is not where theirs is."""
+    """Raise InteropError if the two GRUs apply the reset gate in different places."""
     if p.reset != reset:
         raise InteropError(
             f"{theirs} applies the reset gate {reset} the product, this GRU {p.reset} it, so it "

@@ -31,7 +31,7 @@ def from_keras(
 ) -> CellParams | tuple[CellParams, CellParams]:
     """Return the layer with the weights of a GRU, LSTM or SimpleRNN.
 
-    Each value is a copy; z's change sign. A layer without biases gets zeros. The carry is h, or
+    Values are copied; those of z change sign. A layer without biases gets zeros. The carry is h, or
     (h, c). How a layer is run (`return_sequences`, `go_backwards`, `stateful`, …) is ignored, and
     so is dropout, which acts in training only.
 

@@ -3,10 +3,10 @@
     inputs    tokens (B, T) int32, of layers alone x (B, T, F); then the carry, such as carry.0.h
     outputs   logits (B, T, V), of layers alone y (B, T, H); then the next carry, as carry_out.0.h
 
-B and T are free, from 1 on; at 0, ONNX Runtime ends the whole process in a GRU. The carry's arrays
-have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the outputs
-of one call are inputs of the next. Zeros start a text. Tokens are int32, jaxgru's own dtype and
-JavaScript's `Int32Array`.
+B and T are dynamic and at least 1; with 0, ONNX Runtime's GRU crashes the process. The carry's
+arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the
+outputs of one call are inputs of the next. Zeros start a text. Tokens are int32, jaxgru's own dtype
+and JavaScript's `Int32Array`.
 
 ONNX's GRU weights the old state with z, so what feeds z has the other sign here; its
 `linear_before_reset` is our reset "after". Its operators have an input bias b and a recurrent bias

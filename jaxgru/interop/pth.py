@@ -260,7 +260,7 @@ def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[
     for name, tensor in tensors.items():
         dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
         if not isinstance(name, str) or not dense or tensor.device.type != "cpu":
-            raise InteropError(f"{where}: {shown(name)} in its state_dict is no dense tensor.")
+            raise InteropError(f"{where}: {shown(name)} in its state_dict is not a dense tensor.")
         if tensor.dtype != torch.float32:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be float32.")

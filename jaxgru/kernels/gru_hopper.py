@@ -15,10 +15,9 @@ H/64 blocks writes them to global memory, which is cached in L2, and reads them 
 time: at H = 512, U fills 192 of a block's 227 KB, which leaves no room for a whole h (64 KB). The
 order is that of Mosaic's collective matmul: a block waits for its own copy to global memory and
 arrives at the barrier; after the barrier, the blocks copy the data in, by the same engine.
-What a step reads from global memory and writes to it is requested before a wait, and travels during
-the wait.
+Loads from global memory and stores to it are issued before a wait and overlap with it.
 
-State, gates and sums are float32. The operands of products are rounded to bfloat16. So does
+State, gates and sums are float32. The operands of products are rounded to bfloat16, as in
 `cells.products.dot` if U is bfloat16; if U is float32, this is the only difference.
 After Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 """

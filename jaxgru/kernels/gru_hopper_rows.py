@@ -55,10 +55,10 @@ from jaxgru.kernels.gru_hopper import (
     scaled,
 )
 
-ROWS = 16  # of a cluster: the N of wgmma, and 32 bytes of bfloat16, the narrowest swizzle
-TILE = BLOCK, ROWS  # what a block computes and sends
+BATCH_TILE = 16  # of a cluster: the N of wgmma, and 32 bytes of bfloat16, the narrowest swizzle
+TILE = BLOCK, BATCH_TILE  # what a block computes and sends
 BUFFERS = 2
-SWIZZLED = plgpu.TilingTransform((8, ROWS)), plgpu.SwizzleTransform(2 * ROWS)
+SWIZZLED = plgpu.TilingTransform((8, BATCH_TILE)), plgpu.SwizzleTransform(2 * BATCH_TILE)
 
 
 class _Block(NamedTuple):
@@ -108,7 +108,7 @@ def _run(
     C, rest = divmod(H, BLOCK)
     if rest or not 0 < C <= MAX_CLUSTER:
         raise ValueError(f"H is {H}; there is a kernel for multiples of {BLOCK} up to 512.")
-    rows = -(-B // ROWS)
+    rows = -(-B // BATCH_TILE)
 
     def kernel(*refs, weights, buffers, weights_loaded, full, free, loaded):
         U_ref, num_tiles, state_in, *refs = refs
@@ -184,19 +184,19 @@ def _run(
 
     def split(x):
         """Reshape (T, B, k·H) to (T, rows, 16, k, blocks, 64), to index a block's tile."""
-        x = jnp.pad(x, [(0, 0), (0, rows * ROWS - B), (0, 0)])
-        return x.reshape(len(x), rows, ROWS, -1, C, BLOCK)
+        x = jnp.pad(x, [(0, 0), (0, rows * BATCH_TILE - B), (0, 0)])
+        return x.reshape(len(x), rows, BATCH_TILE, -1, C, BLOCK)
 
     def joined(x):
-        return x.reshape(len(x), rows * ROWS, -1)[:, :B]
+        return x.reshape(len(x), rows * BATCH_TILE, -1)[:, :B]
 
     # For each block, its units' columns of all matrices, transposed, in tiles: 64 units times 64
     # units of what is multiplied
     tiled = jnp.stack(U).reshape(3, C, BLOCK, C, BLOCK).transpose(3, 0, 1, 4, 2)
     tiled = tiled.reshape(C, 3 * C, BLOCK, BLOCK).astype(jnp.bfloat16)
     num_tiles = jnp.full(1, C, jnp.int32)  # in memory, so that no loop over tiles is unrolled
-    shapes = [(T, rows, ROWS, k, C, BLOCK) for k in outputs]
-    shapes.append((1, rows, ROWS, 1, C, BLOCK))
+    shapes = [(T, rows, BATCH_TILE, k, C, BLOCK) for k in outputs]
+    shapes.append((1, rows, BATCH_TILE, 1, C, BLOCK))
     out_type = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     if interpret:
         out_type.append(jax.ShapeDtypeStruct((rows, BUFFERS, C, *TILE), jnp.bfloat16))
@@ -268,7 +268,7 @@ def _copy_to_others(_: Any, tile: Any, mbarrier: Any) -> None:
 
     Every 16th thread is responsible for one block of the cluster.
     """
-    size = 2 * BLOCK * ROWS
+    size = 2 * BLOCK * BATCH_TILE
     text = f"""
         .reg .pred one, own, other;
         .reg .b32 thread, block, rest, here, blocks, bytes, to, barrier;

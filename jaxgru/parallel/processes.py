@@ -1,8 +1,9 @@
 """One run on several processes: how they connect, and what they must agree on.
 
 Every process runs the same program on the same numbers, so nearly all communication is collectives
-inside a step. What remains is a signal that one process received, a clock that differs, a folder
-that one process made. Nothing here schedules or starts processes; a launcher does that.
+inside a step. This module handles the rest: a signal that one process received, a clock that
+differs, a folder that process 0 made. Nothing here schedules or starts processes: a
+launcher does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Placement of arrays: a batch's rows over the devices; parameters on each device, or cut."""
+"""Placement of arrays: a batch's rows over the devices; parameters replicated or sharded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgru.errors import UserError
 
-ROWS = "data"  # the mesh axis of a batch's rows, and of the pieces of parameters that are cut
+ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
 
 
 def data_mesh(batch_size: int) -> Mesh:
@@ -33,7 +33,7 @@ def data_mesh(batch_size: int) -> Mesh:
 
 
 def cut(shape: tuple[int, ...], n: int) -> P:
-    """Return how to cut an array in n: along its longest axis that divides, or not at all."""
+    """Return how to shard an array: its longest axis that n divides, or none (replicated)."""
     axes = [axis for axis, size in enumerate(shape) if n > 1 and size % n == 0]
     if not axes:
         return P()

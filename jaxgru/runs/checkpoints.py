@@ -266,7 +266,7 @@ def _no_checkpoint(run: Path) -> RunError:
 
 
 def _progress(stored: Any) -> Progress:
-    """Return the progress that was saved. Raises ValueError or TypeError where it is none."""
+    """Return the progress that was saved. Raises ValueError or TypeError if it is malformed."""
     progress = Progress(**stored)
 
     def is_number(value: Any) -> bool:

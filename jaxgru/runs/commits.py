@@ -40,7 +40,7 @@ def current_commit() -> str | None:
 def record_commit(run: Path, commit: str | None, step: int) -> None:
     """Append the commit that trains the run from this step on, unless it is the last entry.
 
-    None is recorded as "unknown" in a run that names commits, and not at all in one that does not.
+    None is recorded as "unknown", but only if the run already names commits.
 
     Raises:
       OSError: the file cannot be written; an older one is then untouched.

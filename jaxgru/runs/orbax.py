@@ -114,7 +114,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A step's checkpoint; "checkpoint FOLDER" in messages."""
+    """The checkpoint of one step; printed as "checkpoint FOLDER"."""
 
     manager: CheckpointManager
     step: int
@@ -132,7 +132,7 @@ class Checkpoint:
         return {path.name for path in self.folder.iterdir()}
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write it, of these items: trees of arrays, or what JSON can hold."""
+        """Write the checkpoint from these items: trees of arrays, or what JSON can hold."""
         import orbax.checkpoint as ocp
 
         arguments = {

@@ -21,6 +21,8 @@ from jaxgru.runs.folders import disk_error
 from jaxgru.runs.published import published_for
 from jaxgru.training import Progress
 
+PROMPT, NUM_TOKENS = "ROMEO: ", 300  # of samples.txt
+
 
 def write_losses(run: Path, config: Config, progress: Progress) -> None:
     """Write metrics.jsonl and the figure from the records."""
@@ -41,23 +43,23 @@ def write_samples(run: Path, params: Params, dataset: Dataset) -> None:
     write_text(run / "samples.txt", text)
 
 
-def opening(dataset: Dataset, prompt: str = "ROMEO: ") -> str:
-    """Return the prompt, or the validation split's first tokens if the vocabulary lacks it."""
+def opening(dataset: Dataset) -> str:
+    """Return PROMPT, or the validation split's first tokens if the vocabulary lacks it."""
     try:
-        dataset.tokenizer.encode(prompt)
-        return prompt
+        dataset.tokenizer.encode(PROMPT)
+        return PROMPT
     except TokenizerError:
         return dataset.tokenizer.decode(dataset.validation[:8])
 
 
-def sample_text(params: Params, tokenizer: Tokenizer, prompt: str, num_tokens: int = 300) -> str:
+def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
     """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
     parts = []
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            options = Options(num_tokens, temperature, stateful=stateful)
+            options = Options(NUM_TOKENS, temperature, stateful=stateful)
             text = "".join(pieces(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)

@@ -45,7 +45,7 @@ MAX_CHUNK = 64  # the most steps between two readings of the clock
 
 @struct
 class TrainState:
-    """The state of training. A step changes all of it but the key, into which it folds its number.
+    """The state of training. A step updates all fields but `key`, into which it folds its number.
 
     carry is the recurrent state from one step to the next, if training reads contiguous streams;
     None if each step reads random crops from zero state.
@@ -125,7 +125,7 @@ def loss_fn(
     dropout: Dropout | None = None,
     remat: bool = False,
     carry: ModelCarry | None = None,
-    unroll: str = "auto",
+    implementation: str = "auto",
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
@@ -134,14 +134,14 @@ def loss_fn(
         sequence, and recompute a part's activations when its turn comes (Chen et al. 2016, arXiv
         1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
       carry: the state before the batch; None: zeros.
-      unroll: how the layers are computed, as in `ModelConfig`.
+      implementation: how the layers are computed, `model.unroll` of a config.
 
     Raises:
       ValueError: the inputs, the carry or the dropout are wrong as in `apply`, or with remat the
         inputs have no rows.
     """
     if not remat:
-        logits, carry = apply(params, inputs, carry, dropout, unroll)
+        logits, carry = apply(params, inputs, carry, dropout, implementation)
         return token_nll(logits, targets).mean(), carry
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(
@@ -151,11 +151,11 @@ def loss_fn(
     length = math.isqrt(T)
     whole = T - T % length
 
-    @partial(jax.checkpoint, prevent_cse=False)  # a scan merges nothing anyway
+    @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged
     def part(carry: ModelCarry, of_part: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
         start, inputs, targets = of_part
         masks = dropout and dataclasses.replace(dropout, first_step=start)
-        logits, carry = apply(params, inputs, carry, masks, unroll)
+        logits, carry = apply(params, inputs, carry, masks, implementation)
         return carry, token_nll(logits, targets).sum()
 
     def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:

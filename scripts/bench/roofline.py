@@ -52,14 +52,14 @@ class Machine:
     memory: bytes read, 4.8e12 in the data sheet.
     link: bytes to another device of the node, one way; NVLink's 900e9 are both ways together.
     network: bytes from a device to another node: one 400 Gbit/s port per GPU, as in a DGX H200.
-    devices_a_node: eight in an HGX or DGX H200.
+    devices_per_node: eight in an HGX or DGX H200.
     """
 
     flops: float = 494e12
     memory: float = 4.8e12
     link: float = 450e9
     network: float = 50e9
-    devices_a_node: int = 8
+    devices_per_node: int = 8
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def estimate(config: Config, devices: int, rows: int | None, machine: Machine) -
         gradients=P,
         sent=sent,
         computing=max(arithmetic(config, rows, machine), reading(config, machine)),
-        sending=sent / (machine.link if n <= machine.devices_a_node else machine.network),
+        sending=sent / (machine.link if n <= machine.devices_per_node else machine.network),
     )
 
 
@@ -173,7 +173,7 @@ def table(config: Config, devices: list[int], rows: int | None, machine: Machine
 def bound(config: Config, step: Estimate, machine: Machine) -> str:
     """Return what takes longest."""
     if step.sending > step.computing:
-        return "network" if step.devices > machine.devices_a_node else "link"
+        return "network" if step.devices > machine.devices_per_node else "link"
     return "memory" if step.computing > arithmetic(config, step.rows, machine) else "arithmetic"
 
 

@@ -55,7 +55,12 @@ def readme(sample: str) -> str:
     study = load(docs / "study.json", Study)
     page = Page(study.runs, study.ngrams)
     benchmarks = benchmark_page.load(docs / "benchmarks.json")
-    figure, records = next(iter(benchmark_page.figures(benchmarks).items()))
+    drawn = list(benchmark_page.figures(benchmarks).items())
+    if not drawn:
+        raise UserError(
+            "docs/benchmarks.json has no training steps; scripts/benchmark.py adds them."
+        )
+    figure, records = drawn[0]
     last = max(record.run for record in records)
     records = [record for record in records if record.run == last]  # they took turns
     cast = (docs / "figures" / "two_commands.cast").read_text(encoding="utf-8")

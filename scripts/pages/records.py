@@ -33,6 +33,9 @@ ONE_DEVICE = "-one-device"
 MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
+Orders = Annotated[list[Number], Meta(min_length=8, max_length=8)]
+NGrams = Annotated[dict[Literal["astra_alpha", "scribe_alpha"], Orders], Meta(min_length=2)]
+"""The losses of counted n-grams, orders 1 to 8, by config."""
 
 
 class RecordError(UserError):
@@ -174,7 +177,7 @@ class Kept(Record):
 class Study(Kept):
     """All of docs/study.json, as it was made last."""
 
-    ngrams: dict[str, list[float]]  # by config, orders 1, 2, …
+    ngrams: NGrams  # nats per character of each config's text
 
 
 class EarlyStopping(Record, kw_only=True):

@@ -79,7 +79,7 @@ class Page:
     def markdown(self) -> str:
         """Return the page."""
         return render(
-            "study.md.jinja", page=self, study=state_cost, filled=FILLED, positions=POSITIONS
+            "study.md.jinja", page=self, state_cost=state_cost, filled=FILLED, positions=POSITIONS
         )
 
     def draw(self, figures: Path) -> None:

@@ -29,7 +29,7 @@ def measured(tiny_run, tiny_text):
         patch.setattr(state_cost, "GREEDY_TOKENS", 90)
         patch.setattr(state_cost, "SAMPLED_TOKENS", 60)
         said: list[str] = []
-        record = state_cost.evaluate_model(params, tokenizer, dataset, 16, said.append)
+        record = state_cost.measure(params, tokenizer, dataset, 16, said.append)
         return params, dataset, record, said
 
 
@@ -55,7 +55,7 @@ def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
     losses = np.array([1.0, 2.0, 4.5, 2.5])
     monkeypatch.setattr(state_cost, "random_batch_losses", lambda *a: losses)
     monkeypatch.setattr(state_cost, "_text", lambda *a: {})
-    record = state_cost.evaluate_model(
+    record = state_cost.measure(
         params, dataset.tokenizer, dataset, 16, said.append, random_batches=True
     )
     assert said[0] == "random batches"  # the text can be too short for them
@@ -70,7 +70,7 @@ def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch)
     V = dataset.tokenizer.vocab_size
     for limit, known in ((V - 1, False), (V, True)):
         monkeypatch.setattr(state_cost, "MAX_CHAIN", limit)
-        seen = state_cost.evaluate_model(params, dataset.tokenizer, dataset, 16)
+        seen = state_cost.measure(params, dataset.tokenizer, dataset, 16)
         assert ("chain" in seen) == known
         assert seen["stateless"] == record["stateless"]
 

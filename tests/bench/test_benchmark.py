@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -161,6 +162,16 @@ class TestTiming:
 
     def test_memory_of_this_process(self):
         assert 2**24 < peak_resident_bytes() < 2**40
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    def test_a_started_process_does_not_report_its_parents_peak(self):
+        """If a process was larger than what it executes, ru_maxrss keeps its larger peak."""
+        code = "from jaxgru.parallel.hardware import peak_resident_bytes as p; print(p())"
+        filled = b"1" * 2**30
+        assert len(filled) < peak_resident_bytes()
+        run = [sys.executable, "-c", code]
+        child = subprocess.run(run, capture_output=True, text=True, check=True)
+        assert 2**24 < int(child.stdout) < len(filled)
 
 
 def record(contestant: str, median: float | str, run: str = NOW, kind: str = "training", **more):

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import TINY
+from jaxtyping import Array, Float
 from minimal_gated_unit import MGU
 
 import jaxgru
 from jaxgru import cells
+from jaxgru.cells.base import Cell, struct
 from jaxgru.config import load_config
 from jaxgru.evaluation import window_loss
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
@@ -70,6 +72,41 @@ def test_it_is_sampled_and_evaluated_with_its_state(run):
     np.testing.assert_array_equal(whole, jnp.concatenate([first, rest], axis=1))
     tokens = tokenizer.encode("But soft what light through yonder")
     assert window_loss(params, tokens, 1) != window_loss(params, tokens, 8)
+
+
+@struct
+class AveragesParams:
+    W: Float[Array, "E H"]
+
+
+def averages(p, carry, x):
+    """A step of a cell whose carry has three parts: h, and a fast and a slow mean of tanh(x·W)."""
+    _, fast, slow = carry
+    n = jnp.tanh(x @ p.W)
+    fast, slow = (fast + n) / 2, (9 * slow + n) / 10
+    return (fast + slow) / 2, fast, slow
+
+
+def test_a_carry_of_three_parts(monkeypatch):
+    """Against NumPy, row by row, with resets and padding."""
+    zeros = lambda p, batch_size: (jnp.zeros((batch_size, p.W.shape[1])),) * 3
+    monkeypatch.setattr(cells, "CELLS", dict(cells.CELLS))
+    cells.register(Cell("averages", AveragesParams, None, averages, zeros))
+    rng = np.random.default_rng(0)
+    p, x = AveragesParams(jnp.asarray(rng.normal(size=(3, 4)))), rng.normal(size=(2, 6, 3))
+    reset, lengths = rng.random((2, 6)) < 0.3, np.array([6, 4])
+    y, carry = jaxgru.unroll(p, jnp.asarray(x), reset=jnp.array(reset), lengths=jnp.array(lengths))
+    for row in range(2):
+        fast = slow = np.zeros(4)
+        for t in range(lengths[row]):
+            if reset[row, t]:
+                fast = slow = np.zeros(4)
+            n = np.tanh(x[row, t] @ p.W)
+            fast, slow = (fast + n) / 2, (9 * slow + n) / 10
+            np.testing.assert_allclose(y[row, t], (fast + slow) / 2, atol=1e-6)
+        for part, expected in zip(carry, ((fast + slow) / 2, fast, slow), strict=True):
+            np.testing.assert_allclose(part[row], expected, atol=1e-6)
+    assert (np.asarray(y[1, 4:]) == 0).all()
 
 
 def test_it_is_saved(run, tmp_path):

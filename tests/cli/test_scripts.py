@@ -119,6 +119,23 @@ class TestTrain:
         ]
         assert samples.count("\nROMEO: ") >= 4
 
+    @pytest.mark.parametrize("options", [[], ["--stateless"], ["--temperature", "0"]])
+    def test_samples_are_those_of_the_command(self, tiny_run, script, options):
+        given = [
+            "--prompt",
+            "ROMEO: ",
+            "--num-tokens",
+            "300",
+            "--temperature",
+            "0.8",
+            "--seed",
+            "0",
+        ]
+        done = script("sample", "--run", tiny_run, *given, *options)
+        assert (done.code, done.err) == (0, "")
+        text = done.out.removeprefix("--- sample 1 of 1, seed 0\n")
+        assert len(text) > 300 and text in (tiny_run / "samples.txt").read_text()
+
     @pytest.mark.parametrize(
         "name, count, mebibytes, layers, parameters",
         [("astra_alpha", "86,913", "0.33", 3, 14), ("leviathan", "24,248,129", "92.50", 6, 41)],
@@ -203,7 +220,7 @@ class TestEvaluate:
             raise OSError(errno.EROFS, "Read-only file system")
 
         monkeypatch.setattr(tempfile, "TemporaryFile", full)
-        monkeypatch.delattr(state_cost, "evaluate_model")
+        monkeypatch.delattr(state_cost, "measure")
         done = script("evaluate", "--run", run_copy, "--save")
         assert (done.code, done.out) == (2, "")
         assert done.err.endswith("cannot be written: Read-only file system.\n")
@@ -213,7 +230,7 @@ class TestEvaluate:
         params, config, tokenizer = jaxgru.load_run(run_copy)
         few = partial(random_batch_losses, num_batches=2, batch_size=3)
         monkeypatch.setattr(state_cost, "random_batch_losses", few)
-        monkeypatch.setattr(state_cost, "evaluate_model", lambda *_: {
+        monkeypatch.setattr(state_cost, "measure", lambda *_: {
             "text": {}, "chain": {"kl_to_bigram": 1.0, "cycles": []}, "memory_curve": [],
             "windows": 1.0, "stream": 1.0, "sensitivity": 1.0, "num_tokens": 9,
             "num_characters": 9, "random_batches": {"mean": 2.0, "standard_error": 0.25},

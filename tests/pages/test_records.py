@@ -14,7 +14,7 @@ from test_study_page import NGRAMS, run_json
 from bench import cost
 from pages import benchmark_page, records
 from pages.benchmark_page import CONTESTANTS
-from pages.records import Benchmarks, CostRun, Kept, RecordError, Run
+from pages.records import Benchmarks, CostRun, Kept, RecordError, Run, Study
 from pages.study_page import write_page
 
 UNLIKELY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
@@ -161,6 +161,8 @@ def test_costs_make_a_page(folder, data):
         (Kept, {"runs": [run_json(losses=())]}, "of length >= 1 - at `$.runs[0].epochs`"),
         (Kept, {"runs": [without(run_json(), num_characters=0)]}, "`int` >= 1"),
         (Kept, {"runs": [without(run_json(), memory_curve=[])]}, "of length >= 1"),
+        (Study, {"runs": [], "ngrams": {"astra_alpha": [1.0] * 8}}, "of length >= 2"),
+        (Study, {"runs": [], "ngrams": NGRAMS | {"scribe_alpha": [1.0]}}, "of length >= 8"),
         (Benchmarks, {"runs": {"yesterday": {}}}, "matching regex"),
         (dict[str, CostRun], {"cpu": {}}, "missing required field `hardware`"),
     ],

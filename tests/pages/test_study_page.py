@@ -38,7 +38,7 @@ def run(*given, **changed):
 
 
 def run_json(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0,
-             losses=(2.25, 1.85, 1.72), characters_a_token=1):  # fmt: skip
+             losses=(2.25, 1.85, 1.72), characters_per_token=1):  # fmt: skip
     """A record in which every number can be told from the others, as docs/study.json holds it."""
     text = {"share_that_loops": 1.0, "median_period": 4, "median_onset": 0, "num_words": 1500,
             "known_words": 0.25, "distinct_1": 0.5, "distinct_2": 0.75, "distinct_3": 1.0,
@@ -47,7 +47,7 @@ def run_json(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0,
         "config": config, "changes": changes or {}, "seed": seed, "parameters": 86_913,
         "epochs": epochs(losses),
         "study": {
-            "num_tokens": 100, "num_characters": 100 * characters_a_token,
+            "num_tokens": 100, "num_characters": 100 * characters_per_token,
             "windows": stream + 0.02, "stream": stream, "stateless": stream + cost,
             "sensitivity": cost,
             "memory_curve": [[2**i, stream + cost / 2**i] for i in range(11)],
@@ -125,13 +125,13 @@ def test_published_stands_beside_measured_epoch_by_epoch(tmp_path):
     assert "the nearer published run\nis 0.0302." in text
     two = page(tmp_path, run(seed=7), run(seed=8))
     assert "the nearer published run\nis 0.0302 (seed 7), 0.0302 (seed 8)." in two
-    # 4,096, 8,192 and 12,288 tokens a second are 0.5, 1 and 1.5 steps of 64 × 128
+    # 4,096, 8,192 and 12,288 tokens per second are 0.5, 1 and 1.5 steps of 64 × 128
     assert "| astra_alpha | 7 | 30 | 1.00 | 0.50 … 1.50 | 1.0 | 102 | a machine |" in text
 
 
 def test_a_character_is_not_a_token(tmp_path):
     """Half the nats a character where a token is two; the weights are those of the best epoch."""
-    text = page(tmp_path, run("scribe_alpha", losses=(4.0, 3.5, 3.75), characters_a_token=2))
+    text = page(tmp_path, run("scribe_alpha", losses=(4.0, 3.5, 3.75), characters_per_token=2))
     assert ("| 2 of 3 | 1.5200 | 1.5000 | 2.5000 | 1.0000 | 0.7600 | 0.7500 | 1.2500 |") in text
     assert "| scribe_alpha | gru | 2 | 256 | 86,913 | 0.7500 | 0.5000 | 1.0000 |" in text
 
