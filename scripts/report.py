@@ -28,7 +28,17 @@ from jaxgru.runs import measurements
 from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
 from jaxgru.runs.published import recipe
 from pages.jobs import NANOGPT, SEEDS, is_measured
-from pages.records import EarlyStopping, Kept, Measured, Run, dumps, load, load_metrics, load_or
+from pages.records import (
+    EarlyStopping,
+    Kept,
+    Measured,
+    Plateau,
+    Run,
+    dumps,
+    load,
+    load_metrics,
+    load_or,
+)
 from pages.study_page import write_page
 
 console = Console(highlight=False, markup=False)
@@ -43,6 +53,7 @@ def main() -> None:
     docs = Path(arguments.docs)
     kept = load_or(Kept([]), docs / "study.json", Kept)
     stopping = load_or(None, docs / "early_stopping.json", EarlyStopping)
+    plateau = load_or(None, docs / "plateau.json", Plateau)
     records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
@@ -54,7 +65,8 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        write_text(docs / "study.md", write_page(runs, ngrams, docs / "figures", stopping))
+        page = write_page(runs, ngrams, docs / "figures", stopping, plateau)
+        write_text(docs / "study.md", page)
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made from {len(runs)} runs")

@@ -8,6 +8,7 @@ one sentence. A page can be made of any data that its type allows.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -36,6 +37,7 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 Orders = Annotated[list[Number], Meta(min_length=8, max_length=8)]
 NGrams = Annotated[dict[Literal["astra_alpha", "scribe_alpha"], Orders], Meta(min_length=2)]
 """The losses of counted n-grams, orders 1 to 8, by config."""
+PLATEAU_MEAN = 25  # training steps whose mean loss is one number in docs/plateau.json
 
 
 class RecordError(UserError):
@@ -193,6 +195,26 @@ class EarlyStopping(Record, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.best) != len(self.losses):
             raise ValueError("it has not as many losses as epochs")
+
+
+class Plateau(Record, kw_only=True):
+    """docs/plateau.json: the first training losses of a config in the PyTorch reference."""
+
+    config: str
+    seed: Whole
+    losses: Annotated[list[Number], Meta(min_length=1)]  # of each PLATEAU_MEAN steps, the mean
+    date: str
+    hardware: str
+
+    @property
+    def mean(self) -> float:
+        """The mean of all steps."""
+        return statistics.mean(self.losses)
+
+    @property
+    def steps(self) -> int:
+        """The number of all steps."""
+        return PLATEAU_MEAN * len(self.losses)
 
 
 # --- Benchmarks

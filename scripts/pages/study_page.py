@@ -23,7 +23,7 @@ from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS
 from pages.markdown import render
-from pages.records import EarlyStopping, MeanLoss, Run, grouped
+from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -36,13 +36,14 @@ def write_page(
     ngrams: Mapping[str, list[float]],
     figures: Path,
     stopping: EarlyStopping | None = None,
+    plateau: Plateau | None = None,
 ) -> str:
     """Draw the figures into a folder and return the page as Markdown.
 
     Args:
       ngrams: by config, the losses of counted n-gram models, orders 1 to 8, nats per character.
     """
-    page = Page(runs, ngrams, stopping)
+    page = Page(runs, ngrams, stopping, plateau)
     page.draw(figures)
     return page.markdown()
 
@@ -55,8 +56,9 @@ class Page:
         runs: Sequence[Run],
         ngrams: Mapping[str, list[float]],
         stopping: EarlyStopping | None = None,
+        plateau: Plateau | None = None,
     ) -> None:
-        self.runs, self.ngrams, self.stopping = runs, ngrams, stopping
+        self.runs, self.ngrams, self.stopping, self.plateau = runs, ngrams, stopping, plateau
         self.plain = [run for run in runs if not run.changes]
         self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
         for run in self.plain:

@@ -17,7 +17,7 @@ from jaxgru.data import dataset
 from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import CharacterTokenizer
 from pages.markdown import table
-from pages.records import EarlyStopping, Run
+from pages.records import EarlyStopping, Plateau, Run
 from pages.study_page import FILLED, first_below, write_page
 
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
@@ -95,6 +95,16 @@ def test_early_stopping_stands_beside_its_model(tmp_path):
     _, _, beside = text.partition("### scribe_alpha")
     assert "it 2,000 times by one random batch" in beside and "is 0.062." in beside
     assert "| 1 | 3.9000 | 25.0% |" in beside and "| 2 | 3.8500 | 75.0% |" in beside
+
+
+def test_pytorchs_first_losses_stand_beside_its_model(tmp_path):
+    plateau = Plateau(config="scribe_gamma", seed=3, losses=[6.2, 6.1, 6.0], date="", hardware="")
+    runs = [run("astra_alpha"), run("scribe_gamma", losses=(6.0625, 5.0))]
+    assert "plateau" not in page(tmp_path, *runs)
+    text = write_page(runs, NGRAMS, tmp_path, plateau=plateau)
+    _, _, beside = text.partition("### scribe_gamma")
+    assert "by its frequency: on average 6.062." in beside
+    assert "6.100 on average\nover 75 steps (seed 3," in beside
 
 
 def test_the_numbers_are_the_records(tmp_path, drawn):
