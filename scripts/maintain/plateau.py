@@ -61,7 +61,7 @@ def main() -> None:
         losses=[round(statistics.mean(losses[i : i + PLATEAU_MEAN]), 3)
                 for i in range(0, len(losses), PLATEAU_MEAN)],
         date=str(datetime.date.today()),
-        hardware=describe_hardware(),
+        hardware=f"{describe_hardware().rpartition(', ')[0]}, PyTorch {torch.__version__}",
     )  # fmt: skip
     write_text(arguments.output, dumps(result) + "\n")
     Console(highlight=False).print(f"{result}\n{arguments.output} written")

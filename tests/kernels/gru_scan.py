@@ -1,7 +1,6 @@
 """What the tests of the Hopper kernels share: the GRU as a scan, with the kernels' roundings, and
 distances from it; where the tests can run."""
 
-import os
 from functools import partial
 
 import jax
@@ -11,9 +10,6 @@ import pytest
 
 from jaxgru.cells.base import Mask
 from jaxgru.kernels.gru_hopper import supports
-
-# The interpreter's warpgroups wait for each other in XLA's threads: as many as cores, or this
-os.environ.setdefault("NPROC", "8")
 
 in_a_cluster = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason="the interpreter has cluster barriers from JAX 0.11 on"
