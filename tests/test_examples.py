@@ -6,6 +6,7 @@ import runpy
 import sys
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,7 +119,7 @@ class TestRecurrentPPO:
 
         gradient = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
         results = [gradient(flax, name) for name in ("jaxgru", "flax")]
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *results)
+        chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-4)
         ours = ppo.RNNS["jaxgru"].init(jax.random.key(0), F, H)
         assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, converted(flax))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +88,7 @@ def test_parameters_as_the_core_sees_them():
 
     params = function(hk.dynamic_unroll).init(jax.random.key(0), x)
     ours, theirs = (function(f).apply(params, None, x) for f in (dynamic_unroll, hk.dynamic_unroll))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ours, theirs)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_there_and_back():

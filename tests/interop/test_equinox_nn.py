@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +68,7 @@ def test_without_biases_and_from_zeros(kind):
     cell, xs = made(kind, use_bias=False), normal(5, 4, dtype=np.float32)
     zeros = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
     ours, theirs = unroll(cell, xs), scanned(cell, xs, zeros)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), ours, theirs)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
     gradient = eqx.filter_grad(lambda cell: jnp.sum(unroll(cell, xs)[1]))(cell)
     assert jax.tree.structure(gradient) == jax.tree.structure(cell)
 

@@ -3,6 +3,7 @@ distances from it; where the tests can run."""
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,4 +89,4 @@ def assert_twenty_equal_runs(kernel, B, H):
     arguments, dh = problem(128, B, H, masked=True)
     runs = [jax.device_get(value_and_gradients(kernel, arguments, dh)) for _ in range(20)]
     for run in runs[1:]:
-        jax.tree.map(np.testing.assert_array_equal, run, runs[0])
+        chex.assert_trees_all_equal(run, runs[0])

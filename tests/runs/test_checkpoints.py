@@ -5,6 +5,7 @@ import logging
 import shutil
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,12 +64,10 @@ def make_run(root, model=MODELS["gru"], best=False):
 
 
 def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_array_equal(x, y)
+    """Structure, dtypes and bits, also of PRNG keys."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    bits = lambda x: jax.random.key_data(x) if is_key(x) else x
+    chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 
 
 @pytest.mark.parametrize("kind, best", [*((kind, False) for kind in MODELS), ("gru", True)])
