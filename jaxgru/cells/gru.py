@@ -131,28 +131,28 @@ def _step(layout, U, h, a):
     Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), h.shape[layout.axis])
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     n = jnp.tanh(a_n + layout.times(Un, r * h))
-    return (1 - z) * h + z * n, (z, r, n)
+    return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
 def _factors(layout, h, saved):
-    """Return the factors of da_z = dh·(…), da_r = d_rh·(…), da_n = dh·(…) and dh·(…), and r."""
-    z, r, n = saved
-    return (n - h) * z * (1 - z), h * r * (1 - r), z * (1 - n * n), 1 - z, r
+    """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
+    zr, n = saved
+    z, r = layout.gates(zr, h.shape[layout.axis])
+    return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
 
 
 def _step_gradient(layout, U, dh, factors):
-    (Uzr, Un), (of_z, of_r, of_n, of_h, r) = U, factors
+    (Uzr, Un), (of_n, of_zr, of_h, r) = U, factors
     da_n = dh * of_n
     d_rh = layout.times(Un, da_n)
-    da_z, da_r = dh * of_z, d_rh * of_r
-    d_before = dh * of_h + d_rh * r + layout.times(Uzr, layout.join(da_z, da_r))
-    return d_before, (da_z, da_r, da_n)
+    da_zr = layout.join(dh, d_rh) * of_zr
+    return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
 
 
 def _gradients(U, h, saved, kept):
-    (Uzr, Un), (_, r, _), (da_z, da_r, da_n) = U, saved, kept
-    dUzr, dUn = outer(h, IN_ROWS.join(da_z, da_r), Uzr.dtype), outer(r * h, da_n, Un.dtype)
-    return (dUzr, dUn), IN_ROWS.join(da_z, da_r, da_n)
+    (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
+    _, r = IN_ROWS.gates(zr, h.shape[-1])
+    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), IN_ROWS.join(da_zr, da_n)
 
 
 RESET_BEFORE = Recurrence(_step, _factors, _step_gradient, _gradients)
@@ -167,26 +167,28 @@ def _after_step(layout, U, h, a):
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
     n = jnp.tanh(a_n + r * m)
-    return (1 - z) * h + z * n, (z, r, m, n)
+    return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 
 def _after_factors(layout, h, saved):
-    """Return the factors of da_z, da_r, da_n and dm, each dh·(…), and of dh·(…)."""
-    z, r, m, n = saved
+    """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
+    zr, m, n = saved
+    z, r = layout.gates(zr, h.shape[layout.axis])
     of_n = z * (1 - n * n)
-    return (n - h) * z * (1 - z), of_n * m * r * (1 - r), of_n, of_n * r, 1 - z
+    of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
+    return of_n, layout.join(of_zr, of_n * r), 1 - z
 
 
 def _after_step_gradient(layout, U, dh, factors):
-    (U, _), (of_z, of_r, of_n, of_m, of_h) = U, factors
-    da_z, da_r, da_n, dm = dh * of_z, dh * of_r, dh * of_n, dh * of_m
-    return dh * of_h + layout.times(U, layout.join(da_z, da_r, dm)), (da_z, da_r, da_n, dm)
+    (U, _), (of_n, of_Uh, of_h) = U, factors
+    d_Uh = layout.join(dh, dh, dh) * of_Uh
+    return dh * of_h + layout.times(U, d_Uh), (dh * of_n, d_Uh)
 
 
 def _after_gradients(U, h, saved, kept):
-    (U, _), (da_z, da_r, da_n, dm) = U, kept
-    dU, dcn = outer(h, IN_ROWS.join(da_z, da_r, dm), U.dtype), dm.sum((0, 1))
-    return (dU, dcn), IN_ROWS.join(da_z, da_r, da_n)
+    (U, cn), (da_n, d_Uh) = U, kept
+    d_z, d_r, d_n = IN_ROWS.gates(d_Uh, cn.shape[-1])
+    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), IN_ROWS.join(d_z, d_r, da_n)
 
 
 RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)

@@ -95,21 +95,23 @@ def _step(layout, U, carry, a):
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
-    return (o * jnp.tanh(c), c), (f, i, o, g)
+    return (o * jnp.tanh(c), c), (layout.join(f, i, o), g)
 
 
 def _factors(layout, carry, saved):
-    """Return the factors of dc + dh·(…), da = (dc·(…), dc·(…), dh·(…), dc·(…)) and dc·(…)."""
-    (_, c_before), (c, f, i, o, g) = carry, saved
+    """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
+    (_, c_before), (c, fio, g) = carry, saved
+    H = c.shape[layout.axis]
+    f, i, o = layout.gates(fio, H)
     tanh_c = jnp.tanh(c)
-    of_f, of_i, of_o = c_before * f * (1 - f), g * i * (1 - i), tanh_c * o * (1 - o)
-    return o * (1 - tanh_c * tanh_c), of_f, of_i, of_o, i * (1 - g * g), f
+    of_fio = layout.join(c_before, g, tanh_c) * fio * (1 - fio)
+    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
 
 
 def _step_gradient(layout, U, d_carry, factors):
-    (U,), (dh, dc), (of_h, of_f, of_i, of_o, of_g, f) = U, d_carry, factors
+    (U,), (dh, dc), (of_h, of_a, f) = U, d_carry, factors
     dc = dc + dh * of_h
-    da = layout.join(dc * of_f, dc * of_i, dh * of_o, dc * of_g)
+    da = layout.join(dc, dc, dh, dc) * of_a
     return (layout.times(U, da), dc * f), (da,)
 
 

@@ -44,9 +44,9 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
         CELL_TESTS,
         ("cells/gru.py", "return (1 - z) * h + z * n", "return z * h + (1 - z) * n"),
         ("cells/gru.py", "z * (1 - n * n)", "(1 - z) * (1 - n * n)"),
-        ("cells/gru.py", "(n - h) * z", "(h - n) * z"),
+        ("cells/gru.py", "layout.join(n - h,", "layout.join(h - n,"),
         ("cells/gru.py", ", 1 - z, r", ", z, r"),
-        ("cells/gru.py", "of_n * r, 1 - z", "of_n * r, z"),
+        ("cells/gru.py", "of_n * r), 1 - z", "of_n * r), z"),
     ),
     "reset after the product instead of before": (
         CELL_TESTS,
