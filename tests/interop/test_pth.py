@@ -318,9 +318,9 @@ REFUSED = {
     ),
     "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
     "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"{BAD} is int32"),
-    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' in its state_dict is no dense tensor"),
-    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "no dense tensor"),
-    "meta": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "no dense tensor"),
+    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' in its state_dict is not a dense tensor"),
+    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "not a dense tensor"),
+    "meta": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "not a dense tensor"),
     "name that is none": (_set_tensor(3, torch.zeros(4)), "3 in its state_dict"),
     "a gap in the layers": (
         lambda file: file["state_dict"].update(
@@ -393,7 +393,7 @@ class TestRefusals:
             (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
             (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
             ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
-            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is no dense tensor"),
+            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is not a dense tensor"),
             ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
             ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
         ],
