@@ -2,8 +2,7 @@
 
 Every process runs the same program on the same numbers, so nearly all communication is collectives
 inside a step. This module handles the rest: a signal that one process received, a clock that
-differs, a folder that process 0 made. Nothing here schedules or starts processes: a
-launcher does.
+differs, a folder that process 0 made. Nothing here schedules or starts processes: a launcher does.
 """
 
 from __future__ import annotations

@@ -37,6 +37,11 @@ def save_record(run: Path, record: dict[str, Any]) -> None:
         raise RunError(f"{run / FILE_NAME} cannot be written: {error.strerror}.") from error
 
 
+def kept_epochs(run: Path) -> list[Path]:
+    """Return the models that the run has kept of its epochs (`training.keep_epochs`), in order."""
+    return sorted((run / EPOCHS).glob("[0-9]*.safetensors"))
+
+
 def best_kept_epoch(
     run: Path, tokens: Int[AnyArray, "N"], window: int = 128
 ) -> tuple[int, Params] | None:
@@ -45,7 +50,7 @@ def best_kept_epoch(
     None: the run has kept none (`training.keep_epochs`). Raises as `load_safetensors` does.
     """
     lowest, best = math.inf, None
-    for path in sorted((run / EPOCHS).glob("[0-9]*.safetensors")):
+    for path in kept_epochs(run):
         params, _, _ = load_safetensors(path)
         loss = window_loss(params, tokens, window)
         if best is None or loss < lowest:

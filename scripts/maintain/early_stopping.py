@@ -32,7 +32,8 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.data.dataset import load_dataset
 from jaxgru.evaluation import token_nll
 from jaxgru.files import write_text
-from jaxgru.runs.folders import EPOCHS, RunError, find_run, load_run_config
+from jaxgru.runs.folders import RunError, find_run, load_run_config
+from jaxgru.runs.measurements import kept_epochs
 from pages.records import EarlyStopping, dumps
 
 STRIDE = 4  # tokens between the starts of two windows from which the batches are drawn
@@ -49,7 +50,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     run = find_run(arguments.run)
-    models = sorted((run / EPOCHS).glob("[0-9]*.safetensors"))
+    models = kept_epochs(run)
     config = load_run_config(run)
     if [path.stem for path in models] != [f"{i + 1:03}" for i in range(config.training.epochs)]:
         raise RunError(f"the run {run} has not kept the model of each of its epochs.")

@@ -43,7 +43,7 @@ def main() -> None:
     add("--steps", type=int, default=450, help="of training, at most an epoch (%(default)s)")
     add("--output", type=Path, default=Path("docs/plateau.json"), help="(%(default)s)")
     arguments = parser.parse_args()
-    config, dataset = load_dataset(load_config(arguments.config))
+    config = load_config(arguments.config)
     model = config.model
     if model.cell != "gru" or model.dropout_site != "state" or model.layer_norm:
         raise UserError(f"{config.name} is not a GRU with dropout inside its recurrence.")
@@ -53,6 +53,7 @@ def main() -> None:
             f"--steps is {arguments.steps}; it must be a multiple of {PLATEAU_MEAN} and at most "
             f"{most}, an epoch."
         )
+    config, dataset = load_dataset(config)
     tokens = torch.from_numpy(dataset.train.astype(np.int64))
     losses = train(config, tokens, arguments.seed, arguments.steps)
     result = Plateau(
@@ -74,18 +75,16 @@ def train(config: Config, tokens: torch.Tensor, seed: int, steps: int) -> list[f
     model = torchref.MyGRUModel(
         m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, m.dropout,
         second_bias=m.second_bias,
-    ).train()  # fmt: skip
-    optimizer, _ = torchref.make_optimizer(model, t.learning_rate, t.epochs, t.weight_decay)
-    losses = []
-    for _ in track(range(steps), "training"):
+    )  # fmt: skip
+    optimizer, schedule = torchref.make_optimizer(model, t.learning_rate, t.epochs, t.weight_decay)
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
         starts = torch.randint(0, len(tokens) - t.sequence_length - 1, (t.batch_size,))
         crops = tokens[starts[:, None] + torch.arange(t.sequence_length + 1)]
-        losses.append(
-            torchref.train_step(
-                model, optimizer, crops[:, :-1], crops[:, 1:], max_grad_norm=t.max_grad_norm
-            )
-        )
-    return losses
+        return crops[:, :-1], crops[:, 1:]
+
+    batches = (batch() for _ in track(range(steps), "training"))
+    return torchref.train_epoch(model, optimizer, schedule, batches, t.max_grad_norm)
 
 
 if __name__ == "__main__":
