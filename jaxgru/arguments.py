@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Gated, Size
+from jaxgru.cells.base import AnyArray, Recurrent, Size
 from jaxgru.errors import UserError
 
 
@@ -151,7 +151,7 @@ def _features(layer: CellParams) -> int | None:
     make, found = cell_of(layer).fast, []
 
     def look(params: CellParams) -> None:
-        if make and isinstance(gated := make(params), Gated):
+        if make and isinstance(gated := make(params), Recurrent):
             found.append(gated.W.shape[0])
 
     try:

@@ -84,7 +84,9 @@ class ModelConfig(_Section):
     context_length: int = _field(
         0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
-    second_bias: bool = _field(False, "GRU: the study's redundant second bias for z and r")
+    second_bias: bool = _field(
+        False, "GRU: second biases for z and r; with reset after, one for the candidate, too"
+    )
     reset: Literal["before", "after"] = _field(
         "before",
         "GRU: apply the reset gate before the candidate's matrix product, or after (torch.nn.GRU)",
@@ -160,7 +162,7 @@ class TrainingConfig(_Section):
     )
     sequence_length: int = _field(128, "tokens per sequence", at_least=1)
     learning_rate: float = _field(
-        3e-3, "of the first epoch; decays to 0 along a cosine, epoch by epoch", above=0
+        3e-3, "of the first epoch; decays towards 0 along a cosine, epoch by epoch", above=0
     )
     weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
     beta1: float = _field(0.9, "AdamW's first-moment decay", at_least=0, below=1)
@@ -226,7 +228,7 @@ class Config:
             )
 
 
-NO_NUMBERS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
+NO_EFFECT_ON_RESULTS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
 """Fields that do not affect results, only what is kept and where it is computed."""
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
@@ -342,7 +344,8 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as nested dictionaries; `from_dict` is the inverse.
 
-    `training.init` is left out if empty: files without it are the same as those of older versions.
+    `training.init` and `training.init_sha256` are left out if empty: files without them are the
+    same as those of older versions.
     """
     table = dataclasses.asdict(config)
     for name in ("init", "init_sha256"):

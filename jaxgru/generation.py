@@ -1,4 +1,4 @@
-"""Text from a prompt, piece by piece: the prompt is encoded, tokens are sampled and decoded."""
+"""Text from a prompt, chunk by chunk: the prompt is encoded, tokens are sampled and decoded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.sampling import check_num_tokens, check_sampling, generate
 
-PIECE = 16  # tokens generated at once
+CHUNK = 16  # tokens generated at once
 READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 
 
 @runtime_checkable
-class CountedModel(Protocol):
+class NGramModel(Protocol):
     """A model whose state is the text itself, such as `jaxgru.analysis.ngrams.NGram`."""
 
     def generate(
@@ -61,17 +61,19 @@ class Options:
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
-def pieces(
-    model: Params | CountedModel,
+def stream_text(
+    model: Params | NGramModel,
     tokenizer: Tokenizer,
     prompt: str,
     options: Options,
     sample: int = 0,
 ) -> Iterator[str]:
-    """Yield the prompt, then the text generated from it, in pieces of about 16 tokens.
+    """Yield the prompt, then the text generated from it, in chunks of CHUNK tokens.
 
-    Each piece starts from the state after the one before it. `sample` is the sample's index; each
-    index gives another text for the same seed.
+    Each chunk starts from the state after the one before it; the last may be shorter.
+
+    Args:
+      sample: the sample's index; each index gives another text for the same seed.
 
     Raises:
       UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
@@ -84,11 +86,11 @@ def pieces(
     known = tokenizer.encode(prompt)
     if len(known) == 0:
         raise UserError("the prompt is empty; give at least one character to begin with.")
-    return _pieces(model, tokenizer, known, options, sample)
+    return _chunks(model, tokenizer, known, options, sample)
 
 
-def _pieces(
-    model: Params | CountedModel,
+def _chunks(
+    model: Params | NGramModel,
     tokenizer: Tokenizer,
     prompt: Int[np.ndarray, "P"],
     options: Options,
@@ -101,7 +103,7 @@ def _pieces(
         next_tokens = _counted(model, read, options, sample)
     known, printed = prompt, tokenizer.decode(prompt)
     yield printed
-    for start in range(0, options.num_tokens, PIECE):
+    for start in range(0, options.num_tokens, CHUNK):
         known = np.concatenate([known, next_tokens()[: options.num_tokens - start]])
         text = tokenizer.decode(known)
         yield text[len(printed) :]
@@ -111,17 +113,16 @@ def _pieces(
 def _recurrent(
     params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int
 ) -> Callable[[], Int[np.ndarray, "N"]]:
-    """Return a function that generates the next PIECE tokens, from the state after the last ones.
+    """Return a function that generates the next CHUNK tokens, from the state after the last ones.
 
-    All pieces run one compiled program. The first starts from the prompt's last token; the last may
+    All chunks run one compiled program. The first starts from the prompt's last token; the last may
     have more tokens than are needed.
     """
     key = jax.random.fold_in(jax.random.key(options.seed), sample)
     tokens: Any = prompt[None, -1:]
-    state = tokens, initial_carry(params, 1), key
-    if len(devices := params.embedding.devices()) == 1:
-        state = jax.device_put(state, *devices)  # where `generate` leaves it, else it compiles anew
-    tokens, carry, key = state
+    carry = initial_carry(params, 1)
+    if len(devices := params.embedding.devices()) == 1:  # where `generate` leaves them: it would
+        tokens, carry, key = jax.device_put((tokens, carry, key), *devices)  # else compile anew
     before = prompt[:-1] if options.stateful else prompt[:0]  # the state after it would be reset
     for start in range(0, len(before), READ):
         carry = _read(params, before[None, start : start + READ], carry)
@@ -129,7 +130,7 @@ def _recurrent(
     def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
         new, carry, key = generate(
-            params, key, tokens, PIECE, carry, stateful=options.stateful, **options.per_token
+            params, key, tokens, CHUNK, carry, stateful=options.stateful, **options.per_token
         )
         tokens, found = new[:, -1:], np.asarray(new[0])
         if (found < 0).any():
@@ -146,14 +147,14 @@ def _read(params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry) -> Mo
 
 
 def _counted(
-    model: CountedModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+    model: NGramModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
 ) -> Callable[[], Int[np.ndarray, "N"]]:
     """Return such a function for a model whose state is the text so far."""
     rng, text = np.random.default_rng([options.seed, sample]), prompt
 
     def next_tokens() -> Int[np.ndarray, "N"]:
         nonlocal text
-        new = model.generate(rng, text, PIECE, **options.per_token)
+        new = model.generate(rng, text, CHUNK, **options.per_token)
         text = np.concatenate([text, new])
         return new
 

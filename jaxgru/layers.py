@@ -42,11 +42,11 @@ from jaxgru.arguments import (
 )
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
-    EVERY_STEP,
+    PLAIN_STEPS,
     AnyArray,
     AtOnce,
-    Gated,
     Mask,
+    Recurrent,
     Size,
     Steps,
     apply_mask,
@@ -99,11 +99,11 @@ def unroll(
       lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
         the carry stays that of the last real step, and no gradient comes from them.
       initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
-        have the same. It gets its gradient, so it can be learnt. None: zeros.
+        have the same. It gets its gradient, so it can be learned. None: zeros.
       reverse: read from the last real step to the first. Padding stays at the end.
       time_major: x and the output are (T, B, ...), and so is `reset`.
-      return_carries: also return the carry after every step, (B, T, H) each, in the form of
-        `carry`.
+      return_carries: also return the carry after every step, in the form of `carry`, with a time
+        axis as in y.
       dropout: in training. The mask inside the recurrence is drawn per layer and step.
       implementation: one of `IMPLEMENTATIONS`.
 
@@ -112,8 +112,8 @@ def unroll(
       With `return_carries`, (y, carry, carries).
 
     Raises:
-      ValueError: the shape or dtype of an argument does not fit; there is no step; a length is not
-        in 0 … T.
+      ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
+        length is not in 0 … T; the implementation or the dropout is unknown.
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
@@ -175,7 +175,7 @@ def bidirectional(
       step of the backward layers is the one that reads the first input.
 
     Raises:
-      ValueError: as `unroll`; or the lists have different lengths.
+      ValueError: as `unroll`; the lists have different lengths; or the carry is no pair.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
@@ -264,7 +264,7 @@ def unroll_plain(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    steps: Steps = EVERY_STEP,
+    steps: Steps = PLAIN_STEPS,
     reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Carry]:
@@ -289,7 +289,7 @@ def unroll_layer(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
-    steps: Steps = EVERY_STEP,
+    steps: Steps = PLAIN_STEPS,
     implementation: str = "auto",
     reverse: bool = False,
     return_carries: bool = False,
@@ -313,10 +313,11 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast and implementation != "plain" else None
-    only_mask = steps._replace(mask=None) == EVERY_STEP and not reverse and not return_carries
+    marked = steps.reset is not None or steps.real is not None
+    only_mask = not (marked or reverse or return_carries)
     if isinstance(layer, AtOnce) and only_mask:
         return layer.all_steps(_looked_up(x), carry, steps.mask)
-    if not isinstance(layer, Gated):
+    if not isinstance(layer, Recurrent):
         return unroll_plain(params, x, carry, steps, reverse, return_carries)
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     check_features(features, layer.W.shape[0])
@@ -339,7 +340,8 @@ def unroll_layer(
         return carry, h
 
     T, B, H = *of_steps.shape[:2], hidden(carry).shape[-1]
-    wide = jnp.finfo(layer.W.dtype).bits >= 32  # sums of blocks have the dtype of the weights
+    # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
+    wide = jnp.finfo(layer.W.dtype).bits >= 32
     inputs = of_steps, steps.mask and steps.mask.keep, steps.reset, steps.real
     carry, h = in_blocks(run, carry, inputs, block_length(T, B, H) if wide else T, reverse)
     return h, carry
@@ -427,11 +429,12 @@ def _run(
             f"the implementation is {implementation!r}; it must be one of "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
-    only_masks = reset is None and real is None and not reverse and not return_carries
+    marked = reset is not None or real is not None
+    only_masks = not (marked or reverse or return_carries)
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
-        gated = [layer for layer in fast if isinstance(layer, Gated)]
+        gated = [layer for layer in fast if isinstance(layer, Recurrent)]
         if len(gated) == len(layers) and wavefront.supports(gated, T):
             return *wavefront.unroll_stack(gated, x, carry, masks), None
     layers, x, carry, masks, reset, initial, real = vary_alike(
@@ -484,7 +487,7 @@ def layer_stepper(
     """
     cell = cell_of(params)
     layer = cell.fast(params) if cell.fast else None
-    if not isinstance(layer, Gated):
+    if not isinstance(layer, Recurrent):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
     W, b, H = layer.W, layer.b, layer.U[0].shape[0]
     gates = lambda a: IN_ROWS.gates(a, H)

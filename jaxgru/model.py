@@ -61,10 +61,11 @@ ModelCarry: TypeAlias = tuple[Carry, ...]
 
 
 def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
-    """Draw initial parameters, distributed like PyTorch's defaults, which the study uses.
+    """Draw initial parameters from the distributions of the study's code.
 
     Embedding: normal(0, 1). Layers: see the cell's `init` function. LayerNorm: ones, zeros. Head:
-    uniform ±1/√H.
+    uniform ±1/√H. These are PyTorch's defaults for `nn.Embedding`, `nn.LayerNorm` and `nn.Linear`,
+    of which the study builds its cells.
     """
     V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
@@ -87,7 +88,7 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
 
 
 def num_params(params: Params) -> int:
-    """Return the number of trained numbers."""
+    """Return the number of trainable parameters: all entries of all arrays."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
@@ -194,14 +195,14 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
 
     Args:
       token: (B,), one token per row.
-      carry: the state before the token.
+      carry: the state before the token, from `initial_carry`, `apply` or a step.
       options: for layers only, `reset` and `initial` of `jaxgru.layers.step`.
 
     Returns:
       The logits of the next token (B, V), and the next carry.
 
     Raises:
-      ValueError: the token is not integers (B,), or the carry is wrong as in `apply`.
+      ValueError: the token is not integers (B,), or the carry is None or wrong as in `apply`.
       TypeError: there are options, but it is a model.
     """
     if not isinstance(params, Params):
@@ -267,7 +268,7 @@ def _logits(
 
 
 def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
-    """Widen logits of 16 bits, in which a sum of probabilities would have 256 values."""
+    """Widen logits of 16 bits, which have too few digits to add up probabilities."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 

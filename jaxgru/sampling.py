@@ -42,14 +42,16 @@ def generate(
     It is compiled once per prompt shape, num_tokens, top_k and set of options in use.
 
     Args:
+      key: for the random choices; returned as the key of the next call.
       prompt: at least one token per row, of any integer dtype.
-      carry: the state before the prompt; None: zeros.
+      carry: the state before the prompt; None: zeros. With `stateful=False` it is not read.
       temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
         traced 0 samples among the tied tokens, as very small temperatures do.
       top_k: sample from the k most likely tokens only; None: from all.
       top_p: sample from the most likely tokens that together reach this probability only (nucleus
         sampling, Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
-      stateful: False resets the carry to zero before every token, also within the prompt.
+      stateful: False resets the carry to zero before every token, also within the prompt, of which
+        only the last token then matters.
 
     Returns:
       The tokens, int32 (int64 if the prompt has 64 bits); the carry after every token but the last;
@@ -63,9 +65,11 @@ def generate(
 
     Raises:
       UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
-        vocabulary; num_tokens is below 1, the temperature is negative, top_k is outside [1, V], or
-        top_p is outside (0, 1]. Of traced values only the shape and the dtype are checked.
+        vocabulary; num_tokens is below 1, the temperature is negative or not finite, top_k is
+        outside [1, V], or top_p is outside (0, 1]. Of traced values only the shape and the dtype
+        are checked.
       ValueError: the carry does not fit this model and batch.
+      TypeError: num_tokens or top_k is not a whole number.
     """
     num_tokens = operator.index(num_tokens)
     top_k = None if top_k is None else operator.index(top_k)
@@ -119,7 +123,7 @@ def check_sampling(
 
 
 def _near_zero(dtype: DTypeLike) -> float:
-    """Return the lowest temperature that cannot make logits of this dtype overflow: 1e-19."""
+    """Return √tiny, 1e-19 in float32: logits divided by it stay finite, up to 1e19."""
     return float(jnp.finfo(dtype).tiny) ** 0.5
 
 
@@ -212,7 +216,7 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
 
 
 def _unless_nan(top: Float[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
-    """Return the token, or -1 if the largest logit is −∞, or NaN (it is if any logit is)."""
+    """Return the token, or -1 if the largest logit is −∞ or any logit is NaN."""
     return jnp.where(top > -jnp.inf, token, -1)
 
 

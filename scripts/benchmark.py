@@ -63,7 +63,7 @@ from jaxgru.runs.published import load_published
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.markdown import versions
-from pages.records import BenchmarkRun, Benchmarks, Measurement
+from pages.records import BenchmarkRun, Benchmarks, ContestantTime
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 console = Console(highlight=False)
@@ -292,7 +292,7 @@ class Benchmark:
         done = subprocess.run(command, capture_output=True, text=True)
         return int(done.stdout) if done.returncode == 0 else None
 
-    def keep(self, records: list[Measurement]) -> None:
+    def keep(self, records: list[ContestantTime]) -> None:
         """Print the records as a table, and save them with the others at once."""
         self.data = merge(self.data, self.name, self.run, records)
         if self.docs:

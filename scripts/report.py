@@ -31,9 +31,9 @@ from pages.jobs import NANOGPT, SEEDS, is_measured
 from pages.records import (
     EarlyStopping,
     Kept,
-    Measured,
     Plateau,
     Run,
+    RunMeasures,
     dumps,
     load,
     load_metrics,
@@ -103,7 +103,7 @@ def gather(root: Path) -> Iterable[Run]:
                 seed=config.training.seed,
                 parameters=num_params(shapes),
                 epochs=load_metrics(run / "metrics.jsonl"),
-                measured=load(run / measurements.FILE_NAME, Measured),
+                measured=load(run / measurements.FILE_NAME, RunMeasures),
             )
 
 

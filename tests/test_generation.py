@@ -16,7 +16,7 @@ from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.config import ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.errors import UserError
-from jaxgru.generation import Options, pieces
+from jaxgru.generation import Options, stream_text
 
 TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
 
@@ -36,7 +36,7 @@ def params() -> jaxgru.Params:
 
 def text_of(params, prompt="a bad", tokenizer=TOKENIZER, sample=0, num_tokens=N, **options) -> str:
     options = Options(num_tokens=num_tokens, **options)
-    return "".join(pieces(params, tokenizer, prompt, options, sample))
+    return "".join(stream_text(params, tokenizer, prompt, options, sample))
 
 
 def generated(params, prompt, *, seed=0, sample=0, temperature=0.8, **options) -> str:
@@ -60,14 +60,14 @@ class TestPieces:
     @pytest.mark.parametrize("piece", [5, 1000])
     def test_are_the_prompt_and_one_generation(self, params, monkeypatch, piece, options):
         """The state, the key and the last token are handed from piece to piece."""
-        monkeypatch.setattr(generation, "PIECE", piece)
+        monkeypatch.setattr(generation, "CHUNK", piece)
         text = text_of(params, **options)
         assert text == "a bad" + generated(params, "a bad", **options)
         assert len(text) == 5 + N
 
     def test_an_lstm_of_two_layers_hands_on_all_of_its_state(self, monkeypatch):
         params = wild(TOKENIZER.vocab_size, "lstm", 2)
-        monkeypatch.setattr(generation, "PIECE", 5)
+        monkeypatch.setattr(generation, "CHUNK", 5)
         assert text_of(params) == "a bad" + generated(params, "a bad")
 
     @pytest.mark.parametrize("prompt", ["a", "ab", "a bad", "a badge"])
@@ -87,9 +87,9 @@ class TestPieces:
             asked.append(num_tokens)
             return jnp.zeros((1, num_tokens), jnp.int32), None, key
 
-        monkeypatch.setattr(generation, "PIECE", 4)
+        monkeypatch.setattr(generation, "CHUNK", 4)
         monkeypatch.setattr(generation, "generate", generate)
-        text = pieces(params, TOKENIZER, "a bad", Options(num_tokens=10))
+        text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=10))
         assert next(text) == "a bad" and asked == []
         assert len(next(text)) == 4 and asked == [4]
         assert len(next(text)) == 4 and asked == [4, 4]
@@ -130,7 +130,7 @@ class TestPieces:
         def generate(params, key, tokens, num_tokens, carry, **options):
             return jnp.array([[left.pop(0)]]), carry, key
 
-        monkeypatch.setattr(generation, "PIECE", 1)
+        monkeypatch.setattr(generation, "CHUNK", 1)
         monkeypatch.setattr(generation, "generate", generate)
         text = text_of(params, "ROMEO: what light", tokenizer, num_tokens=len(order))
         prompt = tokenizer.encode("ROMEO: what light")
@@ -166,7 +166,7 @@ class TestWrite:
 
 
 class TestRefusals:
-    """Before anything is generated: `pieces` itself raises, not its first piece."""
+    """Before anything is generated: `stream_text` itself raises, not its first piece."""
 
     @pytest.mark.parametrize(
         "options, says",
@@ -185,19 +185,21 @@ class TestRefusals:
     )
     def test_an_option_out_of_range(self, params, options, says):
         with pytest.raises(UserError, match=says):
-            pieces(params, TOKENIZER, "a", Options(**options))
+            stream_text(params, TOKENIZER, "a", Options(**options))
 
     def test_bounds_themselves_are_allowed(self, params):
-        pieces(params, TOKENIZER, "a", Options(temperature=0.0, top_k=1, top_p=1.0, num_tokens=1))
-        pieces(params, TOKENIZER, "a", Options(top_k=TOKENIZER.vocab_size))
+        stream_text(
+            params, TOKENIZER, "a", Options(temperature=0.0, top_k=1, top_p=1.0, num_tokens=1)
+        )
+        stream_text(params, TOKENIZER, "a", Options(top_k=TOKENIZER.vocab_size))
 
     def test_an_empty_prompt(self, params):
         with pytest.raises(UserError, match="prompt is empty"):
-            pieces(params, TOKENIZER, "", Options())
+            stream_text(params, TOKENIZER, "", Options())
 
     def test_unknown_characters_are_named(self, params):
         with pytest.raises(UserError, match="lacks 'X', 'é'"):
-            pieces(params, TOKENIZER, "aXéa", Options())
+            stream_text(params, TOKENIZER, "aXéa", Options())
 
     def test_no_samples(self, params, capsys):
         with pytest.raises(UserError, match="num_samples is 0"):

@@ -20,8 +20,8 @@ from jaxgru.layers import layer_stepper, unroll_layer, unroll_plain
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
     "gru, single bias": lambda key, E, H: cells.init_gru(key, E, H, dtype=jnp.float64),
-    "lstm": lambda key, E, H: cells.init_lstm(key, E, H, jnp.float64),
-    "rnn": lambda key, E, H: cells.init_rnn(key, E, H, jnp.float64),
+    "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
+    "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
 KINDS = [kind for kind in INIT if kind != "gru, single bias"]

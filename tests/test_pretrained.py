@@ -11,7 +11,7 @@ from jaxgru.evaluation import window_loss
 from jaxgru.pretrained import FOLDER, load_pretrained, pretrained_names
 from jaxgru.runs.published import load_published
 
-LADDER = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
+BASELINES = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
 
 
 LARGE = ["astra_beta", "astra_gamma", "scribe_alpha"]
@@ -27,7 +27,7 @@ def test_a_card_says_what_is_measured_again(name):
     params, config, tokenizer = jaxgru.load_pretrained(name)
     published = jaxgru.load_config(name)
     assert config.model == published.model
-    assert jaxgru.num_params(params) == load_published(name).num_params or name in LADDER
+    assert jaxgru.num_params(params) == load_published(name).num_params or name in BASELINES
     _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
     card = (FOLDER / f"{name}.md").read_text()
     assert config.data.sha256 in card and f"--training.seed {config.training.seed}`" in card
@@ -38,7 +38,7 @@ def test_a_card_says_what_is_measured_again(name):
 
 
 def test_what_ships():
-    assert {"astra_alpha", *LARGE, *LADDER} <= set(pretrained_names())
+    assert {"astra_alpha", *LARGE, *BASELINES} <= set(pretrained_names())
     assert all(path.stat().st_size < 2e7 for path in FOLDER.glob("*.safetensors"))
 
 

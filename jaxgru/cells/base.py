@@ -62,7 +62,7 @@ class Cell:
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
       step: (params, carry, x (B, E)) → the next carry: the equations.
       zero_carry: (params, batch size) → the carry before the first step: h, or a tuple that begins
-        with h (B, H). With a `fast` that is `Gated`, h or a pair (h, c).
+        with h (B, H). With a `fast` that is `Recurrent`, h or a pair (h, c).
       options: the config's fields that this cell uses, besides the sizes.
       fast: params → a faster computation of many steps, with a hand-written gradient; with None,
         `step` is scanned over time.
@@ -74,11 +74,11 @@ class Cell:
     step: Callable[[Any, Any, Array], Any]
     zero_carry: Callable[[Any, int], Any]
     options: frozenset[str] = frozenset()
-    fast: Callable[[Any], Gated | AtOnce] | None = None
+    fast: Callable[[Any], Recurrent | AtOnce] | None = None
 
 
 class Recurrence(NamedTuple):
-    """The equations of a gated layer after the input product a = x·W + b; `over_time` runs them.
+    """A recurrent layer's equations after the input product a = x·W + b; `over_time` runs them.
 
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
@@ -90,7 +90,7 @@ class Recurrence(NamedTuple):
         a leading axis T. If the carry is a pair (h, c), the next c comes before what `step` saved.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
-      gradients: (U, h before each step (T, B, H), saved, kept), batch-major: (T, B, ...) → the
+      gradients: (U, h before each step (T, B, H), saved, kept), all in rows (T, B, ...) → the
         gradients of U and of a.
     """
 
@@ -100,7 +100,7 @@ class Recurrence(NamedTuple):
     gradients: Callable[..., tuple[tuple[Array, ...], Array]]
 
 
-class Gated(NamedTuple):
+class Recurrent(NamedTuple):
     """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
     Attributes:
@@ -148,11 +148,11 @@ class Steps(NamedTuple):
     real: Bool[Array, "T B"] | None = None
 
 
-EVERY_STEP = Steps()
+PLAIN_STEPS = Steps()
 
 
 def hidden(carry: Carry) -> Hidden:
-    """Return the part of a carry that the layer above reads: h of a pair, else the carry itself."""
+    """Return what the layer above reads of a carry: the first entry of a tuple, else the carry."""
     return carry[0] if isinstance(carry, tuple) else carry
 
 

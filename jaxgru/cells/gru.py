@@ -20,7 +20,7 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, plus, struct
+from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, plus, struct
 from jaxgru.cells.over_time import IN_ROWS
 from jaxgru.cells.products import outer
 from jaxgru.errors import UserError
@@ -58,6 +58,7 @@ def init_gru(
     key: PRNGKeyArray,
     in_features: int,
     hidden_dim: int,
+    *,
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
     reset: str = "before",
@@ -65,6 +66,12 @@ def init_gru(
     """Draw initial parameters.
 
     W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros.
+
+    Args:
+      in_features: E, the size of the input at a step.
+      hidden_dim: H, the size of the state.
+      second_bias: with cz and cr, and with cn if the reset is "after".
+      reset: "before" or "after", as in `GRUParams`.
 
     Raises:
       ValueError: a size is not positive, or `reset` is neither "before" nor "after".
@@ -112,15 +119,15 @@ def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
 # --- Fast. a (T, B, 3H) is x·W + b of z, r, n.
 
 
-def fast(p: GRUParams) -> Gated:
+def fast(p: GRUParams) -> Recurrent:
     """Prepare a layer for many steps."""
     check(p)
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
     if p.reset == "before":
-        return Gated(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
+        return Recurrent(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
     U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
-    return Gated(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
+    return Recurrent(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
 # Reset before. Uzr (H, 2H), Un (H, H).
@@ -198,7 +205,7 @@ GRU = Cell(
     name="gru",
     params=GRUParams,
     init=lambda key, E, H, options, dtype: init_gru(
-        key, E, H, options.second_bias, dtype, options.reset
+        key, E, H, second_bias=options.second_bias, dtype=dtype, reset=options.reset
     ),
     step=gru_cell,
     zero_carry=zero_carry,

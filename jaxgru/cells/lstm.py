@@ -14,8 +14,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, struct
-from jaxgru.cells.over_time import one_matrix
+from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, struct
+from jaxgru.cells.over_time import gradients_of_one_matrix
 
 
 @struct
@@ -40,11 +40,15 @@ class LSTMParams:
 
 
 def init_lstm(
-    key: PRNGKeyArray, in_features: int, hidden_dim: int, dtype: DTypeLike = jnp.float32
+    key: PRNGKeyArray, in_features: int, hidden_dim: int, *, dtype: DTypeLike = jnp.float32
 ) -> LSTMParams:
     """Draw initial parameters.
 
     W: uniform ±1/√E; U: uniform ±1/√H; b: zeros, but ones in the forget gate (Gers et al. 2000).
+
+    Args:
+      in_features: E, the size of the input at a step.
+      hidden_dim: H, the size of h and of c.
 
     Raises:
       ValueError: a size is not positive.
@@ -81,12 +85,12 @@ def zero_carry(p: LSTMParams, batch_size: Size) -> tuple[Hidden, Hidden]:
 # --- Fast. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
 
 
-def fast(p: LSTMParams) -> Gated:
+def fast(p: LSTMParams) -> Recurrent:
     """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
     U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
-    return Gated(W, b, (U,), RECURRENCE)
+    return Recurrent(W, b, (U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):
@@ -115,13 +119,13 @@ def _step_gradient(layout, U, d_carry, factors):
     return (layout.times(U, da), dc * f), (da,)
 
 
-RECURRENCE = Recurrence(_step, _factors, _step_gradient, one_matrix)
+RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
 
 
 LSTM = Cell(
     name="lstm",
     params=LSTMParams,
-    init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype),
+    init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype=dtype),
     step=lstm_cell,
     zero_carry=zero_carry,
     fast=fast,

@@ -1,4 +1,4 @@
-"""A gated layer over all steps, forward and backward: `over_time` runs a cell's `Recurrence`.
+"""A recurrent layer over all steps, forward and backward: `over_time` runs a cell's `Recurrence`.
 
 Letters as in `base.py`.
 """
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.base import (
-    EVERY_STEP,
+    PLAIN_STEPS,
     Carry,
     Recurrence,
     Size,
@@ -70,12 +70,12 @@ class Layout(NamedTuple):
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
 
 
-def _columns_dot(U: Float[Array, "G H"], h: Float[Array, "H B"]) -> Float[Array, "G B"]:
+def _columns_dot(U: Float[Array, "GH H"], h: Float[Array, "H B"]) -> Float[Array, "GH B"]:
     return contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
 
 
-IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, G)
-IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (G, H)
+IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)
+IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (GH, H)
 
 
 def is_small(B: Size, H: int) -> bool:
@@ -95,7 +95,7 @@ def training_layout(B: Size, H: int) -> Layout:
     return IN_COLUMNS
 
 
-def one_matrix(
+def gradients_of_one_matrix(
     U: tuple[Array], h: Float[Array, "T B H"], saved: Any, kept: tuple[Float[Array, "T B GH"]]
 ) -> tuple[tuple[Array], Array]:
     """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
@@ -108,7 +108,7 @@ def over_time(
     U: tuple[Array, ...],
     carry: Carry,
     a: Float[Array, "T B GH"],
-    steps: Steps = EVERY_STEP,
+    steps: Steps = PLAIN_STEPS,
     reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Carry]:

@@ -21,7 +21,7 @@ from jaxgru.cells.base import vary_alike
 class Lookup(NamedTuple):
     """A layer's input as row numbers of a table, before the lookup. See `rows`.
 
-    If the table has fewer rows than there are steps, (table·W)[ids] is a smaller product than
+    If the table has fewer rows than there are tokens, T·B, (table·W)[ids] is a smaller product than
     table[ids]·W, and so are its gradients.
     """
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Gated, Hidden, Recurrence, Size, initializers, struct
-from jaxgru.cells.over_time import one_matrix
+from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, struct
+from jaxgru.cells.over_time import gradients_of_one_matrix
 
 
 @struct
@@ -24,9 +24,13 @@ class RNNParams:
 
 
 def init_rnn(
-    key: PRNGKeyArray, in_features: int, hidden_dim: int, dtype: DTypeLike = jnp.float32
+    key: PRNGKeyArray, in_features: int, hidden_dim: int, *, dtype: DTypeLike = jnp.float32
 ) -> RNNParams:
     """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`).
+
+    Args:
+      in_features: E, the size of the input at a step.
+      hidden_dim: H, the size of the state.
 
     Raises:
       ValueError: a size is not positive.
@@ -49,9 +53,9 @@ def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:
 # --- Fast. a (T, B, H) is x·W + b. U (H, H).
 
 
-def fast(p: RNNParams) -> Gated:
+def fast(p: RNNParams) -> Recurrent:
     """Prepare a layer for many steps."""
-    return Gated(p.W, p.b, (p.U,), RECURRENCE)
+    return Recurrent(p.W, p.b, (p.U,), RECURRENCE)
 
 
 def _step(layout, U, h, a):
@@ -70,13 +74,13 @@ def _step_gradient(layout, U, dh, factors):
     return layout.times(U[0], da), (da,)
 
 
-RECURRENCE = Recurrence(_step, _factors, _step_gradient, one_matrix)
+RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
 
 
 RNN = Cell(
     name="rnn",
     params=RNNParams,
-    init=lambda key, E, H, options, dtype: init_rnn(key, E, H, dtype),
+    init=lambda key, E, H, options, dtype: init_rnn(key, E, H, dtype=dtype),
     step=rnn_cell,
     zero_carry=zero_carry,
     fast=fast,

@@ -6,22 +6,22 @@ import dataclasses
 
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError, needs
-from jaxgru.generation import CountedModel, Options, pieces
+from jaxgru.generation import NGramModel, Options, stream_text
 from jaxgru.model import Params
 
 
 def print_samples(
-    model: Params | CountedModel,
+    model: Params | NGramModel,
     tokenizer: Tokenizer,
     prompt: str,
     options: Options,
     num_samples: int = 1,
 ) -> None:
-    """Print samples one after another, each while it is generated. Raises as `pieces` does."""
+    """Print samples one after another, each while it is generated. Raises as `stream_text` does."""
     if num_samples < 1:
         raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
     for sample in range(num_samples):
-        text = pieces(model, tokenizer, prompt, options, sample)
+        text = stream_text(model, tokenizer, prompt, options, sample)
         if num_samples > 1:
             print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
         for piece in text:
@@ -32,7 +32,7 @@ def print_samples(
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
     """Print stateless and stateful text side by side, of the same weights, prompt and options.
 
-    Raises as `pieces` does, and MissingPackage where Rich is not installed.
+    Raises as `stream_text` does, and MissingPackage where Rich is not installed.
     """
     with needs("train"):
         from rich.console import Console
@@ -44,6 +44,6 @@ def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options:
     for name, stateful in (("stateless", False), ("stateful", True)):
         table.add_column(name, ratio=1)
         option = dataclasses.replace(options, stateful=stateful)
-        texts.append(Text("".join(pieces(params, tokenizer, prompt, option))))
+        texts.append(Text("".join(stream_text(params, tokenizer, prompt, option))))
     table.add_row(*texts)
     Console().print(table)

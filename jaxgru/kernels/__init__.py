@@ -1,1 +1,1 @@
-"""Faster computations for particular devices, with the contract of `cells.base.Gated`."""
+"""Faster computations for particular devices, with the contract of `cells.base.Recurrent`."""

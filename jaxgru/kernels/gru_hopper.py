@@ -39,7 +39,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Gated, Mask
+from jaxgru.cells.base import Mask, Recurrent
 from jaxgru.cells.gru import RESET_BEFORE
 from jaxgru.cells.over_time import before
 from jaxgru.cells.products import outer
@@ -458,13 +458,13 @@ def gru(
     return differentiable(*passes)(Uzr, Un, h0, a, mask)
 
 
-def supports_layer(layer: Gated, h0: Float[Array, "B H"]) -> bool:
+def supports_layer(layer: Recurrent, h0: Float[Array, "B H"]) -> bool:
     """Return whether the kernel can compute the layer: its weights must be bfloat16."""
     (B, H), narrow = h0.shape, layer.U[0].dtype == jnp.bfloat16
     return layer.recurrence is RESET_BEFORE and narrow and supports(B, H, h0.dtype)
 
 
-def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
+def over_time(layer: Recurrent, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
     """Compute `cells.over_time.over_time` for a layer that `supports_layer` accepts."""
     h = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]

@@ -42,7 +42,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Gated, Mask
+from jaxgru.cells.base import Mask, Recurrent
 from jaxgru.kernels.gru_hopper import (
     ACC,
     BLOCK,
@@ -431,7 +431,7 @@ def gru(
     return differentiable(*passes)(Uzr, Un, h0, a, mask)
 
 
-def over_time(layer: Gated, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
+def over_time(layer: Recurrent, h0: Array, a: Array, mask: Mask | None) -> tuple[Array, Array]:
     """Compute `cells.over_time.over_time` for a layer that `gru_hopper.supports_layer` accepts."""
     h = gru(layer.U[0], layer.U[1], h0, a, mask)
     return h, h[-1]

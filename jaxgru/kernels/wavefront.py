@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Gated, Mask, Size, Steps, apply_mask
+from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask
 from jaxgru.cells.over_time import over_time
 from jaxgru.cells.products import Lookup, product
 
@@ -39,7 +39,7 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[Gated], T: Size) -> bool:
+def supports(layers: Sequence[Recurrent], T: Size) -> bool:
     """Return whether the layers are alike and T can be cut into parts of several steps.
 
     Alike: of one recurrence, size and dtype; the first may take another input. If T has no divisor
@@ -56,7 +56,7 @@ def supports(layers: Sequence[Gated], T: Size) -> bool:
 
 
 def unroll_stack(
-    layers: Sequence[Gated],
+    layers: Sequence[Recurrent],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],

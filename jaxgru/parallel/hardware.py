@@ -23,7 +23,14 @@ def describe_hardware() -> str:
     model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
         model = found[1]  # more precise on Linux
-    return f"{os.cpu_count()} cores of {model}, JAX {jax.__version__}"
+    return f"{num_cores()} cores of {model}, JAX {jax.__version__}"
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def no_device() -> str | None:
@@ -54,8 +61,7 @@ def share_cpu(batch_size: int) -> None:
     chosen = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]: as above
     if chosen > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    shares = [n for n in range(1, (cores or 1) + 1) if batch_size % n == 0]
+    shares = [n for n in range(1, num_cores() + 1) if batch_size % n == 0]
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update(
             "jax_num_cpu_devices", max(n for n in shares if n == 1 or batch_size // n >= MIN_ROWS)

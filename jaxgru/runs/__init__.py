@@ -15,10 +15,10 @@ def load_run(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     """Load parameters, config and tokenizer from a run folder or a file.
 
     A file is a .safetensors, an .onnx or a .pth; for a .pth, `interop.pth.load_pth` chooses the
-    tokenizer. A run is one version of it, or the folder of its versions. The parameters are the
-    run's result: the best epoch's where training stops early, else the last. A run that is still
-    being trained, or was interrupted, gives those of its newest intact checkpoint; a sentence on
-    stderr names each broken one. Nothing is written.
+    tokenizer. A run folder is `runs/<config>/v<N>`, or `runs/<config>` for its newest version. The
+    parameters are the run's result: the best epoch's where training stops early, else the last. A
+    run that is still being trained, or was interrupted, gives those of its newest intact
+    checkpoint; a sentence on stderr names each broken one. Nothing is written.
 
     Raises:
       RunError: there is no run or no finished checkpoint, or it does not fit its config.

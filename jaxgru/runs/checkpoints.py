@@ -20,10 +20,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.config import NO_NUMBERS, Config, dotted_names, field_value
+from jaxgru.config import NO_EFFECT_ON_RESULTS, Config, dotted_names, field_value
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.model import Params, flatten, init
+from jaxgru.parallel.processes import is_first
 from jaxgru.runs.folders import RunError, find_run, load_run_config
 from jaxgru.runs.orbax import (
     ARRAYS,
@@ -40,10 +41,10 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-FREE = NO_NUMBERS | {"data.corpus"}  # which is identified by its SHA-256
+MAY_DIFFER_FROM_CHECKPOINT = NO_EFFECT_ON_RESULTS | {"data.corpus"}  # identified by its SHA-256
 """The fields that may differ from a checkpoint's."""
 
-EPOCH = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
+RECORD_FIELDS = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
 T = TypeVar("T")
 
 
@@ -105,7 +106,9 @@ def _check_made_with(
         raise BrokenCheckpoint(f"{checkpoint} does not say what it was made with.")
     epochs = {"training.epochs", "training.lengthened"}
     count = then.get("training.lengthened")
-    free = FREE | epochs if now["training.lengthened"] != count else FREE
+    free = MAY_DIFFER_FROM_CHECKPOINT
+    if now["training.lengthened"] != count:
+        free = free | epochs
     for name, value in now.items():
         if name not in then or name in free or name in given or then[name] == value:
             continue
@@ -149,7 +152,7 @@ def save(
     if fault is not None:
         manager.delete(checkpoint.step)
         raise RunError(f"{checkpoint} cannot be read back ({fault}); it is deleted.")
-    if jax.process_index() == 0:
+    if is_first():
         checkpoint.write_checksums()
 
 
@@ -215,11 +218,12 @@ def restore(
         return rest.replace(params=params, key=key), best, progress
 
     restored, step, broken = _read_newest(manager, run, like, read)
-    for checkpoint, fault in broken.items() if jax.process_index() == 0 else ():
-        warn(
-            f"{checkpoint} is broken ({fault}): it is kept as {checkpoint.set_aside().name}, and "
-            f"the run resumes from step {step}."
-        )
+    if is_first():
+        for checkpoint, fault in broken.items():
+            warn(
+                f"{checkpoint} is broken ({fault}): it is kept as {checkpoint.set_aside().name}, "
+                f"and the run resumes from step {step}."
+            )
     if broken:
         manager.reload()
     return restored
@@ -275,8 +279,9 @@ def _progress(stored: Any) -> Progress:
     if not isinstance(progress.records, list) or not isinstance(progress.epoch_losses, list):
         raise ValueError("its records or losses are not a list")
     for record in progress.records:
-        if not (isinstance(record, dict) and all(is_number(record.get(name)) for name in EPOCH)):
-            raise ValueError(f"the record of an epoch lacks one of {', '.join(EPOCH)}")
+        known = isinstance(record, dict)
+        if not known or not all(is_number(record.get(name)) for name in RECORD_FIELDS):
+            raise ValueError(f"the record of an epoch lacks one of {', '.join(RECORD_FIELDS)}")
     numbers = *progress.epoch_losses, progress.epoch_seconds, progress.best_val_loss
     if not all(map(is_number, numbers)) or progress.epoch_seconds < 0:
         raise ValueError("its losses or seconds are not all numbers")

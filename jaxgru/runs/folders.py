@@ -2,8 +2,8 @@
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
-    checkpoints/<step>/  .lock
+    config.toml  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png  study.json
+    checkpoints/<step>/  epochs/<epoch>.safetensors  .lock
 
 and `runs/<config>/latest` points at the newest.
 """
@@ -30,7 +30,7 @@ from jaxgru.runs import commits
 
 REWRITTEN = ("config.toml", "metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)
 """The files of a run that are replaced as a whole while it is trained, or when it is resumed."""
-EPOCHS = "epochs"  # the folder of the models that `training.keep_epochs` keeps
+EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
 UNREADABLE = ("**", "\\")
@@ -235,7 +235,7 @@ def _clear(run: Path) -> None:
         shutil.rmtree(path)
     for name in REWRITTEN:
         remove_parts(run / name)
-    for path in (run / EPOCHS).glob(f".*{PART}"):
+    for path in (run / EPOCHS_FOLDER).glob(f".*{PART}"):
         path.unlink(missing_ok=True)
 
 

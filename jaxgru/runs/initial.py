@@ -26,7 +26,7 @@ from jaxgru.model import HeadParams, Params, flatten
 from jaxgru.runs import load_run
 from jaxgru.runs.folders import find_run, load_run_config
 
-MAY_DIFFER = {"vocab_size", "dropout", "dropout_site", "unroll", "compute_dtype"}
+MAY_DIFFER_FROM_MODEL = {"vocab_size", "dropout", "dropout_site", "unroll", "compute_dtype"}
 """Fields of `ModelConfig` in which a run may differ from the model that it starts from."""
 
 
@@ -59,7 +59,7 @@ def load_text(config: Config) -> tuple[Config, Dataset]:
     theirs, ours = _config(training.init).model, config.model
     for field in dataclasses.fields(ModelConfig):
         have, want = getattr(theirs, field.name), getattr(ours, field.name)
-        if field.name not in MAY_DIFFER and have != want:
+        if field.name not in MAY_DIFFER_FROM_MODEL and have != want:
             raise UserError(
                 f"training cannot start from {training.init}: its model.{field.name} is {have}, "
                 f"and this config's is {want}; they must be the same."

@@ -38,7 +38,7 @@ from jaxgru.training import (
     state_shardings,
 )
 
-MAY_CHANGE = checkpoints.FREE | {"training.epochs"}  # at --resume
+MAY_CHANGE_AT_RESUME = checkpoints.MAY_DIFFER_FROM_CHECKPOINT | {"training.epochs"}  # at --resume
 T = TypeVar("T")
 
 
@@ -93,9 +93,9 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
 
     Args:
       path: a run folder, or the folder of its versions.
-      overrides: new values of fields in MAY_CHANGE, by dotted name, as typed on a command line;
-        they are written to the run's config.toml. With more `training.epochs`, the remaining epochs
-        have the learning rates of a run of that length.
+      overrides: new values of fields in MAY_CHANGE_AT_RESUME, by dotted name, as typed on a command
+        line; they are written to the run's config.toml. With more `training.epochs`, the remaining
+        epochs have the learning rates of a run of that length.
 
     Raises:
       UserError: there is no such run, another process trains it, its folder cannot be written, its
@@ -108,10 +108,10 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
             f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
         )
-    for name in overrides.keys() - MAY_CHANGE:
+    for name in overrides.keys() - MAY_CHANGE_AT_RESUME:
         raise folders.RunError(
             f"{name} cannot change within a run; start a new run, or change one of "
-            f"{', '.join(sorted(MAY_CHANGE))}."
+            f"{', '.join(sorted(MAY_CHANGE_AT_RESUME))}."
         )
     with deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
@@ -207,10 +207,10 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
         progress.finished = False
         console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
-        for name in ("samples.txt", measurements.FILE_NAME) if is_first() else ():
-            path = run / name
-            if path.exists():
-                path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
+        if is_first():
+            for path in (run / "samples.txt", run / measurements.FILE_NAME):
+                if path.exists():
+                    path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
     if is_first():
         folders.save_config(run, config)
     return config
@@ -330,7 +330,7 @@ def _keep_epoch(
     run: Path, epoch: int, params: Params, config: Config, tokenizer: Tokenizer
 ) -> None:
     """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
-    folder = run / folders.EPOCHS
+    folder = run / folders.EPOCHS_FOLDER
     folder.mkdir(exist_ok=True)
     save_safetensors(folder / f"{epoch:03}.safetensors", params, config, tokenizer)
 

@@ -17,7 +17,7 @@ from jaxgru.interop.safetensors import load_safetensors
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.runs.commits import trained_by
-from jaxgru.runs.folders import EPOCHS, RunError
+from jaxgru.runs.folders import EPOCHS_FOLDER, RunError
 
 FILE_NAME = "study.json"
 
@@ -39,7 +39,7 @@ def save_record(run: Path, record: dict[str, Any]) -> None:
 
 def kept_epochs(run: Path) -> list[Path]:
     """Return the models that the run has kept of its epochs (`training.keep_epochs`), in order."""
-    return sorted((run / EPOCHS).glob("[0-9]*.safetensors"))
+    return sorted((run / EPOCHS_FOLDER).glob("[0-9]*.safetensors"))
 
 
 def best_kept_epoch(

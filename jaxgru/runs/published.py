@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgru.config import (
-    NO_NUMBERS,
+    NO_EFFECT_ON_RESULTS,
     Config,
     config_dir,
     config_names,
@@ -21,7 +21,7 @@ from jaxgru.config import (
     load_config,
 )
 
-SAME_RECIPE = NO_NUMBERS | {"data.sha256", "training.seed"}
+NOT_IN_RECIPE = NO_EFFECT_ON_RESULTS | {"data.sha256", "training.seed"}
 """Fields that change neither the text nor the recipe of a model."""
 
 
@@ -67,4 +67,4 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 def recipe(config: Config) -> dict[str, Any]:
     """Return every field that changes a model's text or recipe, by dotted name."""
-    return {name: field_value(config, name) for name in dotted_names() if name not in SAME_RECIPE}
+    return {name: field_value(config, name) for name in dotted_names() if name not in NOT_IN_RECIPE}

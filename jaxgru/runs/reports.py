@@ -13,7 +13,7 @@ from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import warn
 from jaxgru.files import write_text
-from jaxgru.generation import Options, pieces
+from jaxgru.generation import Options, stream_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes
 from jaxgru.runs.figure import plot_losses
@@ -60,7 +60,7 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
             options = Options(NUM_TOKENS, temperature, stateful=stateful)
-            text = "".join(pieces(params, tokenizer, prompt, options))
+            text = "".join(stream_text(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)
 

@@ -92,7 +92,7 @@ def fit(
     Args:
       state: it is donated, so the caller must not use it again.
       best: the best epoch's parameters, if a run with early stopping is resumed; None: no epoch is
-        finished.
+        finished, or there is no early stopping.
       mesh: the devices that share each batch and the validation; None: the default device.
 
     Returns:
@@ -138,7 +138,7 @@ def fit(
             chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
 
         observer.on_validation(progress.epoch)
-        step, T = jnp.asarray(int(state.step)), training.sequence_length
+        step, T = int(state.step), training.sequence_length
         val_loss = window_loss(state.params, val_tokens, T, mesh)
         val_loss = from_first(val_loss)  # so that all processes decide alike
         if not math.isfinite(val_loss):
@@ -146,8 +146,8 @@ def fit(
         progress.records.append(
             {
                 "epoch": progress.epoch + 1,
-                "step": int(step),
-                "learning_rate": float(f"{schedule(step - 1):.6g}"),
+                "step": step,
+                "learning_rate": float(f"{schedule(jnp.asarray(step - 1)):.6g}"),
                 "train_loss": float(np.mean(progress.epoch_losses)),
                 "val_loss": val_loss,
                 "tokens_per_second": training.steps_per_epoch

@@ -17,17 +17,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxgru.cells.base import struct
 from jaxgru.config import ModelConfig, TrainingConfig
 from jaxgru.data.batching import random_crops, stream_windows
+from jaxgru.dropout import Dropout
 from jaxgru.errors import needs
 from jaxgru.evaluation import token_nll
-from jaxgru.model import (
-    Dropout,
-    ModelCarry,
-    Params,
-    apply,
-    init,
-    initial_carry,
-    round_weights,
-)
+from jaxgru.model import ModelCarry, Params, apply, init, initial_carry, round_weights
 from jaxgru.parallel.sharding import (
     ROWS,
     gather,
@@ -45,7 +38,7 @@ MAX_CHUNK = 64  # the most steps between two readings of the clock
 
 @struct
 class TrainState:
-    """The state of training. A step updates all fields but `key`, into which it folds its number.
+    """The state of training. A step updates all fields but `key`: it derives its own keys from it.
 
     carry is the recurrent state from one step to the next, if training reads contiguous streams;
     None if each step reads random crops from zero state.
@@ -61,7 +54,8 @@ class TrainState:
 def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "crops") -> TrainState:
     """Return the initial state; the seed decides the weights and the key of batches and dropout.
 
-    sampling: "crops" or "streams", as in `DataConfig`.
+    Args:
+      sampling: "crops" or "streams", as in `DataConfig`.
     """
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
@@ -130,8 +124,8 @@ def loss_fn(
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
     Args:
-      remat: keep for the gradient only the state at the start of each of about √T parts of the
-        sequence, and recompute a part's activations when its turn comes (Chen et al. 2016, arXiv
+      remat: keep for the gradient only the state at the start of each of about √T segments of the
+        sequence, and recompute a segment's activations when its turn comes (Chen et al. 2016, arXiv
         1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
       carry: the state before the batch; None: zeros.
       implementation: how the layers are computed, `model.unroll` of a config.
@@ -152,21 +146,21 @@ def loss_fn(
     whole = T - T % length
 
     @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged
-    def part(carry: ModelCarry, of_part: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
-        start, inputs, targets = of_part
-        masks = dropout and dataclasses.replace(dropout, first_step=start)
-        logits, carry = apply(params, inputs, carry, masks, implementation)
+    def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
+        start, inputs, targets = of_segment
+        here = dropout and dataclasses.replace(dropout, first_step=dropout.first_step + start)
+        logits, carry = apply(params, inputs, carry, here, implementation)
         return carry, token_nll(logits, targets).sum()
 
-    def parts(tokens: Int[Array, "B T"]) -> Int[Array, "parts B length"]:
+    def segments(tokens: Int[Array, "B T"]) -> Int[Array, "segments B length"]:
         return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
 
     start = initial_carry(params, B) if carry is None else carry
     starts = jnp.arange(0, whole, length)
-    end, sums = jax.lax.scan(part, start, (starts, parts(inputs), parts(targets)))
+    end, sums = jax.lax.scan(segment, start, (starts, segments(inputs), segments(targets)))
     total = sums.sum()
     if whole < T:
-        end, last = part(end, (whole, inputs[:, whole:], targets[:, whole:]))
+        end, last = segment(end, (whole, inputs[:, whole:], targets[:, whole:]))
         total += last
     return total / (B * T), end
 
@@ -202,7 +196,7 @@ def train_step(
     def loss_and_grads(
         params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
-        def of_part(carry, inputs, targets, first_row):
+        def of_rows(carry, inputs, targets, first_row):
             dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
 
             def loss(params):
@@ -216,7 +210,7 @@ def train_step(
             return (value, grads), None if carry is None else new_carry
 
         rows = carry, inputs, targets
-        return mean_of_parts(of_part, training.gradient_accumulation, rows, first_row)
+        return mean_of_micro_batches(of_rows, training.gradient_accumulation, rows, first_row)
 
     if mesh is None or mesh.size == 1:
         (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, dropout_key)
@@ -254,42 +248,43 @@ def _update(
     return TrainState(params, opt_state, state.key, state.step + 1, carry)
 
 
-def mean_of_parts(
-    of_part: Callable[..., tuple[Any, Any]],
-    num_parts: int,
+def mean_of_micro_batches(
+    of_rows: Callable[..., tuple[Any, Any]],
+    number: int,
     rows: tuple[Any, ...],
     first_row: int | Int[Array, ""],
 ) -> tuple[Any, Any]:
-    """Compute `of_part(*rows, first_row)` of a batch in equal parts, with the memory of one part.
+    """Compute `of_rows(*rows, first_row)` in equal micro-batches, with the memory of one.
 
-    The parts have the same size, so the mean of their means is the mean of the batch.
+    They have the same size, so the mean of their means is the mean of the batch.
 
     Args:
-      of_part: returns means over its rows (the loss and the gradients), and arrays with an entry
+      of_rows: returns means over its rows (the loss and the gradients), and arrays with an entry
         per row (a carry).
+      number: of micro-batches.
       rows: arrays, or trees of arrays, whose first axis is the rows of the batch.
       first_row: the number of the first row.
 
     Returns:
       The means of the whole batch, and the arrays of all its rows.
     """
-    if num_parts == 1:
-        return of_part(*rows, first_row)
-    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)
-    rows_per_part = jax.tree.leaves(parts)[0].shape[1]
-    first_rows = first_row + rows_per_part * jnp.arange(num_parts)
+    if number == 1:
+        return of_rows(*rows, first_row)
+    micro_batches = jax.tree.map(lambda x: x.reshape(number, -1, *x.shape[1:]), rows)
+    rows_each = jax.tree.leaves(micro_batches)[0].shape[1]
+    first_rows = first_row + rows_each * jnp.arange(number)
 
-    def add(total: Any, part: tuple) -> tuple[Any, Any]:
-        rows, first_row = part
-        means, new_rows = of_part(*rows, first_row)
+    def add(total: Any, micro_batch: tuple) -> tuple[Any, Any]:
+        rows, first_row = micro_batch
+        means, new_rows = of_rows(*rows, first_row)
         return jax.tree.map(jnp.add, total, means), new_rows
 
-    one = jax.tree.map(lambda x: x[0], parts)
-    means, _ = jax.eval_shape(of_part, *one, first_row)
+    one = jax.tree.map(lambda x: x[0], micro_batches)
+    means, _ = jax.eval_shape(of_rows, *one, first_row)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
-    total, new_rows = jax.lax.scan(add, zeros, (parts, first_rows))
+    total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
     joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
-    return jax.tree.map(lambda x: x / num_parts, total), joined
+    return jax.tree.map(lambda x: x / number, total), joined
 
 
 @partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")

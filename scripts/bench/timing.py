@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxgru.config import Config, ModelConfig
 from jaxgru.errors import UserError
 from jaxgru.model import flatten, init
-from pages.records import Measurement
+from pages.records import ContestantTime
 
 KINDS = ("training", "forward", "sampling", "layer")
 SAMPLING = {1: 128, 64: 64, 512: 32}
@@ -265,7 +265,7 @@ def make_record(
     contestant: str,
     result: tuple[Started, Timing] | str,
     memory: int | None,
-) -> Measurement:
+) -> ContestantTime:
     """Return a record for docs/benchmarks.json; `result` is the timing, or why there is none."""
     if isinstance(result, str):
         outcome: dict[str, Any] = {"failed": result}
@@ -280,7 +280,7 @@ def make_record(
             "compile_seconds": started.compile_seconds,
             "memory_bytes": memory,
         }
-    return Measurement(
+    return ContestantTime(
         run=run,
         config=task.name,
         kind=task.kind,

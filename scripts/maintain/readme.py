@@ -29,8 +29,8 @@ from pages import benchmark_page
 from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
-from pages.records import ONE_DEVICE, BenchmarkRun, Measurement, Study, grouped, load
-from pages.study_page import FILLED, Page, best_epoch, minutes
+from pages.records import ONE_DEVICE, BenchmarkRun, ContestantTime, Study, grouped, load
+from pages.study_page import FILLED, Page, minutes, result_epoch
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
@@ -96,7 +96,7 @@ def results(page: Page) -> str:
         theirs = [(losses[i], i + 1)
                   for losses, i in zip(published.train_loss, chosen, strict=True)
                   if not math.isnan(losses[i])]  # fmt: skip
-        ours = [(run.epochs[best_epoch(run) - 1].train_loss, best_epoch(run)) for run in runs]
+        ours = [(run.epochs[result_epoch(run) - 1].train_loss, result_epoch(run)) for run in runs]
         lines.append([
             f"{name}, {', '.join(str(run.seed) for run in runs)}",
             f"{runs[0].parameters:,}",
@@ -122,7 +122,7 @@ def _losses(texts: list[str]) -> str:
     return ", ".join(texts) or "–"
 
 
-def speeds(records: list[Measurement], runs: dict[str, BenchmarkRun]) -> str:
+def speeds(records: list[ContestantTime], runs: dict[str, BenchmarkRun]) -> str:
     """Return the table of training steps: a row per config, a column per contestant."""
     times = {config: {row[0]: row[1] for row in rows(same, runs)}
              for config, same in grouped(records, lambda r: r.config).items()}  # fmt: skip

@@ -16,7 +16,7 @@ from pages.records import (
     ONE_DEVICE,
     BenchmarkRun,
     Benchmarks,
-    Measurement,
+    ContestantTime,
     dumps,
     grouped,
     load_or,
@@ -63,7 +63,7 @@ def save(path: Path, data: Benchmarks) -> None:
 
 
 def merge(
-    data: Benchmarks, name: str, run: BenchmarkRun, records: Iterable[Measurement]
+    data: Benchmarks, name: str, run: BenchmarkRun, records: Iterable[ContestantTime]
 ) -> Benchmarks:
     """Add a run's records, which replace older ones of the same task on the same hardware.
 
@@ -71,7 +71,7 @@ def merge(
     """
     runs = data.runs | {name: run}
 
-    def same(record: Measurement) -> tuple:
+    def same(record: ContestantTime) -> tuple:
         return (runs[record.run].hardware, *(getattr(record, field) for field in SAME))
 
     merged = list({same(record): record for record in [*data.records, *records]}.values())
@@ -89,7 +89,7 @@ def unit(kind: str) -> str:
     return "µs per token" if kind == "sampling_1" else "tokens/s"
 
 
-def title(record: Measurement) -> str:
+def title(record: ContestantTime) -> str:
     """Return the task in words."""
     B, T = record.batch_size, record.num_tokens
     if record.kind.startswith("sampling"):
@@ -108,12 +108,17 @@ def head(kind: str) -> list[str]:
     return ["contestant", unit(kind), "min … max", "× jaxgru", "of ceiling", "compile", "memory"]
 
 
-def rows(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> list[list[str]]:
-    """Return a row per contestant, from records of one task, precision and machine."""
+def in_order(records: Iterable[ContestantTime]) -> list[ContestantTime]:
+    """Return the records in the order of CONTESTANTS; other names come last."""
     order = {name: i for i, name in enumerate(CONTESTANTS)}
+    return sorted(records, key=lambda record: order.get(record.contestant, len(order)))
+
+
+def rows(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> list[list[str]]:
+    """Return a row per contestant, from records of one task, precision and machine."""
     ours = next((r for r in records if r.contestant == "jaxgru" and r.failed is None), None)
     lines = []
-    for record in sorted(records, key=lambda r: order.get(r.contestant, len(order))):
+    for record in in_order(records):
         name = record.contestant
         if ours and record.run != ours.run:
             name += " †"
@@ -135,7 +140,7 @@ def rows(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> list[
     return lines
 
 
-def failures(records: Iterable[Measurement]) -> list[str]:
+def failures(records: Iterable[ContestantTime]) -> list[str]:
     """Return a sentence for each contestant that failed."""
     return [
         f"{r.config}: {r.contestant} failed: {r.failed}." for r in records if r.failed is not None
@@ -149,7 +154,7 @@ def ceiling_text(what: str, much: float) -> str:
     return f"{what} product {much / 1e9:,.0f} GFLOP/s"
 
 
-def _value(record: Measurement, seconds: float) -> float:
+def _value(record: ContestantTime, seconds: float) -> float:
     """Convert seconds per call to the kind's unit."""
     B, T = record.batch_size, record.num_tokens
     per_unit = {"ms": seconds * 1e3, "µs per token": seconds / T * 1e6, "tokens/s": B * T / seconds}
@@ -173,14 +178,14 @@ LABELS = {
 """What contestants are called in figures and in the README; * computes no dropout."""
 
 
-def figures(data: Benchmarks) -> dict[str, list[Measurement]]:
+def figures(data: Benchmarks) -> dict[str, list[ContestantTime]]:
     """Return the training steps that a figure shows, by the figure's file name.
 
     There is a figure per machine, sizes and precision, the last measured in float32 first; none
     where jaxgru, with which all others are compared, was not measured.
     """
 
-    def name(record: Measurement) -> str:
+    def name(record: ContestantTime) -> str:
         sizes = f"{record.batch_size}x{record.num_tokens}"
         words = f"speed {sizes} {record.precision} {data.runs[record.run].hardware}"
         return re.sub(r"\W+", "_", words).strip("_").lower() + ".png"
@@ -191,7 +196,7 @@ def figures(data: Benchmarks) -> dict[str, list[Measurement]]:
     return {name: found[name] for name in reversed(last) if ratios(found[name])}
 
 
-def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tuple]]]:
+def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, dict[str, tuple]]]:
     """Return minimum, median and maximum over jaxgru's median, by config, way and contestant.
 
     Contestants that split the batch over a CPU's cores are compared with jaxgru as it does so;
@@ -199,12 +204,11 @@ def ratios(records: Iterable[Measurement]) -> dict[str, dict[str, dict[str, tupl
     says so.
     """
     found: dict[str, dict[str, dict[str, tuple]]] = {}
-    order = {name: i for i, name in enumerate(CONTESTANTS)}
     for config, same in grouped(records, lambda r: r.config).items():
         medians = {r.contestant: r.median for r in same}
         one = "jaxgru" + ONE_DEVICE if "jaxgru" + ONE_DEVICE in medians else "jaxgru"
         both = any(name.endswith(ONE_DEVICE) for name in medians)
-        for r in sorted(same, key=lambda r: order.get(r.contestant, len(order))):
+        for r in in_order(same):
             way, base = ("split over cores" if both else ""), "jaxgru"
             if both and (r.contestant.endswith(ONE_DEVICE) or r.contestant.startswith("torch")):
                 way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one
@@ -249,7 +253,7 @@ def page(data: Benchmarks) -> str:
     )
 
 
-def section_table(records: Sequence[Measurement], runs: dict[str, BenchmarkRun]) -> str:
+def section_table(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> str:
     """Return the table of one task: a row per config and contestant."""
     lines = []
     for config, of_config in grouped(records, lambda r: r.config).items():

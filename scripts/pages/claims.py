@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pages.records import Run
     from pages.study_page import Page
 
-LADDER = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
+BASELINES = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
 Verdict = tuple[str, str]
@@ -39,7 +39,7 @@ def _one_epoch(page: Page) -> Verdict:
     rows = [
         (name, run.epochs[0].val_loss, run.measured.stateless, len(run.epochs))
         for name, run in page.first.items()
-        if name not in LADDER
+        if name not in BASELINES
     ]
     if not rows:
         return OPEN

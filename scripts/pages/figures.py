@@ -1,10 +1,11 @@
 """The figures of docs/: the study's, the benchmark's, how cost grows with size, and the carry.
 
-Each function draws one PNG and raises OSError if the file cannot be written.
+Each `plot_*` function draws one PNG and raises OSError if the file cannot be written.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -296,7 +297,7 @@ def _draw_steps(axes: Any, prompt: str, cut: bool) -> None:
         for low, high in ((0.25, 0.53), (0.97, 1.28), (1.72, 2.53)):
             arrow((x, low), (x, high))
     ends = [places[0] - 0.9, *places, places[-1] + 0.9]
-    for i, (x, to) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (x, to) in enumerate(itertools.pairwise(ends)):
         start, end = x + (0.34 if i else 0.1), to - (0.34 if i < len(places) else 0)
         if not cut or i == 0 or i == len(places):
             arrow((start, 1.5), (end, 1.5), blue, 2.4)

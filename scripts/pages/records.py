@@ -21,6 +21,7 @@ except ImportError:
 
 from jaxgru.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.errors import UserError
+from jaxgru.evaluation import in_units
 from jaxgru.files import read_bytes
 
 MAX_BYTES = 2**23
@@ -103,18 +104,18 @@ class MeanLoss(Record, kw_only=True):
 
 
 class BestEpoch(MeanLoss, kw_only=True):
-    """That of the weights of the epoch whose validation loss is the lowest."""
+    """The loss with the weights of the epoch whose validation loss is the lowest."""
 
     epoch: Count
 
 
 class RandomBatches(MeanLoss, kw_only=True):
-    """That of the last weights, and of the best epoch's."""
+    """The loss with the last weights, and with the best epoch's."""
 
     best: BestEpoch | None = None
 
 
-class Measured(Record):
+class RunMeasures(Record):
     """A run's study.json, which `jaxgru.analysis.state_cost` writes; losses in nats per token."""
 
     num_tokens: Count
@@ -136,7 +137,7 @@ class Measured(Record):
 
     def per_character(self, loss: float) -> float:
         """Convert nats per token to nats per character."""
-        return loss * self.num_tokens / self.num_characters
+        return in_units(loss, self.num_tokens, self.num_characters)["nats_per_character"]
 
 
 class Run(Record):
@@ -147,7 +148,7 @@ class Run(Record):
     seed: Whole
     parameters: Count
     epochs: Annotated[list[Epoch], Meta(min_length=1)]
-    measured: Measured = msgspec.field(name="study")
+    measured: RunMeasures = msgspec.field(name="study")
 
     def __post_init__(self) -> None:
         self.full_config()
@@ -171,13 +172,13 @@ class Run(Record):
 
 
 class Kept(Record):
-    """docs/study.json: every run; its n-gram losses are always counted again."""
+    """docs/study.json without its n-gram losses, which scripts/report.py always counts again."""
 
     runs: list[Run]
 
 
 class Study(Kept):
-    """All of docs/study.json, as it was made last."""
+    """docs/study.json, with its n-gram losses."""
 
     ngrams: NGrams  # nats per character of each config's text
 
@@ -194,7 +195,7 @@ class EarlyStopping(Record, kw_only=True):
 
     def __post_init__(self) -> None:
         if len(self.best) != len(self.losses):
-            raise ValueError("it has not as many losses as epochs")
+            raise ValueError("best and losses have different lengths")
 
 
 class Plateau(Record, kw_only=True):
@@ -231,7 +232,7 @@ class BenchmarkRun(Record):
     ceilings: dict[str, Positive]
 
 
-class Measurement(Record):
+class ContestantTime(Record):
     """One contestant at one task: its time in seconds per call, or why it failed."""
 
     run: str
@@ -266,7 +267,7 @@ class Benchmarks(Record):
     """docs/benchmarks.json: runs by the date and time of their start, and measurements."""
 
     runs: dict[Annotated[str, Meta(pattern=MOMENT)], BenchmarkRun] = {}
-    records: list[Measurement] = []
+    records: list[ContestantTime] = []
 
     def __post_init__(self) -> None:
         for record in self.records:

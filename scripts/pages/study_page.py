@@ -131,7 +131,7 @@ class Page:
             rows.append([
                 run.config, run.seed, f"{run.parameters:,}",
                 ", ".join(f"{x:.4f}" for x in theirs if not math.isnan(x)) or "–",
-                f"{run.epochs[-1].train_loss:.4f}", f"{best_epoch(run)} of {len(run.epochs)}",
+                f"{run.epochs[-1].train_loss:.4f}", f"{result_epoch(run)} of {len(run.epochs)}",
                 *(f"{loss:.4f}" for loss in nats),
             ])  # fmt: skip
         return rows
@@ -329,7 +329,7 @@ def per_character(run: Run, *measures: str) -> list[float]:
     return [run.measured.per_character(getattr(run.measured, measure)) for measure in measures]
 
 
-def best_epoch(run: Run) -> int:
+def result_epoch(run: Run) -> int:
     """Return the epoch whose weights are the run's result."""
     if not load_config(run.config).training.patience:
         return len(run.epochs)
@@ -378,9 +378,9 @@ def epoch_table(
     for run in runs:
         differences = []
         for i, epoch in enumerate(run.epochs[1:], start=1):
-            theirs = [run[i] for run in published.train_loss if i < len(run)]
-            theirs = [abs(epoch.train_loss - loss) for loss in theirs if not math.isnan(loss)]
-            differences += [min(theirs)] if theirs else []
+            known = [losses[i] for losses in published.train_loss if i < len(losses)]
+            apart = [abs(epoch.train_loss - loss) for loss in known if not math.isnan(loss)]
+            differences += [min(apart)] if apart else []
         if differences:
             said.append(f"{max(differences):.4f}" + f" (seed {run.seed})" * (len(runs) > 1))
     return head, rows, said

@@ -13,7 +13,7 @@ import jaxgru
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.data.tokenizers import read_tokenizer
-from jaxgru.generation import Options, pieces
+from jaxgru.generation import Options, stream_text
 from jaxgru.interop import import_torch
 from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors
@@ -40,7 +40,7 @@ def _corpus(tokenizer: str) -> Callable[[Path], None]:
 def _prompt(name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         params, _, tokenizer = jaxgru.load_pretrained(name)
-        text = "".join(pieces(params, tokenizer, path.read_text(), Options(num_tokens=32)))
+        text = "".join(stream_text(params, tokenizer, path.read_text(), Options(num_tokens=32)))
         assert len(text) == 10**6 + 32
 
     return write

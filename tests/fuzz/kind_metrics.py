@@ -14,7 +14,7 @@ from mutations import mutate, text
 
 from bench import cost
 from pages import benchmark_page, records, study_page
-from pages.records import Benchmarks, CostRun, Kept, Measured, Run
+from pages.records import Benchmarks, CostRun, Kept, Run, RunMeasures
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
@@ -55,7 +55,7 @@ def load(path: Path) -> None:
         case "metrics.jsonl":
             _page(replace(VALID_RUN, epochs=records.load_metrics(path)))
         case "study.json":
-            _page(replace(VALID_RUN, measured=records.load(path, Measured)))
+            _page(replace(VALID_RUN, measured=records.load(path, RunMeasures)))
         case "kept.json":
             _page(*records.load(path, Kept).runs)
         case "benchmarks.json":

@@ -14,7 +14,7 @@ from mutations import text
 import jaxgru
 from jaxgru import ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.generation import Options, pieces
+from jaxgru.generation import Options, stream_text
 
 BOUNDS = {"seconds": 60.0}
 """Some cases are the first of their shape, and XLA compiles a program: seconds, on a busy core."""
@@ -58,7 +58,7 @@ def _option(rng: random.Random, good: tuple, bad: tuple) -> object:
 def load(made: tuple[int, str, Options]) -> None:
     which, prompt, options = made
     params, tokenizer = MODELS[which]
-    text = pieces(params, tokenizer, prompt, options)
+    text = stream_text(params, tokenizer, prompt, options)
     # each length of prompt is compiled anew, so that only the short ones go all the way
     short = len(tokenizer.encode(prompt)) <= 2 or options.last_token_only
     said = list(text) if short else list(itertools.islice(text, 1))

@@ -32,7 +32,7 @@ from jaxgru.interop import InteropError
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.interop.pth import load_pth_model, save_pth
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from pages.records import Kept, Measured, RecordError, dumps, load, load_metrics
+from pages.records import Kept, RecordError, RunMeasures, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -265,7 +265,7 @@ class TestRecords:
         (tmp_path / "metrics.jsonl").write_text("".join(lines))
         (tmp_path / "study.json").write_text(json.dumps(run["study"]))
         assert json.loads(dumps(load_metrics(tmp_path / "metrics.jsonl"))) == run["epochs"]
-        assert json.loads(dumps(load(tmp_path / "study.json", Measured))) == run["study"]
+        assert json.loads(dumps(load(tmp_path / "study.json", RunMeasures))) == run["study"]
 
     @pytest.mark.parametrize(
         "text, says",
@@ -295,14 +295,14 @@ class TestRecords:
     def test_a_record_with_another_value(self, value, says, tmp_path):
         record = self.KEPT["runs"][0]["study"] | {"stream": value}
         (tmp_path / "study.json").write_text(json.dumps(record))
-        assert says in refusal(RecordError, load, tmp_path / "study.json", Measured)
+        assert says in refusal(RecordError, load, tmp_path / "study.json", RunMeasures)
 
     def test_a_record_with_a_text_that_is_none(self, tmp_path):
         """The page shows every one that there is."""
         record = json.loads(json.dumps(self.KEPT["runs"][0]["study"]))
         record["text"]["one more"] = [1]
         (tmp_path / "study.json").write_text(json.dumps(record))
-        says = refusal(RecordError, load, tmp_path / "study.json", Measured)
+        says = refusal(RecordError, load, tmp_path / "study.json", RunMeasures)
         assert "Expected `object`, got `array` - at `$.text[...]`" in says
 
     def test_a_pipe_and_another_config(self, pipe, tmp_path):
@@ -321,10 +321,10 @@ class TestWriting:
         params = random_params(model)
         options = generation.Options(num_tokens=20, stateful=stateful)
         prompt = "abcgfeddca"
-        whole = "".join(generation.pieces(params, tokenizer, prompt, options))
+        whole = "".join(generation.stream_text(params, tokenizer, prompt, options))
         monkeypatch.setattr(generation, "READ", 4)
-        assert "".join(generation.pieces(params, tokenizer, prompt, options)) == whole
-        other = "".join(generation.pieces(params, tokenizer, "g" + prompt[1:], options))
+        assert "".join(generation.stream_text(params, tokenizer, prompt, options)) == whole
+        other = "".join(generation.stream_text(params, tokenizer, "g" + prompt[1:], options))
         assert (other[10:] == whole[10:]) != stateful  # what it read first matters
 
 

@@ -31,11 +31,13 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 LAYERS = {
     "gru": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype),
-    "gru, second bias": lambda key, E, H, dtype: init_gru(key, E, H, True, dtype),
-    "gru after": lambda key, E, H, dtype: init_gru(key, E, H, False, dtype, "after"),
-    "gru after, second bias": lambda key, E, H, dtype: init_gru(key, E, H, True, dtype, "after"),
-    "lstm": init_lstm,
-    "rnn": init_rnn,
+    "gru, second bias": lambda key, E, H, dtype: init_gru(key, E, H, second_bias=True, dtype=dtype),
+    "gru after": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, reset="after"),
+    "gru after, second bias": lambda key, E, H, dtype: init_gru(
+        key, E, H, second_bias=True, dtype=dtype, reset="after"
+    ),
+    "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
+    "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),
 }
 
 

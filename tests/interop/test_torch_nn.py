@@ -152,7 +152,9 @@ class TestResetAfter:
     def test_unroll_is_its_definition(self, second_bias, masked, T, B, E, H):
         rng = np.random.default_rng(T)
         shapes = jax.eval_shape(
-            lambda: cells.init_gru(jax.random.key(0), E, H, second_bias, jnp.float64, "after")
+            lambda: cells.init_gru(
+                jax.random.key(0), E, H, second_bias=second_bias, dtype=jnp.float64, reset="after"
+            )
         )
         p = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), shapes)
         x, h = rng.standard_normal((T, B, E)), rng.standard_normal((B, H))
@@ -210,9 +212,9 @@ class TestResetAfter:
 
     def test_init_gives_the_second_bias_zeros(self):
         """They are there, and begin as the function without them."""
-        p = cells.init_gru(jax.random.key(0), 2, 3, True, jnp.float32, "after")
+        p = cells.init_gru(jax.random.key(0), 2, 3, second_bias=True, reset="after")
         assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
-        assert cells.init_gru(jax.random.key(0), 2, 3, True).cn is None
+        assert cells.init_gru(jax.random.key(0), 2, 3, second_bias=True).cn is None
 
     def test_reset_before_is_another_function(self):
         params = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]

@@ -316,7 +316,7 @@ def test_computing_parts_anew_changes_nothing(length, site):
         model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
         params = random_params(model, dtype="float64")
         inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
-        dropout = Dropout(jax.random.key(2), 0.3, site)
+        dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
         both = [
             jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
                 params, inputs, targets, dropout
