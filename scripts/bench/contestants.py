@@ -3,6 +3,9 @@
 Each contestant is a function from a Task to a Contestant. The peers, in JAX and in PyTorch, define
 only their model: training, forward pass and sampling are shared, so that peers differ in the
 recurrence alone.
+
+A new one is named in `pages.benchmark_page.CONTESTANTS`, and here in BUILDERS, in LAYERS if it has
+a layer (in `layers.py`), and in NEEDS with what it imports.
 """
 
 from __future__ import annotations
@@ -76,8 +79,8 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
       UserError: it has no such model, or cannot compute in that precision here.
     """
     library = name.removesuffix(ONE_DEVICE)
-    others = ("plain_scan", "haiku", "nnx", "linen", "equinox")
-    if (library in others or task.what == "layer") and on_cpu() and precision != "float32":
+    other = library in LAYERS and library != "jaxgru"
+    if (other or task.what == "layer") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, Task):
         return BUILDERS[name](task, precision)
