@@ -370,8 +370,11 @@ def _field_names(section: str) -> list[str]:
     return [field.name for field in dataclasses.fields(SECTIONS[section])]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name with the most similar spelling, with its section or without."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is spelled most alike, with its section or without.
+
+    None if less than half of the letters agree.
+    """
 
     def parts(dotted: str) -> tuple[str, str]:
         whole = dotted.strip("-")[:200]  # a longer one is not a misspelling, and takes seconds
@@ -383,11 +386,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
         field_alike = difflib.SequenceMatcher(None, field, other_field).ratio()
         return max(alike, field_alike, 0.6 * other_field.startswith(field))
 
-    return max(known, key=likeness)
+    best = max(known, key=likeness)
+    return best if likeness(best) >= 0.5 else None
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    return f"there is no {kind} {name!r} in a config; the nearest is {nearest(name, known)!r}."
+    known = list(known)
+    meant = nearest(name, known)
+    meant = f"the nearest is {meant!r}" if meant else f"there are {', '.join(known)}"
+    return f"there is no {kind} {name!r} in a config; {meant}."
 
 
 def _parse_value(text: str, type_: Any) -> Any:

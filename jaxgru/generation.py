@@ -16,6 +16,7 @@ from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.sampling import check_num_tokens, check_sampling, generate
 
+PROMPT = "ROMEO: "  # where the user gives none
 CHUNK = 16  # tokens generated at once
 READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 

@@ -31,6 +31,7 @@ from jaxgru.evaluation import (
     stream_nll,
     window_loss,
 )
+from jaxgru.generation import PROMPT
 from jaxgru.model import Params
 from jaxgru.sampling import generate
 
@@ -61,8 +62,6 @@ TEXT_MEASURES = {
     "distinct_3": "distinct triples of words",
 }
 """The labels of a record's measures of text."""
-
-PROMPT = "ROMEO: "  # of the texts in the record
 
 
 def measure(

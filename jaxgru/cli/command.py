@@ -38,7 +38,9 @@ def _without_command() -> None:
     parser = make_parser()
     name = sys.argv[1] if len(sys.argv) > 1 else "-"
     if not name.startswith("-"):
-        parser.error(f"there is no command {name!r}; the nearest is {nearest(name, COMMANDS)}.")
+        meant = nearest(name, COMMANDS)
+        meant = f"the nearest is {meant}" if meant else f"there are {', '.join(COMMANDS)}"
+        parser.error(f"there is no command {name!r}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.error(f"give a command: {', '.join(COMMANDS)}; --help describes them.")

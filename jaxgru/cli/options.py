@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
                 self.error(f"{unknown[0]!r} belongs to no option; {self._meant(unknown[0])}.")
-            self.error(f"there is no option {name}; the nearest is {self._nearest(name)}.")
+            self.error(f"there is no option {name}; {self._nearest(name)}.")
         return known
 
     def _as_declared(self, argument: str) -> str:
@@ -97,10 +97,12 @@ class Parser(argparse.ArgumentParser):
         return name + equals + value
 
     def _nearest(self, name: str) -> str:
+        """Return what an unknown option probably means."""
         known = self._option_string_actions
         word = name.strip("-").replace("-", "_")
         called = [option for option, words in ALSO_CALLED.items() if word in words.split()]
-        return next((o for o in called if o in known), nearest(name, known))
+        meant = next((o for o in called if o in known), nearest(name, known))
+        return f"the nearest is {meant}" if meant else "--help lists the options"
 
     def _meant(self, word: str) -> str:
         """Return what a word without an option probably means."""

@@ -7,7 +7,9 @@ from jaxgru.cli.options import Parser, load_model
 from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
-from jaxgru.generation import Options
+from jaxgru.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.errors import UserError
+from jaxgru.generation import PROMPT, Options
 
 
 def make_parser() -> Parser:
@@ -22,7 +24,7 @@ def make_parser() -> Parser:
     )
     parser.add_model()
     add = parser.add_argument_group("text").add_argument
-    add("--prompt", default="ROMEO: ", help="text to continue (%(default)r)")
+    add("--prompt", help=f"text to continue ({PROMPT!r})")
     add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
     add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens (all)")
@@ -61,6 +63,17 @@ def main() -> None:
     else:
         model, _, tokenizer = load_model(arguments)
         if arguments.compare:
-            print_comparison(model, tokenizer, arguments.prompt, options)
+            print_comparison(model, tokenizer, _prompt(arguments.prompt, tokenizer), options)
             return
-    print_samples(model, tokenizer, arguments.prompt, options, arguments.num_samples)
+    prompt = _prompt(arguments.prompt, tokenizer)
+    print_samples(model, tokenizer, prompt, options, arguments.num_samples)
+
+
+def _prompt(given: str | None, tokenizer: Tokenizer) -> str:
+    if given is not None:
+        return given
+    try:
+        tokenizer.encode(PROMPT)
+    except TokenizerError as error:
+        raise UserError(f"{error} Give a --prompt in place of {PROMPT!r}.") from error
+    return PROMPT

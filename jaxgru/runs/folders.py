@@ -160,6 +160,12 @@ def find_run(path: str | Path) -> Path:
     raise RunError(f"there is no run in {path}: neither it nor its 'latest' has a config.toml.")
 
 
+def from_here(run: Path) -> Path:
+    """Return a run's path relative to the working folder, if the run is below it."""
+    here = Path.cwd()
+    return run.relative_to(here) if run.is_relative_to(here) else run
+
+
 def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Config:
     """Load a run's config, with these values changed: see `load_config`.
 

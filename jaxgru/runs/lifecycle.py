@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import command
+from jaxgru.generation import PROMPT
 from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
@@ -25,7 +27,7 @@ from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.runs import checkpoints, folders, initial, measurements
 from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
-from jaxgru.runs.reports import peak_memory, write_losses, write_samples
+from jaxgru.runs.reports import opening, peak_memory, write_losses, write_samples
 from jaxgru.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.training import (
     NonFiniteLoss,
@@ -115,7 +117,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
         )
     with deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
-        run = Path(from_first(found))
+        run = folders.from_here(Path(from_first(found)))
         with _in_all(folders.claim(run)) as in_place:
             config = together(lambda: _resumed_config(run, overrides))
             mesh = _devices(config)
@@ -197,6 +199,10 @@ def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: P
                 f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must be "
                 f"at least {begun}."
             )
+        unchanged = epochs == folders.load_run_config(run).training.epochs
+        if progress.finished and unchanged and epochs == progress.epoch:
+            console.print(f"{run} is finished, with {epochs} epochs.", soft_wrap=True)
+            return config
         if progress.finished and progress.is_over(training):
             raise folders.RunError(
                 f"{run} is finished after {progress.epoch} epochs, of which epoch "
@@ -337,9 +343,11 @@ def _keep_epoch(
 
 def _finish(run: Path, dataset: Dataset, params: Params, progress: Progress) -> None:
     write_samples(run, params, dataset)
+    prompt = opening(dataset)
+    prompt = "" if prompt == PROMPT else f" --prompt {shlex.quote(prompt)}"
     console.print(
         f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
         f"{progress.best_epoch}. Sample from the model with:\n"
-        f"  {command('sample')} --run {run}",
+        f"  {command('sample')} --run {run}{prompt}",
         soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import warn
 from jaxgru.files import write_text
-from jaxgru.generation import Options, stream_text
+from jaxgru.generation import PROMPT, Options, stream_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes
 from jaxgru.runs.figure import plot_losses
@@ -21,7 +21,7 @@ from jaxgru.runs.folders import disk_error
 from jaxgru.runs.published import published_for
 from jaxgru.training import Progress
 
-PROMPT, NUM_TOKENS = "ROMEO: ", 300  # of samples.txt
+NUM_TOKENS = 300  # of samples.txt
 
 
 def write_losses(run: Path, config: Config, progress: Progress) -> None:

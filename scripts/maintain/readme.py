@@ -68,7 +68,7 @@ def readme(sample: str) -> str:
     return render(
         "README.md.jinja",
         page=page,
-        minutes=minutes,
+        minutes=lambda runs: [minutes(run) for run in runs],
         filled=FILLED,
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),

@@ -112,6 +112,12 @@ class TestMeant:
         done = script("sample", "--pretrained", "astra_alpha", given, "1")
         assert done == refused("sample", given, meant)
 
+    @pytest.mark.parametrize("name", ["train", "sample", "evaluate"])
+    def test_none_that_is_spelled_alike(self, script, name):
+        said = f"{name}.py: there is no option --foo; --help lists the options.\n"
+        required = ["--config", "astra_alpha"] if name == "train" else ["--run", "x"]
+        assert script(name, *required, "--foo") == Outcome(2, "", said)
+
 
 class TestStrayWords:
     @pytest.mark.parametrize(
@@ -384,3 +390,11 @@ def test_help_without_docstrings(name, monkeypatch, capsys):
         exec(code, {"__name__": "__main__", "__file__": str(path), "__doc__": None})
     assert stopped.value.code == 0
     assert "--help" in capsys.readouterr().out
+
+
+def test_a_script_without_the_package_says_how_to_install_it():
+    """-S: without the installed packages."""
+    command = [sys.executable, "-S", SCRIPTS / "train.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS)
+    said = "jaxgru is not installed; pip install -e '.[train,corpus]' does it.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

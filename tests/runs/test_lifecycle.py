@@ -1,6 +1,8 @@
 """Real training processes: what a run leaves on disk, and that no interruption changes a bit."""
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,7 +45,8 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, text):
     runs = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(command(runs, text), check=True, capture_output=True)
+    done = subprocess.run(command(runs, text), check=True, capture_output=True, text=True)
+    (runs / "stdout.txt").write_text(done.stdout)
     return runs / "astra_alpha" / "v1"
 
 
@@ -70,6 +73,17 @@ def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     assert tokenizer.vocabulary == "".join(sorted(set(text.read_text())))
     assert config.model.vocab_size == params.embedding.shape[0] == len(tokenizer.vocabulary)
     assert losses(undisturbed)[-1][3] < losses(undisturbed)[0][3] < np.log(28)
+
+
+def test_the_printed_command_samples_from_a_text_without_the_usual_prompt(undisturbed, script):
+    """The vocabulary has no capital letter, so the command has a prompt of its own."""
+    said = (undisturbed.parents[1] / "stdout.txt").read_text()
+    options = shlex.split(re.search(r"^  python .*sample\.py (--run .*)", said, re.M)[1])
+    assert options[:3] == ["--run", str(undisturbed), "--prompt"]
+    done = script("sample", *options, "--num-tokens", 3)
+    assert (done.code, done.err) == (0, "") and len(done.out) == len(options[3]) + 3 + 1
+    refused = script("sample", "--run", undisturbed)
+    assert refused.code == 2 and "lacks ':', 'E', 'M', 'O', 'R'. Give a --prompt" in refused.err
 
 
 def test_each_model_has_the_loss_that_was_recorded(undisturbed):

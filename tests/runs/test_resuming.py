@@ -167,10 +167,6 @@ class TestLength:
         "overrides, says",
         [
             ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
-            (
-                {"training.epochs": "2"},
-                "is finished after 2 epochs.* remains finished with training.epochs",
-            ),
             ({"training.patience": "9"}, "training.patience cannot change within a run"),
             ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
             ({"training.epochs": "many"}, "training.epochs is 'many'"),
@@ -181,6 +177,21 @@ class TestLength:
         with pytest.raises(jaxgru.UserError, match=says):
             resume_run(run_copy, overrides)
         assert contents(run_copy) == before
+
+    def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy):
+        """Its best epoch is the first of three, and it waits for two."""
+        config = load_config("astra_alpha", {"training.patience": "2"})
+        progress = Progress([{}] * 3, best_epoch=1, finished=True)
+        with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
+            lifecycle._change(run_copy, config, {"training.epochs": "10"}, progress)
+
+    def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
+        resume_run(run_copy, {"training.epochs": "3"})
+        before = records(run_copy)
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert "is finished, with 3 epochs." in capfd.readouterr().out
+        assert records(run_copy) == before
+        assert load_config(run_copy / "config.toml").training.lengthened == 1
 
     def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, capfd):
         resume_run(run_copy)
