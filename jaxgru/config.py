@@ -138,7 +138,10 @@ class DataConfig(_Section):
 
     section = "data"
     corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
-    tokenizer: Literal["characters", "sentencepiece"] = _field("characters", "what a token is")
+    tokenizer: Literal["characters", "sentencepiece"] = _field(
+        "characters",
+        "what a token is: characters, or sentencepiece: subwords learned from the text",
+    )
     sampling: Literal["crops", "streams"] = _field(
         "crops",
         "crops: random, each from a zero state; streams: contiguous rows that keep their state",

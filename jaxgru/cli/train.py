@@ -35,7 +35,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     add("--resume", metavar="RUN", help="resume this run exactly")
     add("--name", help="name of the run's folder (default: of config and text)")
-    add("--runs", metavar="FOLDER", default="runs", help="folder of all runs")
+    add("--runs", metavar="FOLDER", default="runs", help="folder of all runs (%(default)s)")
     add("--summary", nargs="?", const="layers", choices=["layers", "full"],
         help="print the model's sizes and exit, with a row per layer or (full) per parameter"
         )  # fmt: skip
