@@ -140,7 +140,7 @@ class DataConfig(_Section):
     corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
     tokenizer: Literal["characters", "sentencepiece"] = _field(
         "characters",
-        "what a token is: characters, or sentencepiece: subwords learned from the text",
+        "characters; or sentencepiece: subwords, learned from the text",
     )
     sampling: Literal["crops", "streams"] = _field(
         "crops",
