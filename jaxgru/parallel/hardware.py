@@ -74,8 +74,9 @@ def keep_freed_memory() -> None:
     By default, glibc returns large freed blocks to the system, which must supply each step's
     buffers again as zeroed pages: a step of astra_beta takes 1.1 times as long on 2 cores.
 
-    Each thread keeps a heap of its own. One for all (M_ARENA_MAX = 1) would keep blocks above 64 MB,
-    too, but the threads would wait for its lock: a step of astra_alpha takes 1.17 times as long.
+    Each thread keeps a heap of its own. One for all (M_ARENA_MAX = 1) would keep blocks above
+    64 MB, too, but the threads would wait for its lock: a step of astra_alpha takes 1.17 times as
+    long.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
