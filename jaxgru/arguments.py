@@ -151,8 +151,8 @@ def _features(layer: CellParams) -> int | None:
     make, found = cell_of(layer).fast, []
 
     def look(params: CellParams) -> None:
-        if make and isinstance(gated := make(params), Recurrent):
-            found.append(gated.W.shape[0])
+        if make and isinstance(fast := make(params), Recurrent):
+            found.append(fast.W.shape[0])
 
     try:
         jax.eval_shape(look, layer)

@@ -122,8 +122,9 @@ def _recurrent(
     key = jax.random.fold_in(jax.random.key(options.seed), sample)
     tokens: Any = prompt[None, -1:]
     carry = initial_carry(params, 1)
-    if len(devices := params.embedding.devices()) == 1:  # where `generate` leaves them: it would
-        tokens, carry, key = jax.device_put((tokens, carry, key), *devices)  # else compile anew
+    # On the device where `generate` leaves them: with others, its second call compiles anew
+    if len(devices := params.embedding.devices()) == 1:
+        tokens, carry, key = jax.device_put((tokens, carry, key), *devices)
     before = prompt[:-1] if options.stateful else prompt[:0]  # the state after it would be reset
     for start in range(0, len(before), READ):
         carry = _read(params, before[None, start : start + READ], carry)

@@ -434,9 +434,9 @@ def _run(
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
-        gated = [layer for layer in fast if isinstance(layer, Recurrent)]
-        if len(gated) == len(layers) and wavefront.supports(gated, T):
-            return *wavefront.unroll_stack(gated, x, carry, masks), None
+        recurrent = [layer for layer in fast if isinstance(layer, Recurrent)]
+        if len(recurrent) == len(layers) and wavefront.supports(recurrent, T):
+            return *wavefront.unroll_stack(recurrent, x, carry, masks), None
     layers, x, carry, masks, reset, initial, real = vary_alike(
         (layers, x, carry, masks, reset, initial, real)
     )

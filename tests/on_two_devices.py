@@ -97,7 +97,8 @@ def main():
     }
     results = {}
     for kind, init in KINDS.items():
-        layers = [init(jax.random.key(3), F, H, dtype="float64")]
+        layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
+        layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
         results[kind] = {
             "all steps": seen(layers, x, {}, same=none),
             "resets and lengths": seen(layers, x, flags),

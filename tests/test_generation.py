@@ -47,7 +47,7 @@ def generated(params, prompt, *, seed=0, sample=0, temperature=0.8, **options) -
     return TOKENIZER.decode(new[0])
 
 
-class TestPieces:
+class TestChunks:
     @pytest.mark.parametrize(
         "options",
         [
@@ -57,10 +57,10 @@ class TestPieces:
         ],
         ids=str,
     )
-    @pytest.mark.parametrize("piece", [5, 1000])
-    def test_are_the_prompt_and_one_generation(self, params, monkeypatch, piece, options):
-        """The state, the key and the last token are handed from piece to piece."""
-        monkeypatch.setattr(generation, "CHUNK", piece)
+    @pytest.mark.parametrize("chunk", [5, 1000])
+    def test_are_the_prompt_and_one_generation(self, params, monkeypatch, chunk, options):
+        """The state, the key and the last token are handed from chunk to chunk."""
+        monkeypatch.setattr(generation, "CHUNK", chunk)
         text = text_of(params, **options)
         assert text == "a bad" + generated(params, "a bad", **options)
         assert len(text) == 5 + N
@@ -166,7 +166,7 @@ class TestWrite:
 
 
 class TestRefusals:
-    """Before anything is generated: `stream_text` itself raises, not its first piece."""
+    """Before anything is generated: `stream_text` itself raises, not its first chunk."""
 
     @pytest.mark.parametrize(
         "options, says",

@@ -40,7 +40,7 @@ from jaxgru.training import (
     state_shardings,
 )
 
-MAY_CHANGE_AT_RESUME = checkpoints.MAY_DIFFER_FROM_CHECKPOINT | {"training.epochs"}  # at --resume
+MAY_CHANGE_AT_RESUME = checkpoints.MAY_DIFFER_FROM_CHECKPOINT | {"training.epochs"}
 T = TypeVar("T")
 
 

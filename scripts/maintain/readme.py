@@ -68,7 +68,8 @@ def readme(sample: str) -> str:
     return render(
         "README.md.jinja",
         page=page,
-        minutes=lambda runs: [minutes(run) for run in runs],
+        minutes=minutes,
+        times=[minutes(run) for run in page.of("astra_beta")],
         filled=FILLED,
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),
