@@ -33,11 +33,14 @@ class PublishedResults:
       num_params: the parameter count; 0: none is published.
       train_loss: the mean training loss of each epoch, one list per run; NaN: not reported.
       val_loss: the loss of one random validation batch per epoch, one list per run.
+      earlier_train_loss, earlier_val_loss: those of a run of another learning rate schedule.
     """
 
     num_params: int = 0
     train_loss: Sequence[Sequence[float]] = ()
     val_loss: Sequence[Sequence[float]] = ()
+    earlier_train_loss: Sequence[float] = ()
+    earlier_val_loss: Sequence[float] = ()
 
 
 def load_published(name: str) -> PublishedResults:

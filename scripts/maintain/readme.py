@@ -30,7 +30,7 @@ from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
 from pages.records import ONE_DEVICE, BenchmarkRun, ContestantTime, Study, grouped, load
-from pages.study_page import FILLED, Page, minutes, result_epoch
+from pages.study_page import FILLED, Page, minutes
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
@@ -97,7 +97,7 @@ def results(page: Page) -> str:
         theirs = [(losses[i], i + 1)
                   for losses, i in zip(published.train_loss, chosen, strict=True)
                   if not math.isnan(losses[i])]  # fmt: skip
-        ours = [(run.epochs[result_epoch(run) - 1].train_loss, result_epoch(run)) for run in runs]
+        ours = [(run.epochs[run.result_epoch - 1].train_loss, run.result_epoch) for run in runs]
         lines.append([
             f"{name}, {', '.join(str(run.seed) for run in runs)}",
             f"{runs[0].parameters:,}",

@@ -21,6 +21,7 @@ from jaxgru.files import write_text
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.pretrained import FOLDER
+from jaxgru.runs.commits import trained_by
 from jaxgru.runs.folders import RunError, find_run, is_finished
 from pages.markdown import render
 from pages.records import Epoch, load_metrics
@@ -50,12 +51,15 @@ def main() -> None:
     losses = evaluate(params, dataset.validation, tokenizer, config.training.sequence_length)
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer)
-    write_text(target.with_suffix(".md"), card(config, num_params(params), losses, epochs))
+    text = card(config, num_params(params), losses, epochs, trained_by(run))
+    write_text(target.with_suffix(".md"), text)
     print(f"{config.name} written to {target}")
 
 
-def card(config: Config, count: int, losses: Losses, epochs: list[Epoch]) -> str:
-    """Return a model's card in Markdown: the command, seed, data and measured losses."""
+def card(
+    config: Config, count: int, losses: Losses, epochs: list[Epoch], commits: list[str]
+) -> str:
+    """Return a model's card in Markdown: the command, seed, commits, data and measured losses."""
     best = min(epochs, key=lambda epoch: epoch.val_loss)
     names = {
         f"state kept within windows of {config.training.sequence_length}": losses.windows,
@@ -71,6 +75,7 @@ def card(config: Config, count: int, losses: Losses, epochs: list[Epoch]) -> str
         "card.md.jinja",
         config=config,
         count=count,
+        commits=commits,
         losses=losses,
         epochs=epochs,
         chosen=best if config.training.patience else epochs[-1],

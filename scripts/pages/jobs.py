@@ -15,7 +15,7 @@ SEEDS = {
     "astra_beta": 3,
     "astra_gamma": 3,
     "scribe_alpha": 1,
-    "scribe_beta": 1,
+    "scribe_beta": 2,
     "scribe_gamma": 1,
     "leviathan": 1,
     "elman_alpha": 3,

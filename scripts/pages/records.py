@@ -158,6 +158,11 @@ class Run(Record):
         """The epoch of the lowest validation loss."""
         return min(self.epochs, key=lambda epoch: epoch.val_loss)
 
+    @property
+    def result_epoch(self) -> int:
+        """The epoch whose weights are the run's result: with early stopping, the best."""
+        return self.best.epoch if load_config(self.config).training.patience else len(self.epochs)
+
     def full_config(self) -> Config:
         """Return the config with its changes. Raises ValueError if it is not valid."""
         if self.config not in config_names():
@@ -196,6 +201,10 @@ class EarlyStopping(Record, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.best) != len(self.losses):
             raise ValueError("best and losses have different lengths")
+
+    def share(self, epoch: int) -> str:
+        """Return the share of the draws in which this epoch, from 1 on, was the best."""
+        return f"{self.best[epoch - 1] / self.draws:.1%}" if epoch <= len(self.best) else "0%"
 
 
 class Plateau(Record, kw_only=True):

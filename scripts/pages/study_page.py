@@ -18,10 +18,10 @@ import msgspec
 from jaxgru.analysis import state_cost
 from jaxgru.config import Config, load_config
 from jaxgru.runs.figure import plot_losses
-from jaxgru.runs.published import PublishedResults, load_published
+from jaxgru.runs.published import PublishedResults, load_published, recipe
 from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import plot_memory, plot_recovery, plot_sensitivity
-from pages.jobs import SEEDS
+from pages.jobs import SEEDS, all_jobs
 from pages.markdown import render
 from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
 
@@ -64,7 +64,8 @@ class Page:
         for run in self.plain:
             self.first.setdefault(run.config, run)
         self.alpha = self.first.get("astra_alpha")
-        self.missing = [name for name in SEEDS if name not in self.first]
+        self.missing = missing(runs)
+        self.untrained = [name for name in SEEDS if name not in self.first]
         machines = sorted({(run.measured.date, run.measured.hardware) for run in runs})
         self.made = "; ".join(f"{date}, {hardware}" for date, hardware in machines)
         self.bigram = ngrams["astra_alpha"][1]
@@ -81,8 +82,9 @@ class Page:
     def markdown(self) -> str:
         """Return the page."""
         return render(
-            "study.md.jinja", page=self, state_cost=state_cost, filled=FILLED, positions=POSITIONS
-        )
+            "study.md.jinja", page=self, state_cost=state_cost, filled=FILLED, positions=POSITIONS,
+            published=load_published,
+        )  # fmt: skip
 
     def draw(self, figures: Path) -> None:
         """Draw every figure of the page."""
@@ -131,7 +133,7 @@ class Page:
             rows.append([
                 run.config, run.seed, f"{run.parameters:,}",
                 ", ".join(f"{x:.4f}" for x in theirs if not math.isnan(x)) or "–",
-                f"{run.epochs[-1].train_loss:.4f}", f"{result_epoch(run)} of {len(run.epochs)}",
+                f"{run.epochs[-1].train_loss:.4f}", f"{run.result_epoch} of {len(run.epochs)}",
                 *(f"{loss:.4f}" for loss in nats),
             ])  # fmt: skip
         return rows
@@ -148,6 +150,18 @@ class Page:
             for name, curve in curves.items()
         ]
         return ["model", *(f"k = {k}" for k in every[:-1]), "never"], rows
+
+    @property
+    def characters_per_token(self) -> str:
+        """Of Scribe's tokens, on the validation split; a dash without a model of the family."""
+        runs = (run for name, run in self.first.items() if name.startswith("scribe"))
+        measured = next((run.measured for run in runs), None)
+        return f"{measured.num_characters / measured.num_tokens:.1f}" if measured else "–"
+
+    def unigram(self, run: Run) -> float:
+        """Return the loss of counted tokens on a Scribe model's split, in nats per token."""
+        measured = run.measured
+        return self.ngrams["scribe_alpha"][0] * measured.num_characters / measured.num_tokens
 
     def counted(self) -> list[Row]:
         """Return a row per vocabulary: the loss of each order of n-grams."""
@@ -251,14 +265,15 @@ class Page:
         return epoch_table(self.of(name), load_published(name))
 
     def last_five(self) -> list[Row]:
-        """Return a row per config: validation losses of the last five epochs, published and ours.
+        """Return a row per Astra model: validation losses of the last five epochs, theirs and ours.
 
-        The standard error takes the published losses, each of one random batch, as independent.
+        In the few epochs of the other models they fall or rise, so a mean says little. The standard
+        error takes the published losses, each of one random batch, as independent.
         """
         rows = []
         for name in self.first:
             theirs = [loss for run in load_published(name).val_loss for loss in _last(run)]
-            if len(theirs) < 2:
+            if not name.startswith("astra"):
                 continue
             mean = statistics.mean(theirs)
             error = statistics.stdev(theirs) / len(theirs) ** 0.5
@@ -281,10 +296,8 @@ class Page:
     def stopped(self) -> list[Row]:
         """Return a row per epoch of the run that was stopped early many times."""
         assert self.stopping
-        shares = (f"{count / self.stopping.draws:.1%}" for count in self.stopping.best)
-        return [[epoch, f"{loss:.4f}", share]
-                for epoch, (loss, share) in enumerate(zip(self.stopping.losses, shares,
-                                                          strict=True), 1)]  # fmt: skip
+        return [[epoch, f"{loss:.3f}", self.stopping.share(epoch)]
+                for epoch, loss in enumerate(self.stopping.losses, 1)]  # fmt: skip
 
     def resources(self) -> list[Row]:
         """Return a row per run: steps, speed, minutes and memory."""
@@ -293,12 +306,25 @@ class Page:
             tokens = load_config(run.config).training.tokens_per_step
             rates = [epoch.tokens_per_second / tokens for epoch in run.epochs]
             memory = [m for epoch in run.epochs if (m := epoch.peak_memory_mb) is not None]
+            commits = ", ".join(f"`{commit[:7]}`" for commit in run.measured.commits) or "–"
             rows.append([title(run), run.seed, f"{run.epochs[-1].step:,}",
                          f"{statistics.median(rates):.2f}", f"{min(rates):.2f} … {max(rates):.2f}",
-                         f"{minutes(run):.1f}",
-                         number(max(memory, default=None), spec=",.0f"),
-                         run.measured.hardware])  # fmt: skip
+                         f"{minutes(run):.1f}", number(max(memory, default=None), spec=",.0f"),
+                         run.measured.hardware, commits])  # fmt: skip
         return rows
+
+
+def missing(runs: Sequence[Run]) -> list[str]:
+    """Return the runs of `reproduce.py --all` that are not among these."""
+    done = [(recipe(run.full_config()), run.seed) for run in runs]
+    texts = []
+    for job in all_jobs():
+        config = job.config
+        if (recipe(config), config.training.seed) not in done:
+            changes = [f"{name.partition('.')[2]} {value}" for name, value in job.overrides
+                       if name != "training.keep_epochs"]  # fmt: skip
+            texts.append(f"{job.name} ({', '.join(changes)})" if changes else job.name)
+    return texts
 
 
 def _last(losses: Sequence[float]) -> list[float]:
@@ -329,13 +355,6 @@ def per_character(run: Run, *measures: str) -> list[float]:
     return [run.measured.per_character(getattr(run.measured, measure)) for measure in measures]
 
 
-def result_epoch(run: Run) -> int:
-    """Return the epoch whose weights are the run's result."""
-    if not load_config(run.config).training.patience:
-        return len(run.epochs)
-    return run.best.epoch
-
-
 def with_error(loss: MeanLoss) -> str:
     """Format a mean and its standard error."""
     return f"{loss.mean:.4f} ± {loss.standard_error:.4f}"
@@ -364,13 +383,15 @@ def epoch_table(
     training loss, from the 2nd epoch on, and the nearest published one.
     """
     head, columns = ["epoch"], []
-    for what, word, theirs in (
-        ("train_loss", "train", published.train_loss),
-        ("val_loss", "validation", published.val_loss),
+    for what, word, theirs, earlier in (
+        ("train_loss", "train", published.train_loss, published.earlier_train_loss),
+        ("val_loss", "validation", published.val_loss, published.earlier_val_loss),
     ):
         head += [f"published {word} {i + 1}" for i in range(len(theirs))]
+        head += [f"earlier {word}"] if earlier else []
         head += [f"{word}, seed {run.seed}" for run in runs]
-        columns += [*theirs, *([getattr(epoch, what) for epoch in run.epochs] for run in runs)]
+        columns += [*theirs, *([earlier] if earlier else [])]
+        columns += [[getattr(epoch, what) for epoch in run.epochs] for run in runs]
     epochs = itertools.zip_longest(*columns, fillvalue=math.nan)
     rows = [[i, *("–" if math.isnan(loss) else f"{loss:.4f}" for loss in losses)]
             for i, losses in enumerate(epochs, 1)]  # fmt: skip
