@@ -7,7 +7,7 @@ from dataclasses import field
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry_2x32
+from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, hidden, zero_carry
@@ -85,14 +85,15 @@ def _random_16_bits(
 ) -> UInt32[Array, "T B H"]:
     """Draw uniformly from 0 … 2¹⁶ − 1, four numbers per Threefry block (Salmon et al., SC 2011).
 
-    `jax.random.bits` computes one block per number, however few its bits: five times slower.
+    `jax.random.bits` computes one block per number, however few its bits: five times slower. The
+    primitive itself is used because JAX's `threefry_2x32` flattens the counters: each device would
+    then compute the blocks of the whole batch.
     """
     T, B, H = shape
-    key_words = jax.random.bits(key, (2,), jnp.uint32)
+    key_0, key_1 = jax.random.bits(key, (2,), jnp.uint32)
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
     t, b = t + jnp.uint32(first_step), b + jnp.uint32(first_row)
-    counters = jnp.stack([t, b * blocks + i])  # all different
-    words = threefry_2x32(key_words, counters)
+    words = threefry2x32_p.bind(key_0, key_1, t, b * blocks + i)  # no two counters are alike
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]

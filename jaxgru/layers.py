@@ -113,7 +113,8 @@ def unroll(
 
     Raises:
       ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
-        length is not in 0 … T; the implementation or the dropout is unknown.
+        length is not in 0 … T, if the lengths are known (traced ones act as if within it); the
+        implementation or the dropout is unknown.
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
@@ -138,10 +139,13 @@ def unroll(
     x = jnp.asarray(x, jax.tree.leaves(like)[0].dtype)
     if real is not None:
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
-    masks = dropout_masks(stack, dropout, B, T)
-    run = partial(_run, implementation, reverse, return_carries)
+
+    def run(layers: Any, x: Array, carry: Any, dropout: Dropout | None, *of_steps: Any) -> tuple:
+        masks = dropout_masks(layers, dropout, B, T)
+        return _run(implementation, reverse, return_carries, layers, x, carry, masks, *of_steps)
+
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
-    y, carry, carries = run(stack, x, carry, masks, reset, initial, real)
+    y, carry, carries = run(stack, x, carry, dropout, reset, initial, real)
     if real is not None:
         y = jnp.where(real[..., None], y, 0)
     if not time_major:
@@ -232,8 +236,10 @@ def step(
       h' of the last layer (B, H), and the next carry.
 
     Raises:
-      ValueError: the shape or dtype of an argument does not fit.
+      ValueError: the shape or dtype of an argument does not fit, or the carry is None.
     """
+    if carry is None:
+        raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")
     x = as_array("x", x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F).")
@@ -431,15 +437,15 @@ def _run(
         )
     marked = reset is not None or real is not None
     only_masks = not (marked or reverse or return_carries)
+    layers, x, carry, masks, reset, initial, real = vary_alike(
+        (layers, x, carry, masks, reset, initial, real)
+    )
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
         recurrent = [layer for layer in fast if isinstance(layer, Recurrent)]
-        if len(recurrent) == len(layers) and wavefront.supports(recurrent, T):
+        if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
             return *wavefront.unroll_stack(recurrent, x, carry, masks), None
-    layers, x, carry, masks, reset, initial, real = vary_alike(
-        (layers, x, carry, masks, reset, initial, real)
-    )
     ends, carries = [], []
     for i, (layer, c, (state_mask, output_mask)) in enumerate(
         zip(layers, carry, masks, strict=True)

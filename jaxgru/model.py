@@ -163,11 +163,14 @@ def apply(
         start = initial_carry(params, B)
     else:
         start = as_carry(carry, carry_like(params.layers, B))
-    masks = dropout_masks(params.layers, dropout, B, T)
+
+    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Dropout | None) -> tuple:
+        masks = dropout_masks(params.layers, dropout, B, T)
+        return _apply(implementation, params, tokens, carry, masks)
 
     tokens = jnp.asarray(tokens)
-    run = sharded_by_xla(partial(_apply, implementation), tokens, (0, 1, None), (0,))
-    return run(_on_device(params), tokens, start, masks)
+    run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
+    return run(_on_device(params), tokens, start, dropout)
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing

@@ -33,24 +33,24 @@ KINDS = {
 }
 
 
-def loss(layers, x, options):
+def loss(layers, x, options, dropout=None):
     """The sum of a function of the outputs, of `apply` if x is tokens."""
     run = jaxgru.unroll if jnp.issubdtype(x.dtype, jnp.floating) else jaxgru.apply
-    return jnp.sin(run(layers, x, **options)[0]).sum()
+    return jnp.sin(run(layers, x, **options, dropout=dropout)[0]).sum()
 
 
-@partial(jax.jit, static_argnums=3)
-def gradient(layers, x, options, of):
+@partial(jax.jit, static_argnums=4)
+def gradient(layers, x, options, dropout, of):
     """The gradient with respect to the arguments `of`."""
-    return jax.grad(loss, of)(layers, x, options)
+    return jax.grad(loss, of)(layers, x, options, dropout)
 
 
-def seen(layers, x, options, axes=AxisType.Auto, of=(0, 1), same=None):
+def seen(layers, x, options, axes=AxisType.Auto, dropout=None, of=(0, 1), same=None):
     """What there is to see of the gradient; the options `same` mean the same on one device."""
     rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
-    placed = layers, *jax.device_put((x, options), rows)
+    placed = layers, *jax.device_put((x, options), rows), dropout
     program = gradient.lower(*placed, of).compile()
-    return report(program, placed, gradient(layers, x, same or options, of))
+    return report(program, placed, gradient(layers, x, same or options, dropout, of))
 
 
 def report(program, arguments, expected):
@@ -95,20 +95,20 @@ def main():
         "reset": jnp.zeros_like(flags["reset"]),
         "lengths": jnp.full_like(flags["lengths"], T),
     }
-    results = {}
+    results, dropout = {}, jaxgru.Dropout(jax.random.key(7), 0.4)
     for kind, init in KINDS.items():
         layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
         layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
         results[kind] = {
             "all steps": seen(layers, x, {}, same=none),
-            "resets and lengths": seen(layers, x, flags),
-            "explicit axes": seen(layers, x, flags, AxisType.Explicit),
+            "resets, lengths, dropout": seen(layers, x, flags, AxisType.Auto, dropout),
+            "explicit axes": seen(layers, x, flags, AxisType.Explicit, dropout),
             "shard_map": in_shard_map(layers, x, flags),
         }
     params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
     tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
     results["model"] = {
-        str(axes): seen(params, tokens, {}, axes, of=0)
+        str(axes): seen(params, tokens, {}, axes, dropout, of=0)
         for axes in (AxisType.Auto, AxisType.Explicit)
     }
     print(json.dumps(results))

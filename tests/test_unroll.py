@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from annotations import unchecked
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -110,18 +110,38 @@ def unrolled(layers, x, carry, initial, reset, lengths, reverse):
     return gradients(run, layers, x, carry, initial)
 
 
-@pytest.mark.parametrize("kind", INIT)
-@settings(max_examples=5)
-@given(reverse=st.booleans(), data=st.data())
-def test_each_episode_runs_by_itself(kind, reverse, data):
-    """Any resets and lengths, none and all included: outputs, carries and every gradient.
+ROWS, STEPS = 3, 5
+NEVER, ALWAYS = [[False] * STEPS] * ROWS, [[True] * STEPS] * ROWS
+AMID = [[False, False, True, False, False], [True, False, False, True, False], [False] * STEPS]
+FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
 
-    The carry before the first step and the carry that a reset sets are both random.
-    """
-    B, T, L = data.draw(st.sampled_from([(1, 1, 1), (3, 4, 2)]))
-    flags = st.lists(st.booleans(), min_size=B * T, max_size=B * T)
-    resets = np.array(data.draw(flags)).reshape(B, T)
-    lengths = np.array(data.draw(st.lists(st.integers(0, T), min_size=B, max_size=B)))
+
+@pytest.mark.parametrize("kind", INIT)
+@settings(max_examples=3)
+@given(
+    resets=st.lists(FLAGS, min_size=ROWS, max_size=ROWS),
+    lengths=st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS),
+    reverse=st.booleans(),
+)
+@example(NEVER, [STEPS] * ROWS, False)
+@example(ALWAYS, [STEPS] * ROWS, False)
+@example(AMID, [STEPS, STEPS, 0], False)  # a state goes on for two or three steps
+@example(AMID, [STEPS, 4, 3], True)
+@example(AMID, [0] * ROWS, False)
+def test_each_episode_runs_by_itself(kind, resets, lengths, reverse):
+    """Any resets and lengths, none and all included: outputs, carries and every gradient."""
+    check_episodes(kind, np.array(resets), np.array(lengths), reverse)
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_an_episode_of_one_step(kind):
+    """One row, one step, one layer."""
+    check_episodes(kind, np.array([[True]]), np.array([1]), False, L=1)
+
+
+def check_episodes(kind, resets, lengths, reverse, L=2):
+    """The carry before the first step and the carry that a reset sets are both random."""
+    B, T = resets.shape
     layers, x = stack_of(kind, L), random_like(np.zeros((B, T, F)), 1)
     carry = random_like(jaxgru.initial_carry(layers, B), 2)
     initial = random_like(carry, 3)
@@ -321,6 +341,29 @@ def test_export_with_symbolic_sizes():
         chex.assert_trees_all_close(again.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
 
 
+def test_export_of_a_model_with_symbolic_sizes():
+    """`apply` and `step`, the parameters an argument; few tokens, and more than the vocabulary."""
+    params = jaxgru.init(jax.random.key(0), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
+    shape = lambda tree: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree
+    )
+    B, T = jax.export.symbolic_shape("B, T")
+    ids, carry = jax.ShapeDtypeStruct((B, T), jnp.int32), shape(jaxgru.initial_carry(params, 1))
+    carry = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((B, H), leaf.dtype), carry)
+    apply = jax.export.export(jax.jit(jaxgru.apply))(shape(params), ids, carry)
+    token = jax.ShapeDtypeStruct((B,), jnp.int32)
+    step = jax.export.export(jax.jit(jaxgru.step))(shape(params), token, carry)
+    again = jax.export.deserialize(apply.serialize()), jax.export.deserialize(step.serialize())
+    for rows, T in ((1, 1), (3, 4)):
+        tokens = jnp.arange(rows * T, dtype=jnp.int32).reshape(rows, T) % 5
+        carry = random_like(jaxgru.initial_carry(params, rows), 1)
+        seen = again[0].call(params, tokens, carry), again[1].call(params, tokens[:, 0], carry)
+        expected = (
+            jaxgru.apply(params, tokens, carry), jaxgru.step(params, tokens[:, 0], carry)
+        )  # fmt: skip
+        chex.assert_trees_all_close(seen, expected, rtol=1e-12)
+
+
 def test_export_of_a_gradient_with_a_symbolic_batch():
     layer, (B,) = stack_of("gru", 1)[0], jax.export.symbolic_shape("B")
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -500,6 +543,10 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (
             lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), reset=[True, False, True]),
             "reset is bool (3,); it must be bool (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], None),
+            "carry is None; it must be the one before this step, or initial_carry's",
         ),
         (
             lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask
+from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask, vary_alike
 from jaxgru.cells.over_time import over_time
 from jaxgru.cells.products import Lookup, product
 
@@ -39,11 +39,11 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[Recurrent], T: Size) -> bool:
+def supports(layers: Sequence[Recurrent], T: Size, carry: Sequence[Carry]) -> bool:
     """Return whether the layers are alike and T can be cut into parts of several steps.
 
-    Alike: of one recurrence, size and dtype; the first may take another input. If T has no divisor
-    from 2 to `PART`, each part would be a single step.
+    Alike: of one recurrence, size and dtype, which is the carry's, too; the first may take another
+    input. If T has no divisor from 2 to `PART`, each part would be a single step.
     """
     if not isinstance(T, int):  # symbolic, within `jax.export`
         return False
@@ -52,7 +52,8 @@ def supports(layers: Sequence[Recurrent], T: Size) -> bool:
         for layer in layers
     }
     inputs = {(layer.W.shape, layer.W.dtype) for layer in layers[1:]}
-    return len(kinds) == len(inputs) == 1 and 1 < part_length(T) < T
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, [layer.b for layer in layers]))}
+    return len(kinds) == len(inputs) == len(dtypes) == 1 and 1 < part_length(T) < T
 
 
 def unroll_stack(
@@ -101,6 +102,7 @@ def unroll_stack(
 
     inputs = jnp.arange(C + L - 1), waves(first_a, 0), keep(state_masks), keep(output_masks[:-1])
     below = jnp.zeros((L - 1, T // C, B, H), first_a.dtype)
+    below, _ = vary_alike((below, first_a))
     (stacked_carry, _), h = jax.lax.scan(wave, (stacked_carry, below), inputs)
     h = apply_mask(h[L - 1 :].reshape(T, B, H), output_masks[-1])
     return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked_carry) for i in range(L))

@@ -70,6 +70,50 @@ def test_dropout_on_a_layers_output(site):
     assert_equal(both(ModelConfig(**SIZES, num_layers=2), dropout, B=1, T=6))
 
 
+@pytest.mark.parametrize("option", ["reset", "lengths", "reverse", "return_carries"])
+@pytest.mark.parametrize("implementation", ["wavefront", "hopper", "hopper_rows"])
+def test_what_it_cannot_do_is_done_by_the_scan(implementation, option):
+    """None of the options is ignored: the numbers are those of the plain definition."""
+    flags = jnp.zeros((2, 4), bool).at[0, 2].set(True)
+    value = {"reset": flags, "lengths": jnp.array([3, 4])}.get(option, True)
+    keys = jax.random.split(jax.random.key(0))
+    layers = [jaxgru.init_gru(key, 4, 4, dtype="float64") for key in keys]
+    x = jax.random.normal(jax.random.key(1), (2, 4, 4))
+    seen, expected = (
+        jaxgru.unroll(layers, x, implementation=name, **{option: value})
+        for name in (implementation, "plain")
+    )
+    assert_equal((seen, expected))
+    assert len(seen) == 2 + (option == "return_carries")
+    without = jaxgru.unroll(layers, x)
+    assert len(seen) == 3 or float(jnp.abs(seen[0] - without[0]).max()) > 1e-3
+
+
+def test_within_a_shard_map():
+    """Which checks what varies over the devices: the gradient of the sum over all rows."""
+    params, tokens, _ = problem(ModelConfig(**SIZES, num_layers=3))
+    P = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    whole = lambda params, tokens: jnp.sin(jaxgru.apply(params, tokens)[0]).sum()
+
+    def split(params, tokens):
+        logits, _ = jaxgru.apply(params, tokens, implementation="wavefront")
+        return jax.lax.psum(jnp.sin(logits).sum(), "data")
+
+    over_rows = jax.shard_map(split, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    assert_equal([jax.jit(jax.grad(loss))(params, tokens) for loss in (over_rows, whole)])
+
+
+def test_a_wider_carry_falls_back():
+    """bfloat16 layers, the carry float32: as the scan."""
+    layers = [jaxgru.init_gru(jax.random.key(i), 4, 4, dtype=jnp.bfloat16) for i in range(2)]
+    x, carry = jnp.ones((2, 4, 4), jnp.bfloat16), (jnp.ones((2, 4), jnp.float32),) * 2
+    seen, expected = (
+        jaxgru.unroll(layers, x, carry, implementation=name) for name in ("wavefront", "scan")
+    )
+    chex.assert_trees_all_equal(seen, expected)
+
+
 def sequential_steps(jaxpr):
     """How many bodies of a scan run one after another; inner scans run once a body."""
     steps = 0
@@ -96,11 +140,16 @@ def test_what_is_supported(monkeypatch):
         return [cell_of(layer).fast(layer) for layer in params]
 
     gru, lstm = "gru", "lstm"
-    assert wavefront.supports(layers(gru, gru), 4) and wavefront.supports(layers(lstm, lstm), 6)
-    assert not wavefront.supports(layers(gru), 4)  # nothing to run beside it
-    assert not wavefront.supports(layers(gru, lstm), 4)
-    assert not wavefront.supports(layers(gru, "gru, reset after"), 4)
-    assert [wavefront.supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
+
+    def supports(layers, T):
+        return wavefront.supports(layers, T, [jnp.zeros((2, 4), layer.b.dtype) for layer in layers])
+
+    assert supports(layers(gru, gru), 4) and supports(layers(lstm, lstm), 6)
+    assert not wavefront.supports(layers(gru, gru), 4, [jnp.zeros((2, 4), jnp.float16)] * 2)
+    assert not supports(layers(gru), 4)  # nothing to run beside it
+    assert not supports(layers(gru, lstm), 4)
+    assert not supports(layers(gru, "gru, reset after"), 4)
+    assert [supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
     first, wide, wider, double = (
         cell_of(p).fast(p)
         for p in (
@@ -110,10 +159,10 @@ def test_what_is_supported(monkeypatch):
             )
         )
     )  # fmt: skip
-    assert wavefront.supports([first, wide], 4)
-    assert not wavefront.supports([first, wider], 4)
-    assert not wavefront.supports([first, double], 4)
-    assert not wavefront.supports([first, wide, first], 4)
+    assert supports([first, wide], 4)
+    assert not supports([first, wider], 4)
+    assert not supports([first, double], 4)
+    assert not supports([first, wide, first], 4)
     monkeypatch.setattr(wavefront, "PART", 16)
     lengths = [wavefront.part_length(T) for T in (1, 16, 17, 96, 100, 128)]
     assert lengths == [1, 16, 1, 16, 10, 16]
