@@ -16,18 +16,26 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells import (
+    CellParams,
+    GRUParams,
+    LSTMParams,
+    RNNParams,
+    cell_of,
+    hidden,
+    zero_carry,
+)
 from jaxgru.cells.base import AnyArray, Recurrent, Size
 from jaxgru.errors import UserError
 
 
 def as_array(name: str, value: Any) -> AnyArray:
-    """Return an array as it is, and lists of numbers as an array.
+    """Return an array as it is, and lists of numbers or another library's array as JAX's.
 
     Raises:
       ValueError: it is something else.
     """
-    if hasattr(value, "ndim") and hasattr(value, "dtype"):
+    if isinstance(value, jax.Array | np.ndarray):
         return value
     try:
         return jnp.asarray(value)
@@ -125,6 +133,8 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 @lru_cache(maxsize=1024)
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
+    if isinstance(layer, GRUParams | LSTMParams | RNNParams) and not _is_layer(layer):
+        raise ValueError(_contradiction(layer, i, features))
     cell = cell_of(layer)
     takes = _features(layer)
     if takes is not None:
@@ -144,6 +154,15 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     if before != after:
         raise ValueError(_contradiction(layer, i, features))
     return h.shape[-1]
+
+
+def _is_layer(p: GRUParams | LSTMParams | RNNParams) -> bool:
+    """Return whether W is (E, H), U (H, H), and b and c are (H,), with one E and H."""
+    shapes = {name: leaf.shape for name, leaf in vars(p).items() if hasattr(leaf, "shape")}
+    E_H = next(shape for name, shape in shapes.items() if name[0] == "W")
+    H = E_H[-1:]
+    expected = {"W": (*E_H[:1], *H), "U": H + H, "b": H, "c": H}
+    return all(shape == expected[name[0]] for name, shape in shapes.items())
 
 
 def _features(layer: CellParams) -> int | None:

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxgru  # noqa: E402
 from jaxgru import layers as inside  # noqa: E402
+from jaxgru.interop import flax_rnn as flax  # noqa: E402
 
 inside.ROWS_AT_ONCE = 104  # blocks of 4 steps
 
@@ -85,6 +86,21 @@ def in_shard_map(layers, x, options):
     return report(program, placed, expected)
 
 
+def flax_rnn(x, axes):
+    """As `seen`, of Flax's RNN in our place of it: the carries after the steps of each row."""
+    rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
+    layer = jaxgru.init_gru(jax.random.key(8), F, H, reset="after", dtype="float64")
+    lengths = jnp.arange(B) % (T + 1)
+
+    def loss(layer, x, lengths):
+        carry, _ = flax.rnn(layer, x, jnp.zeros((B, H)), lengths=lengths)
+        return jnp.sin(carry).sum()
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    placed = layer, *jax.device_put((x, lengths), rows)
+    return report(gradient.lower(*placed).compile(), placed, gradient(layer, x, lengths))
+
+
 def main():
     x = jax.random.normal(jax.random.key(0), (B, T, F))
     flags = {
@@ -111,6 +127,7 @@ def main():
         str(axes): seen(params, tokens, {}, axes, dropout, of=0)
         for axes in (AxisType.Auto, AxisType.Explicit)
     }
+    results["flax"] = {str(axes): flax_rnn(x, axes) for axes in (AxisType.Auto, AxisType.Explicit)}
     print(json.dumps(results))
 
 

@@ -313,14 +313,14 @@ def compiled():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", [*RECURRENT, "model"])
+@pytest.mark.parametrize("kind", [*RECURRENT, "model", "flax"])
 def test_a_sharded_batch_stays_on_its_devices(compiled, kind):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
 
     For meshes whose axes are Auto and Explicit. And within a `shard_map` that checks which arrays
     vary over the devices.
     """
-    assert len(compiled[kind]) == (2 if kind == "model" else 4)
+    assert len(compiled[kind]) == (4 if kind in RECURRENT else 2)
     for seen in compiled[kind].values():
         assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
         assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
@@ -569,6 +569,14 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
             "the layer below it has 8 features per step; layer 1 takes 3",
         ),
+        (
+            lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(bi=jnp.zeros(1)), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
+        (
+            lambda x: jaxgru.unroll(jax.tree.map(lambda w: jnp.stack([w, w]), GRU), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
@@ -591,6 +599,19 @@ def test_bad_input_is_one_sentence(call, says):
     with unchecked(), pytest.raises(ValueError) as raised:
         call(jnp.ones((2, 3, F), jnp.float32))
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_arrays_of_other_libraries():
+    """PyTorch's, and NumPy's: the numbers are those of the same JAX arrays."""
+    x, lengths = np.arange(2 * 3 * F).reshape(2, 3, F) / 9, np.array([3, 1])
+    flags = np.array([[False, True, False]] * 2)
+    (layer,) = stack_of("gru", 1)
+    expected = jaxgru.unroll(layer, jnp.asarray(x), lengths=lengths, reset=flags)
+    arrays = map(torch.tensor, (x, lengths, flags))
+    with unchecked():  # the annotations say JAX's and NumPy's
+        x, lengths, flags = arrays
+        seen = jaxgru.unroll(layer, x, lengths=lengths, reset=flags)
+    chex.assert_trees_all_equal(seen, expected)
 
 
 def test_parameters_that_contradict_each_other_are_refused_in_use_only():

@@ -20,7 +20,16 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.interop import InteropError
-from jaxgru.interop.gates import cast, check_reset, joined, layer_of, refusal, single_bias
+from jaxgru.interop.gates import (
+    cast,
+    check_carry,
+    check_reset,
+    joined,
+    layer_of,
+    refusal,
+    single_bias,
+    with_steps,
+)
 from jaxgru.layers import unroll as unroll_layers
 
 
@@ -67,6 +76,11 @@ def dynamic_unroll(
             f"the core is a {type(own).__name__}; it must be an hk.GRU or hk.LSTM (an "
             "hk.VanillaRNN has ReLU where jaxgru's RNN has tanh)."
         )
+    inputs = with_steps("the inputs", inputs)
+    input_sequence = inputs if resets is None else (inputs, resets)
+    batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+    parts = 2 if isinstance(own, hk.LSTM) else 1
+    check_carry("the state", initial_state, parts, (*batch, own.hidden_size))
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, input_sequence, initial_state, time_major)
     state, one = jax.tree.map(jnp.asarray, initial_state), inputs.ndim == 2
@@ -124,9 +138,15 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
         (w, b).
 
     Raises:
-      InteropError: they have other names.
+      InteropError: they have other names, or the shapes of a GRU's do not fit together.
     """
     if set(params) == {"w_i", "w_h", "b"}:
+        H = len(params["w_h"])
+        if wrong := [name for name, w in params.items() if w.shape[-1] != 3 * H]:
+            raise InteropError(
+                f"w_h has {H} rows, so {wrong[0]} must have {3 * H} columns; its shape is "
+                f"{params[wrong[0]].shape}."
+            )
         return layer_of(GRUParams, "zrn", W=params["w_i"], U=params["w_h"], b=params["b"])
     if set(params) != {"w", "b"}:
         raise InteropError(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru import layers
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
@@ -67,6 +68,7 @@ def unroll(
     xs = with_steps("xs", xs)
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
+    state = jax.tree.map(partial(as_array, "the state"), state)
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
 
     def flat(leaf: AnyArray) -> Array:

@@ -20,11 +20,12 @@ from flax import linen as nn
 from flax.core import meta
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
-from jaxgru.interop.gates import check_reset, other_z, refusal, single_bias
+from jaxgru.interop.gates import check_carry, check_reset, other_z, refusal, single_bias
 
 CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
 
@@ -120,12 +121,18 @@ class ScannedRNN(nn.Module):
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes, or x is not a pair.
+          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry does
+            not fit.
         """
         if not isinstance(x, tuple | list) or len(x) != 2:
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         inputs, resets = x
-        cell = self.cell(features=jax.tree.leaves(carry)[0].shape[-1], parent=None)
+        inputs, leaves = as_array("the inputs", inputs), jax.tree.leaves(carry)
+        if not leaves:
+            raise InteropError(f"the carry is {carry}; initialize_carry makes the first one.")
+        H = jnp.shape(leaves[0])[-1]
+        check_carry("the carry", carry, len(leaves), (*inputs.shape[1:-1], H))
+        cell = self.cell(features=H, parent=None)
         check_cell(cell, CELLS, "flax.linen")
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
@@ -164,10 +171,12 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: they have the names of no such cell.
     """
+    if not isinstance(params, Mapping):
+        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
     layer = _LAYERS.get(frozenset(params))
-    if layer is None:
+    if layer is None or not all("kernel" in dense for dense in params.values()):
         raise InteropError(
-            f"the parameters {', '.join(sorted(params))} are not those of a flax.linen "
+            f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
     fields = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
@@ -88,6 +90,7 @@ def rnn(
     T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (T, B) if time_major else (B, T)
+    carry = jax.tree.map(partial(as_array, "the carry"), carry)
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
@@ -118,9 +121,10 @@ def rnn(
         return_carries=return_carry and lengths is not None,
     )
     if return_carry and lengths is not None:
-        rows, last = jnp.arange(B), lengths - 1
-        at = (last, rows) if time_major else (rows, last)
-        carry = jax.tree.map(lambda c: c[at], carries[0])
+        last = jnp.where(lengths == 0, T, jnp.clip(lengths, 1, T)) - 1  # of none, Flax takes all
+        at = last.reshape((1, B, 1) if time_major else (B, 1, 1))
+        pick = lambda c: jnp.take_along_axis(c, at, axis).squeeze(axis)  # each row from itself
+        carry = jax.tree.map(pick, carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths)
     y = y.reshape(*leading, H)

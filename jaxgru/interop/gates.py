@@ -146,6 +146,14 @@ def with_steps(name: str, x: Any) -> AnyArray:
     return x
 
 
+def check_carry(name: str, carry: Any, parts: int, shape: tuple[int, ...]) -> None:
+    """Raise InteropError unless a carry is this number of arrays of this shape."""
+    shapes = [jnp.shape(part) for part in jax.tree.leaves(carry)]
+    if shapes != [shape] * parts:
+        seen = " and ".join(map(str, shapes)) or carry
+        raise InteropError(f"{name} is {seen}; it must be {' and '.join([str(shape)] * parts)}.")
+
+
 def reshaped(name: str, x: AnyArray, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
     """Return x, of a given shape, in a new shape.
 

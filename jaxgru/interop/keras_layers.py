@@ -56,8 +56,8 @@ def from_keras(
                 "(convert forward_layer and backward_layer one by one to merge otherwise)."
             )
         weights = list(layer.get_weights() if weights is None else weights)
-        half = len(weights) // 2
-        return from_keras(first, weights[:half]), from_keras(second, weights[half:])
+        ahead = 3 if first.use_bias else 2
+        return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
     if type(layer) not in (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN):
         raise InteropError(
             f"a {type(layer).__name__} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
@@ -100,9 +100,11 @@ def to_keras(
       options: for the Keras layer, such as `return_sequences=True`.
 
     Raises:
-      InteropError: the layers of a pair are not of one kind and size, or it is not a layer that
-        Keras has.
+      InteropError: the layers of a pair are not of one kind and size, it is not a layer that Keras
+        has, or the layer determines an option.
     """
+    if taken := sorted(options.keys() & DETERMINED):
+        raise InteropError(f"to_keras does not take {', '.join(taken)}: the layer determines it.")
     if isinstance(layer, tuple):
         shapes = [jax.tree.map(jnp.shape, p) for p in map(_as_in_keras, layer)]
         if len(layer) != 2 or shapes[0] != shapes[1]:
@@ -128,6 +130,10 @@ def to_keras(
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])
     return made
+
+
+DETERMINED = {"activation", "recurrent_activation", "reset_after", "units", "use_bias"}
+"""Options of Keras's layers that say what they compute."""
 
 
 def _as_in_keras(layer: CellParams) -> CellParams:

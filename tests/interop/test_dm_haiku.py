@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
+from annotations import unchecked
 from random_models import same_bits
 
 from jaxgru.interop import InteropError
@@ -125,6 +126,20 @@ class TestRefusals:
             parts = hk.LSTMState(resets(5, 3), resets(5, 3))
             run(lambda: hk.ResetCore(hk.LSTM(6)), (x, parts))
 
+    @pytest.mark.parametrize(
+        "core, state, says",
+        [
+            (hk.GRU, None, r"the state is None; it must be \(3, 6\)"),
+            (hk.GRU, np.zeros((2, 6)), r"the state is \(2, 6\); it must be \(3, 6\)"),
+            (hk.LSTM, np.zeros((3, 6)), r"is \(3, 6\); it must be \(3, 6\) and \(3, 6\)"),
+        ],
+    )
+    def test_a_state_that_does_not_fit(self, core, state, says):
+        """Before Haiku draws the parameters; the inputs may be lists."""
+        x = np.zeros((5, 3, 4)).tolist()
+        with unchecked(), pytest.raises(InteropError, match=says):
+            hk.transform(lambda: dynamic_unroll(core(6), x, state)).init(jax.random.key(0))
+
     def test_weights(self):
         with pytest.raises(
             InteropError, match="hk.GRU applies the reset gate before the product, this GRU after"
@@ -134,3 +149,5 @@ class TestRefusals:
             to_haiku(layer("rnn"))
         with pytest.raises(InteropError, match="the parameters b, w_i are not those of an hk.GRU"):
             from_haiku({"b": jnp.zeros(1), "w_i": jnp.zeros(1)})
+        with pytest.raises(InteropError, match=r"4 rows, so w_h must have 12 columns; .* \(4, 9\)"):
+            from_haiku({"w_i": jnp.zeros((5, 12)), "w_h": jnp.zeros((4, 9)), "b": jnp.zeros(12)})

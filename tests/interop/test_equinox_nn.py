@@ -108,5 +108,7 @@ def test_refusals():
         pytest.raises(ValueError, match=r"the state has shape \(6,\); it must"),
     ):
         unroll(cell, xs, jnp.zeros(6))
+    with unchecked(), pytest.raises(InteropError, match=r"the state has shape \(\); it must be"):
+        unroll(cell, xs, 0.0)
     with unchecked(), pytest.raises(InteropError, match=r"xs has shape \(4,\); it must have steps"):
         unroll(cell, [1.0, 2.0, 3.0, 4.0])

@@ -216,6 +216,20 @@ class TestRefusals:
         with unchecked(), pytest.raises(InteropError, match="a ScannedRNN takes a pair"):
             ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), np.zeros((5, 3, 4)))
 
+    @pytest.mark.parametrize(
+        "carry, says",
+        [
+            (None, "the carry is None; initialize_carry"),
+            (np.zeros((2, 6)), r"is \(2, 6\); it must"),
+        ],
+    )
+    def test_a_carry_that_does_not_fit(self, carry, says):
+        """Before Flax draws the parameters."""
+        with unchecked(), pytest.raises(InteropError, match=says):
+            ScannedRNN().init(jax.random.key(0), carry, (np.zeros((5, 3, 4)), resets(5, 3)))
+        with unchecked(), pytest.raises(ValueError, match="the carry is a str; it must be an arr"):
+            RNN(nn.GRUCell(6)).init(jax.random.key(0), np.zeros((3, 5, 4)), initial_carry="a")
+
     def test_weights(self):
         with pytest.raises(
             InteropError,
@@ -226,5 +240,9 @@ class TestRefusals:
             to_linen({})
         with pytest.raises(InteropError, match="the parameters hf, hn, if, in are not those of a"):
             from_linen({"if": 0, "in": 0, "hf": 0, "hn": 0})
+        with unchecked(), pytest.raises(InteropError, match="the parameters are a NoneType; they"):
+            from_linen(None)
+        with pytest.raises(InteropError, match="the parameters h, i are not those of a"):
+            from_linen({"i": {"kernel": np.zeros((4, 6))}, "h": {"bias": np.zeros(6)}})
         with pytest.raises(ScopeCollectionNotFound):
             RNN(nn.GRUCell(6)).apply({}, normal(2, 3, 4, dtype=np.float32))

@@ -246,6 +246,10 @@ class TestRefusals:
             (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
             (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
             (
+                dict(initial_carry=0.0),
+                r"the carry has shape \(\); it must be",
+            ),
+            (
                 dict(initial_carry=np.zeros((2, 6))),
                 r"carry has shape \(2, 6\); it must be",
             ),

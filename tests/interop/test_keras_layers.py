@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,6 +150,20 @@ class TestRefusals:
             to_keras((layer("rnn"), layer("rnn", H=5)))
         with pytest.raises(InteropError, match="a dict cannot be converted: Keras has"):
             to_keras({})
+
+    def test_biases_in_one_direction_only(self):
+        back = keras.layers.GRU(6, use_bias=False, go_backwards=True)
+        both = keras.layers.Bidirectional(keras.layers.GRU(6), backward_layer=back)
+        both.build((None, None, 4))
+        halves = from_keras(both.forward_layer), from_keras(both.backward_layer)
+        chex.assert_trees_all_equal(from_keras(both), halves)
+
+    @pytest.mark.parametrize("option", [{"activation": "relu"}, {"use_bias": False}, {"units": 3}])
+    def test_options_that_contradict_the_layer(self, option):
+        (name,) = option
+        for p in (layer("gru"), (layer("lstm"), layer("lstm"))):
+            with pytest.raises(InteropError, match=f"to_keras does not take {name}: the layer"):
+                to_keras(p, **option)
 
     def test_float64_where_jax_would_round_it(self):
         with precision(np.float64):
