@@ -164,9 +164,10 @@ def bidirectional(
     time_major: bool = False,
     implementation: str = "auto",
 ) -> tuple[Array, Any]:
-    """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)`.
+    """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
 
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
+    For resets, dropout or the carry of every step, call `unroll` in each direction.
 
     Args:
       forward: a layer, or a list of layers, that reads from the first step to the last.
