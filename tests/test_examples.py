@@ -151,6 +151,27 @@ class TestRecurrentPPO:
         assert all("environment steps/s" in line for i, line in enumerate(lines) if i % 3)
 
 
+class TestFineTuning:
+    def test_the_trained_recurrence_is_ahead_on_another_text(self, monkeypatch, capsys, tmp_path):
+        """The text has characters that astra_alpha does not know; 20 steps on 5,000 characters."""
+        text = tmp_path / "text.txt"
+        topics = "\n".join(importlib.import_module("pydoc_data.topics").topics.values())
+        text.write_text(topics[:5_000], encoding="utf-8")
+        out = run(
+            monkeypatch, capsys, "fine_tuning", "--text", text, "--runs", tmp_path,
+            "--epochs", 1, "--steps-per-epoch", 20,
+        )  # fmt: skip
+        lines = [line.split(": ")[1].split(", ") for line in out.splitlines() if "  epoch " in line]
+        losses = np.array(lines, float)
+        assert losses.shape == (1, 2) and losses[0, 1] < losses[0, 0] - 0.2
+        assert topics[:20] in out.partition("  epoch 1")[2]
+
+    def test_a_text_that_is_missing(self, monkeypatch, capsys, tmp_path):
+        with pytest.raises(SystemExit, match="fine_tuning.py: .*missing.txt"):
+            run(monkeypatch, capsys, "fine_tuning", "--text", tmp_path / "missing.txt",
+                "--runs", tmp_path)  # fmt: skip
+
+
 class TestSequenceLabelling:
     SMALL = labelling.Settings(
         hidden_dim=16, num_layers=1, longest=4, steps=200, batch_size=64, learning_rate=1e-2

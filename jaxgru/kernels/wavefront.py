@@ -39,7 +39,7 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[Recurrent], T: Size, carry: Sequence[Carry]) -> bool:
+def supports(layers: Sequence[Recurrent], T: Size, carry: Sequence[Carry] = ()) -> bool:
     """Return whether the layers are alike and T can be cut into parts of several steps.
 
     Alike: of one recurrence, size and dtype, which is the carry's, too; the first may take another
