@@ -18,17 +18,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
-from jaxgru.interop import InteropError
+from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.gates import (
+    as_state,
     cast,
-    check_carry,
     check_reset,
     joined,
     layer_of,
     refusal,
+    reshaped,
     single_bias,
-    with_steps,
 )
 from jaxgru.layers import unroll as unroll_layers
 
@@ -60,8 +61,8 @@ def dynamic_unroll(
       The output of every step, and the last state or all states.
 
     Raises:
-      InteropError: the core is of another class, `should_reset` is a structure, or an argument has
-        another shape.
+      InteropError: the core is of another class, the inputs are not in floating point,
+        `should_reset` is a structure, or an argument has another shape.
     """
     own: Any = core
     inputs, resets = input_sequence, None
@@ -76,25 +77,28 @@ def dynamic_unroll(
             f"the core is a {type(own).__name__}; it must be an hk.GRU or hk.LSTM (an "
             "hk.VanillaRNN has ReLU where jaxgru's RNN has tanh)."
         )
-    inputs = with_steps("the inputs", inputs)
-    input_sequence = inputs if resets is None else (inputs, resets)
-    batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
-    parts = 2 if isinstance(own, hk.LSTM) else 1
-    check_carry("the state", initial_state, parts, (*batch, own.hidden_size))
+    inputs = as_array("input_sequence", inputs)
+    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise InteropError(
+            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
+            "and features, and have a batch axis or none."
+        )
+    one, pair, H = inputs.ndim == 2, isinstance(own, hk.LSTM), own.hidden_size
+    batch = () if one else (inputs.shape[1 if time_major else 0],)
+    state = as_state("initial_state", initial_state, pair, (*batch, H))
+    state = hk.LSTMState(*state) if pair else state
+    if resets is not None:
+        resets = reshaped("should_reset", resets, inputs.shape[:-1], inputs.shape[:-1])
     if hk.running_init():  # draws the parameters as Haiku does
-        hk.dynamic_unroll(core, input_sequence, initial_state, time_major)
-    state, one = jax.tree.map(jnp.asarray, initial_state), inputs.ndim == 2
+        hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
     if one:  # one sequence as a batch of one
         inputs = jnp.expand_dims(inputs, 1 if time_major else 0)
         resets = None if resets is None else resets.reshape(inputs.shape[:2])
         state = jax.tree.map(lambda s: s[None], state)
     hk.scan(lambda carry, _: (carry, None), None, None, 1)  # reserves random keys as Haiku's does
 
-    E, H, holder = inputs.shape[-1], own.hidden_size, own
-    shapes: dict[str, tuple[int, ...]] = dict(w_i=(E, 3 * H), w_h=(H, 3 * H), b=(3 * H,))
-    if isinstance(own, hk.LSTM):
-        holder = _in_scope(own, lambda: hk.Linear(4 * H))
-        shapes = dict(w=(E + H, 4 * H), b=(4 * H,))
+    holder = _in_scope(own, lambda: hk.Linear(4 * H)) if pair else own
+    shapes = (_lstm_shapes if pair else _gru_shapes)(inputs.shape[-1], H)
 
     def parameters() -> dict[str, Array]:  # as custom getters leave them
         return {name: hk.get_parameter(name, s, inputs.dtype) for name, s in shapes.items()}
@@ -105,13 +109,13 @@ def dynamic_unroll(
     outputs, *states = unroll_layers(
         cast(layer, dtype, dtype),
         inputs,
-        tuple(state) if isinstance(own, hk.LSTM) else state,
+        tuple(state) if pair else state,
         reset=None if resets is None else jnp.asarray(resets, bool),
         reverse=reverse,
         time_major=time_major,
         return_carries=return_all_states,
     )
-    state = hk.LSTMState(*states[-1]) if isinstance(own, hk.LSTM) else states[-1]
+    state = hk.LSTMState(*states[-1]) if pair else states[-1]
     if one:
         batch = 1 if time_major else 0
         outputs = outputs.squeeze(batch)
@@ -138,24 +142,27 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
         (w, b).
 
     Raises:
-      InteropError: they have other names, or the shapes of a GRU's do not fit together.
+      InteropError: they have other names, or their shapes do not fit together.
     """
-    if set(params) == {"w_i", "w_h", "b"}:
-        H = len(params["w_h"])
-        if wrong := [name for name, w in params.items() if w.shape[-1] != 3 * H]:
-            raise InteropError(
-                f"w_h has {H} rows, so {wrong[0]} must have {3 * H} columns; its shape is "
-                f"{params[wrong[0]].shape}."
-            )
-        return layer_of(GRUParams, "zrn", W=params["w_i"], U=params["w_h"], b=params["b"])
-    if set(params) != {"w", "b"}:
+    if not isinstance(params, Mapping):
+        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+    if set(params) not in ({"w_i", "w_h", "b"}, {"w", "b"}):
+        names = ", ".join(sorted(map(str, params)))
         raise InteropError(
-            f"the parameters {', '.join(sorted(params))} are not those of an hk.GRU (w_i, w_h, b) "
-            "or of the hk.Linear in an hk.LSTM (w, b)."
+            f"the parameters {names} are not those of an hk.GRU (w_i, w_h, b) or of the hk.Linear "
+            "in an hk.LSTM (w, b)."
         )
-    w, b = params["w"], params["b"]
-    W, U = jnp.split(w, [len(w) - len(b) // 4])
-    p = layer_of(LSTMParams, "igfo", W=W, U=U, b=b)
+    weights = {name: as_array(name, weight) for name, weight in params.items()}
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    if "w_h" in weights:
+        E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
+        check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
+        return layer_of(GRUParams, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
+    H = weights["b"].size // 4
+    E = max((*shapes["w"][:1], H + 1)) - H
+    check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
+    W, U = jnp.split(weights["w"], [E])
+    p = layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
     return dataclasses.replace(p, bf=p.bf + 1)
 
 
@@ -181,3 +188,11 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
             )
             return {"w": jnp.concatenate([W, U]), "b": b}
     raise refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
+
+
+def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
+    return {"w_i": (E, 3 * H), "w_h": (H, 3 * H), "b": (3 * H,)}
+
+
+def _lstm_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
+    return {"w": (E + H, 4 * H), "b": (4 * H,)}

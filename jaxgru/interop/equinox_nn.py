@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru import layers
-from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 from jaxgru.interop.gates import (
+    as_state,
     cast,
     check_reset,
     joined,
@@ -61,23 +61,20 @@ def unroll(
       The state after the last step, and h of every step (..., T, H).
 
     Raises:
-      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`; or an argument
-        has another shape.
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
+        weights; or an argument has another shape.
     """
     layer = from_equinox(cell)
     xs = with_steps("xs", xs)
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
-    state = jax.tree.map(partial(as_array, "the state"), state)
+    if state is not None:
+        state = as_state("the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H))
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
-
-    def flat(leaf: AnyArray) -> Array:
-        return reshaped("the state", leaf.astype(dtype), (*batch, H), (B, H))
-
     ys, state = layers.unroll(
         cast(layer, dtype, dtype),
         xs.reshape(B, T, F),
-        jax.tree.map(flat, state),
+        jax.tree.map(lambda leaf: leaf.astype(dtype), state),
         reset=None if reset is None else reshaped("reset", reset, (*batch, T), (B, T)),
         reverse=reverse,
     )
@@ -91,12 +88,15 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     biases gets zeros. The carry is the same on both sides.
 
     Raises:
-      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`.
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
+        weights.
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
             f"the cell is a {type(cell).__name__}; it must be an equinox.nn.GRUCell or LSTMCell."
         )
+    if cell.weight_ih is None or cell.weight_hh is None:
+        raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
     weights = dict(W=cell.weight_ih.T, U=cell.weight_hh.T, b=cell.bias)
     if isinstance(cell, eqx.nn.LSTMCell):
         return layer_of(LSTMParams, "ifgo", **weights)

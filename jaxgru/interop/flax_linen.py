@@ -10,7 +10,7 @@ https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,16 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
-from jaxgru.interop import InteropError
-from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
-from jaxgru.interop.gates import check_carry, check_reset, other_z, refusal, single_bias
+from jaxgru.interop import InteropError, check_shapes
+from jaxgru.interop.flax_rnn import check_cell, chosen, rnn, step_shape
+from jaxgru.interop.gates import (
+    as_state,
+    check_reset,
+    other_z,
+    refusal,
+    single_bias,
+    with_steps,
+)
 
 CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
 
@@ -73,12 +80,14 @@ class RNN(nn.RNN):
             return_carry=return_carry,
         )
         check_cell(self.cell, CELLS, "flax.linen")
+        one_step = step_shape(inputs, options["time_major"])
+        key = jax.random.key(0) if init_key is None else init_key
+        start = self.cell.initialize_carry(key, one_step)
+        if initial_carry is not None:
+            initial_carry = _checked(initial_carry, self.cell, start, one_step)
         if "params" not in self.cell.variables:
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
-        batch = batch_shape(inputs, options["time_major"])
-        key = jax.random.key(0) if init_key is None else init_key
-        start = self.cell.initialize_carry(key, (*batch, inputs.shape[-1]))
         return rnn(
             from_linen(self.cell.variables["params"]),
             inputs,
@@ -121,25 +130,27 @@ class ScannedRNN(nn.Module):
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry does
-            not fit.
+          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry has
+            another shape.
         """
         if not isinstance(x, tuple | list) or len(x) != 2:
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
-        inputs, resets = x
-        inputs, leaves = as_array("the inputs", inputs), jax.tree.leaves(carry)
-        if not leaves:
-            raise InteropError(f"the carry is {carry}; initialize_carry makes the first one.")
-        H = jnp.shape(leaves[0])[-1]
-        check_carry("the carry", carry, len(leaves), (*inputs.shape[1:-1], H))
-        cell = self.cell(features=H, parent=None)
+        inputs, resets = with_steps("inputs", x[0]), as_array("resets", x[1])
+        part = carry[0] if isinstance(carry, tuple | list) and carry else carry
+        shape = as_array("the carry", part).shape
+        if not shape or not shape[-1]:
+            raise InteropError(
+                f"the carry has shape {shape}; initialize_carry makes the first one."
+            )
+        cell = self.cell(features=shape[-1], parent=None)
         check_cell(cell, CELLS, "flax.linen")
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
         cell = cell.clone(parent=self, name=name)
+        start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
+        carry = _checked(carry, cell, start, inputs.shape[1:])
         if "params" not in cell.variables:
             cell(carry, inputs[0])  # initializes them
-        start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
         return rnn(
             from_linen(cell.variables["params"]),
             inputs,
@@ -169,22 +180,30 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
       params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
 
     Raises:
-      InteropError: they have the names of no such cell.
+      InteropError: they have the names or the shapes of no such cell.
     """
     if not isinstance(params, Mapping):
         raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
-    layer = _LAYERS.get(frozenset(params))
-    if layer is None or not all("kernel" in dense for dense in params.values()):
+    if (kind := frozenset(params)) not in _LAYERS:
         raise InteropError(
             f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
-    fields = {}
-    for name, dense in meta.unbox(params).items():
-        side, gate = name[0], name[1:]
-        fields[("W" if side == "i" else "U") + gate] = dense["kernel"]
-        if "bias" in dense:
-            fields[("c" if name == "hn" else "b") + gate] = dense["bias"]
+    layer, gates, biased = _LAYERS[kind]
+    weights = {
+        f"{name}/{part}": as_array(f"{name}/{part}", weight)
+        for name, dense in meta.unbox(params).items()
+        for part, weight in (dense.items() if isinstance(dense, Mapping) else ())
+    }
+    have = {name: weight.shape for name, weight in weights.items()}
+    first = have.get(f"i{gates[0]}/kernel", ())
+    E, H = first if len(first) == 2 else (1, 1)
+    want = {f"{name}/kernel": (E if name[0] == "i" else H, H) for name in kind}
+    check_shapes("a cell's parameters", have, want | {f"{name}/bias": (H,) for name in biased})
+    fields = {f"W{gate}": weights[f"i{gate}/kernel"] for gate in gates}
+    fields |= {f"U{gate}": weights[f"h{gate}/kernel"] for gate in gates}
+    for name in biased:
+        fields[("c" if name == "hn" else "b") + name[1:]] = weights[f"{name}/bias"]
     p = layer(**fields)
     return other_z(p) if isinstance(p, GRUParams) else p
 
@@ -218,14 +237,21 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     }
 
 
-_LAYERS: dict[frozenset[str], Callable[..., CellParams]] = {
-    frozenset(side + gate for side in "ih" for gate in gates): layer
-    for gates, layer in (
-        ("rzn", partial(GRUParams, reset="after")),
-        ("ifgo", LSTMParams),
-        ([""], RNNParams),
+_LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
+    frozenset(side + gate for side in "ih" for gate in gates): (layer, gates, biased)
+    for layer, gates, biased in (
+        (partial(GRUParams, reset="after"), "rzn", ("ir", "iz", "in", "hn")),
+        (LSTMParams, "ifgo", ("hi", "hf", "hg", "ho")),
+        (RNNParams, [""], ("i",)),
     )
 }
+"""By the names of a cell's parts: the layer, its gates, and the parts with a bias."""
+
+
+def _checked(carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
+    """Return a carry as an array or a pair, before Flax computes with it."""
+    shape = (*one_step[:-1], cell.features)
+    return as_state("the carry", carry, isinstance(start, tuple), shape)
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

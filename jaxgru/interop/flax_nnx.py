@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.flax_rnn import batch_shape, check_cell, chosen, rnn
+from jaxgru.interop.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.interop.gates import (
     check_reset,
     joined,
@@ -90,8 +90,7 @@ class RNN(nnx.RNN):
         rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
-            batch = batch_shape(inputs, options["time_major"])
-            start = cell.initialize_carry((*batch, inputs.shape[-1]), rngs)
+            start = cell.initialize_carry(step_shape(inputs, options["time_major"]), rngs)
         return rnn(
             from_nnx(cell),
             inputs,

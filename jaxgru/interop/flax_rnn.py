@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +15,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.arguments import as_array
-from jaxgru.cells import CellParams
+from jaxgru.cells import CellParams, LSTMParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.gates import cast, reshaped, sizes, with_steps
+from jaxgru.interop.gates import as_state, cast, reshaped, sizes, with_steps
 from jaxgru.layers import unroll
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
@@ -46,10 +44,10 @@ def chosen(module: Any, **options: Any) -> dict[str, Any]:
     return {name: getattr(module, name) if v is None else v for name, v in options.items()}
 
 
-def batch_shape(inputs: AnyArray, time_major: bool) -> tuple[int, ...]:
-    """Return the shape of the batch of inputs (*batch, T, F), or (T, *batch, F)."""
-    inputs = with_steps("inputs", inputs)
-    return inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
+    """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
+    shape = with_steps("inputs", inputs).shape
+    return shape[1:] if time_major else (*shape[:-2], shape[-1])
 
 
 def rnn(
@@ -86,24 +84,24 @@ def rnn(
       ValueError: an argument has another shape.
     """
     axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs)
-    leading, batch = inputs.shape[:-1], batch_shape(inputs, time_major)
+    leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
     T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (T, B) if time_major else (B, T)
-    carry = jax.tree.map(partial(as_array, "the carry"), carry)
+    pair = isinstance(layer, LSTMParams)
+    carry = as_state("the carry", carry, pair, (*batch, H), (B, H))
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
     def ours(carry: Any) -> Any:
-        def flat(c: AnyArray) -> Array:
-            return reshaped("the carry", c.astype(states), (*batch, H), (B, H))
-
-        carry = jax.tree.map(flat, carry)
-        return tuple(carry[::-1]) if isinstance(carry, tuple | list) else carry
+        carry = jax.tree.map(lambda c: c.astype(states), carry)
+        return carry[::-1] if pair else carry
 
     x = inputs.reshape(*steps, inputs.shape[-1])
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
     reset = None if reset is None else reshaped("reset", reset, leading, steps)
+    if initial is not None:
+        initial = ours(as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
     lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
@@ -115,15 +113,15 @@ def rnn(
         x,
         ours(carry),
         reset=reset,
-        initial=None if initial is None else ours(initial),
+        initial=initial,
         reverse=reverse and lengths is None,
         time_major=time_major,
         return_carries=return_carry and lengths is not None,
     )
     if return_carry and lengths is not None:
-        last = jnp.where(lengths == 0, T, jnp.clip(lengths, 1, T)) - 1  # of none, Flax takes all
-        at = last.reshape((1, B, 1) if time_major else (B, 1, 1))
-        pick = lambda c: jnp.take_along_axis(c, at, axis).squeeze(axis)  # each row from itself
+        last = (lengths - 1).reshape((1, B, 1) if time_major else (B, 1, 1))
+        # As in Flax, −1 is T − 1. Each row takes from itself, so a sharded batch stays where it is.
+        pick = lambda c: jnp.take_along_axis(c, last, axis, mode="clip").squeeze(axis)
         carry = jax.tree.map(pick, carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths)
@@ -131,7 +129,7 @@ def rnn(
     if not return_carry:
         return y
     carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
-    return carry[::-1] if isinstance(carry, tuple) else carry, y
+    return carry[::-1] if pair else carry, y
 
 
 def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:

@@ -124,6 +124,18 @@ def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
         )
 
 
+def check_known(weights: Any, theirs: str) -> None:
+    """Raise InteropError if a function is being traced: only JAX's arrays can hold traced weights.
+
+    `theirs` begins the message.
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(weights)):
+        raise InteropError(
+            f"{theirs} needs the values of the weights, which are not known under a "
+            "transformation: convert outside."
+        )
+
+
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for what the other library has no cell for."""
     return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
@@ -146,15 +158,7 @@ def with_steps(name: str, x: Any) -> AnyArray:
     return x
 
 
-def check_carry(name: str, carry: Any, parts: int, shape: tuple[int, ...]) -> None:
-    """Raise InteropError unless a carry is this number of arrays of this shape."""
-    shapes = [jnp.shape(part) for part in jax.tree.leaves(carry)]
-    if shapes != [shape] * parts:
-        seen = " and ".join(map(str, shapes)) or carry
-        raise InteropError(f"{name} is {seen}; it must be {' and '.join([str(shape)] * parts)}.")
-
-
-def reshaped(name: str, x: AnyArray, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
+def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
     """Return x, of a given shape, in a new shape.
 
     Raises:
@@ -164,3 +168,20 @@ def reshaped(name: str, x: AnyArray, shape: tuple[int, ...], new: tuple[int, ...
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
     return jnp.asarray(x).reshape(new)
+
+
+def as_state(
+    name: str, state: Any, pair: bool, shape: tuple[int, ...], new: tuple[int, ...] | None = None
+) -> Array | tuple[Array, Array]:
+    """Return a state as an array or, if it must be a pair, as a tuple of two; in a new shape.
+
+    Raises:
+      ValueError: it is something else, or has another shape.
+    """
+    new = shape if new is None else new
+    if not pair:
+        return reshaped(name, state, shape, new)
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
+    first, second = (reshaped(name, part, shape, new) for part in state)
+    return first, second

@@ -17,10 +17,19 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
-from jaxgru.cells.base import AnyArray
-from jaxgru.interop import InteropError
-from jaxgru.interop.gates import check_dtype, joined, layer_of, other_z, refusal, single_bias, sizes
+from jaxgru.interop import InteropError, check_shapes
+from jaxgru.interop.gates import (
+    check_dtype,
+    check_known,
+    joined,
+    layer_of,
+    other_z,
+    refusal,
+    single_bias,
+    sizes,
+)
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
@@ -45,7 +54,8 @@ def from_keras(
     Raises:
       InteropError: the layer is of another class, has no weights yet, or has other activations than
         tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first; or
-        the weights are neither float32 nor, where JAX has 64 bits enabled, float64.
+        the weights have other shapes than the layer's, or are neither float32 nor, where JAX has
+        64 bits enabled, float64.
     """
     if type(layer) is keras.layers.Bidirectional:
         first, second = layer.forward_layer, layer.backward_layer
@@ -56,7 +66,7 @@ def from_keras(
                 "(convert forward_layer and backward_layer one by one to merge otherwise)."
             )
         weights = list(layer.get_weights() if weights is None else weights)
-        ahead = 3 if first.use_bias else 2
+        ahead = len(first.weights)
         return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
     if type(layer) not in (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN):
         raise InteropError(
@@ -75,7 +85,16 @@ def from_keras(
         raise InteropError(
             f"there are {len(given)} weights; this {type(layer).__name__} has {count}."
         )
-    W, U, b = (_array(weight) for weight in [*given, None][:3])
+    given = [as_array("a weight", weight) for weight in given]
+    for weight in given:
+        check_dtype("the weights", str(weight.dtype))
+    names = [weight.name for weight in layer.weights]
+    check_shapes(
+        f"the weights of this {type(layer).__name__}",
+        {name: weight.shape for name, weight in zip(names, given, strict=True)},
+        {name: tuple(weight.shape) for name, weight in zip(names, layer.weights, strict=True)},
+    )
+    W, U, b = [*given, None][:3]
     if isinstance(layer, keras.layers.LSTM):
         return layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
     if isinstance(layer, keras.layers.SimpleRNN):
@@ -97,14 +116,20 @@ def to_keras(
 
     Args:
       layer: a layer's parameters, or those of the forward and of the backward layer.
-      options: for the Keras layer, such as `return_sequences=True`.
+      options: for the Keras layer, such as `return_sequences=True`, but none that says what it
+        computes.
 
     Raises:
       InteropError: the layers of a pair are not of one kind and size, it is not a layer that Keras
-        has, or the layer determines an option.
+        has, it determines an option, or the weights are not known, as under `jit`.
     """
-    if taken := sorted(options.keys() & DETERMINED):
-        raise InteropError(f"to_keras does not take {', '.join(taken)}: the layer determines it.")
+    two = isinstance(layer, tuple)
+    if taken := sorted(options.keys() & (DETERMINED | OF_A_PAIR if two else DETERMINED)):
+        raise InteropError(
+            f"to_keras does not take {', '.join(taken)}: the {'pair' if two else 'layer'} "
+            "determines it."
+        )
+    check_known(layer, "a Keras layer")
     if isinstance(layer, tuple):
         shapes = [jax.tree.map(jnp.shape, p) for p in map(_as_in_keras, layer)]
         if len(layer) != 2 or shapes[0] != shapes[1]:
@@ -132,8 +157,11 @@ def to_keras(
     return made
 
 
-DETERMINED = {"activation", "recurrent_activation", "reset_after", "units", "use_bias"}
+DETERMINED = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
 """Options of Keras's layers that say what they compute."""
+
+OF_A_PAIR = {"backward_layer", "go_backwards", "merge_mode"}
+"""Likewise of a Bidirectional, which concatenates as `jaxgru.bidirectional` does."""
 
 
 def _as_in_keras(layer: CellParams) -> CellParams:
@@ -149,10 +177,3 @@ def _as_in_keras(layer: CellParams) -> CellParams:
     return dataclasses.replace(
         p, **{name: jnp.zeros_like(p.bn) if c is None else c for name, c in second.items()}
     )
-
-
-def _array(weight: Any) -> AnyArray | None:
-    if weight is None:  # without biases
-        return None
-    check_dtype("the weights", str(weight.dtype))
-    return weight if isinstance(weight, np.ndarray) else jnp.asarray(weight)

@@ -38,7 +38,7 @@ from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import needs, shown
 from jaxgru.files import read_bytes, write_bytes
 from jaxgru.interop import InteropError, check_shapes
-from jaxgru.interop.gates import check_dtype, other_z, refusal
+from jaxgru.interop.gates import check_dtype, check_known, other_z, refusal
 from jaxgru.interop.metadata import (
     METADATA,
     check_metadata,
@@ -135,8 +135,9 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
     Raises:
       InteropError: there is no layer; ONNX has no operator for one of them; one's output has
         another size than the next one's input; the weights are not all of one such dtype, or are
-        too large for a file, which can have 2 GiB.
+        too large for a file, which can have 2 GiB, or not known, as under `jit`.
     """
+    check_known(params, "an ONNX graph")
     if isinstance(params, Params):
         model, layers = params, params.layers
     else:

@@ -20,7 +20,15 @@ import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.interop import InteropError, import_torch
-from jaxgru.interop.gates import added, check_dtype, check_reset, layer_of, other_z, refusal
+from jaxgru.interop.gates import (
+    added,
+    check_dtype,
+    check_known,
+    check_reset,
+    layer_of,
+    other_z,
+    refusal,
+)
 
 
 def from_torch(module: Any) -> Any:
@@ -39,8 +47,8 @@ def from_torch(module: Any) -> Any:
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, has a projection
-        (`proj_size`) or a nonlinearity other than tanh; or its dtype is neither float32 nor, where
-        JAX has 64 bits enabled, float64.
+        (`proj_size`) or a nonlinearity other than tanh, or is on the device "meta"; or its dtype
+        is neither float32 nor, where JAX has 64 bits enabled, float64.
     """
     torch = import_torch()
     _check_module(torch, module)
@@ -64,9 +72,11 @@ def to_torch(
 
     Raises:
       InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
-        size, as a module requires; or a GRU resets before the product, unlike `torch.nn.GRU`.
+        size, as a module requires; a GRU resets before the product, unlike `torch.nn.GRU`; or the
+        weights are not known, as under `jit`.
     """
     torch = import_torch()
+    check_known((layers, backward), "a PyTorch module")
     layers = layers if isinstance(layers, Sequence) else [layers]
     if not layers:
         raise InteropError("there is no layer to make a module of.")
@@ -117,6 +127,8 @@ def _check_module(torch: ModuleType, module: Any) -> None:
         raise InteropError(
             f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
         )
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise InteropError("the module is on the device meta, where weights have no values.")
     if isinstance(module, torch.nn.RNN) and module.nonlinearity != "tanh":
         raise InteropError(
             f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."

@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
+from against import (
+    CASES,
+    carry_of,
+    layer,
+    normal,
+    precision,
+    randomized,
+    resets,
+    same_cost,
+    same_numbers,
+)
 from annotations import unchecked
 from random_models import same_bits
 
@@ -73,6 +83,24 @@ def test_the_same_initial_parameters(kind):
     assert same_bits(ours, theirs)
 
 
+def test_the_cost_is_that_of_unroll():
+    x, state = normal(5, 3, 4, dtype=np.float32), jnp.zeros((3, 6))
+    model = hk.transform(lambda x: dynamic_unroll(hk.GRU(6), x, state)[0])
+    params = randomized(jax.eval_shape(model.init, jax.random.key(0), x))
+    module = lambda params, x: model.apply(params, None, x)
+    same_cost(module, params, from_haiku(params["gru"]), x, time_major=True)
+
+
+def test_lists_of_numbers_and_a_pair_that_is_no_lstm_state():
+    x, (h, c) = normal(5, 3, 4, dtype=np.float32), states("LSTM", 3, 6, np.float32)
+
+    def results(*args):
+        model = hk.transform(lambda: dynamic_unroll(hk.LSTM(6), *args))
+        return model.apply(model.init(jax.random.key(0)), None)
+
+    assert same_bits(results(x.tolist(), (h.tolist(), c)), results(x, hk.LSTMState(h, c)))
+
+
 def test_parameters_as_the_core_sees_them():
     """A getter of the user's own, for mixed precision, say, acts as before."""
     x, state = normal(5, 3, 4, dtype=np.float32), states("GRU", 3, 6, np.float32)
@@ -129,16 +157,39 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "core, state, says",
         [
-            (hk.GRU, None, r"the state is None; it must be \(3, 6\)"),
-            (hk.GRU, np.zeros((2, 6)), r"the state is \(2, 6\); it must be \(3, 6\)"),
-            (hk.LSTM, np.zeros((3, 6)), r"is \(3, 6\); it must be \(3, 6\) and \(3, 6\)"),
+            (hk.GRU, None, "initial_state is a NoneType; it must be an array"),
+            (hk.GRU, np.zeros((2, 6)), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
+            (hk.LSTM, np.zeros((3, 6)), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
         ],
     )
     def test_a_state_that_does_not_fit(self, core, state, says):
-        """Before Haiku draws the parameters; the inputs may be lists."""
-        x = np.zeros((5, 3, 4)).tolist()
-        with unchecked(), pytest.raises(InteropError, match=says):
-            hk.transform(lambda: dynamic_unroll(core(6), x, state)).init(jax.random.key(0))
+        x = np.zeros((5, 3, 4))
+        with pytest.raises(ValueError, match=says):
+            hk.transform(lambda: dynamic_unroll(core(6), x, state)).init(None)  # draws nothing
+
+    @pytest.mark.parametrize(
+        "x, says",
+        [
+            (None, "input_sequence is a NoneType; it must be an array"),
+            (
+                np.zeros((5, 3, 4), int),
+                r"input_sequence is int64 \(5, 3, 4\); it must be floating-",
+            ),
+            (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
+        ],
+    )
+    def test_inputs(self, x, says):
+        model = hk.transform(lambda: dynamic_unroll(hk.GRU(6), x, np.zeros((3, 6))))
+        with pytest.raises(ValueError, match=says):
+            model.init(None)
+
+    def test_resets(self):
+        x = np.zeros((5, 3, 4)), resets(3, 5)
+        core = lambda: hk.ResetCore(hk.GRU(6))
+        with pytest.raises(
+            InteropError, match=r"should_reset has shape \(3, 5\); it must be \(5, 3"
+        ):
+            hk.transform(lambda: dynamic_unroll(core(), x, np.zeros((3, 6)))).init(None)
 
     def test_weights(self):
         with pytest.raises(
@@ -149,5 +200,23 @@ class TestRefusals:
             to_haiku(layer("rnn"))
         with pytest.raises(InteropError, match="the parameters b, w_i are not those of an hk.GRU"):
             from_haiku({"b": jnp.zeros(1), "w_i": jnp.zeros(1)})
-        with pytest.raises(InteropError, match=r"4 rows, so w_h must have 12 columns; .* \(4, 9\)"):
-            from_haiku({"w_i": jnp.zeros((5, 12)), "w_h": jnp.zeros((4, 9)), "b": jnp.zeros(12)})
+        with unchecked(), pytest.raises(InteropError, match="the parameters are a NoneType; they"):
+            from_haiku(None)
+        with unchecked(), pytest.raises(ValueError, match="w is a NoneType; it must be an array"):
+            from_haiku({"w": None, "b": jnp.zeros(4)})
+
+    @pytest.mark.parametrize(
+        "shapes, says",
+        [
+            (dict(w_i=(5, 12), w_h=(4, 9), b=12), r"w_h has shape \(4, 9\); it must be \(4, 12\)"),
+            (dict(w_i=(5, 12), w_h=(4, 12), b=9), r"b has shape \(9,\); it must be \(12,\)"),
+            (dict(w_i=12, w_h=(4, 12), b=12), r"w_i has shape \(12,\); it must be \(12, 12\)"),
+            (dict(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),
+            (dict(w=(3, 20), b=20), r"w has shape \(3, 20\); it must be \(6, 20\)"),
+            (dict(w=(3, 5), b=5), r"b has shape \(5,\); it must be \(4,\)"),
+            (dict(w=(), b=()), r"the tensor b has shape \(\); it must be \(0,\)"),
+        ],
+    )
+    def test_weights_of_other_shapes(self, shapes, says):
+        with pytest.raises(InteropError, match=says):
+            from_haiku({name: jnp.zeros(shape) for name, shape in shapes.items()})

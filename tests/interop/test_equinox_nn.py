@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, layer, normal, precision, randomized, resets, same_numbers
+from against import CASES, layer, normal, precision, randomized, resets, same_cost, same_numbers
 from annotations import unchecked
 from random_models import same_bits
 
@@ -63,6 +63,11 @@ def test_the_same_numbers(kind, dtype, sizes):
         same_numbers(ours, theirs, cell, xs, states)
 
 
+def test_the_cost_is_that_of_unroll():
+    cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
+    same_cost(lambda cell, xs: unroll(cell, xs)[1], cell, from_equinox(cell), xs)
+
+
 @CELLS
 def test_without_biases_and_from_zeros(kind):
     cell, xs = made(kind, use_bias=False), normal(5, 4, dtype=np.float32)
@@ -71,6 +76,13 @@ def test_without_biases_and_from_zeros(kind):
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
     gradient = eqx.filter_grad(lambda cell: jnp.sum(unroll(cell, xs)[1]))(cell)
     assert jax.tree.structure(gradient) == jax.tree.structure(cell)
+
+
+def test_lists_of_numbers():
+    cell, xs = made("GRUCell"), normal(5, 4, dtype=np.float32)
+    with unchecked():  # the annotations say arrays
+        ours = unroll(cell, xs.tolist(), [1.0] * 6)
+    assert same_bits(ours, unroll(cell, xs, jnp.ones(6)))
 
 
 @CELLS
@@ -110,5 +122,11 @@ def test_refusals():
         unroll(cell, xs, jnp.zeros(6))
     with unchecked(), pytest.raises(InteropError, match=r"the state has shape \(\); it must be"):
         unroll(cell, xs, 0.0)
+    with unchecked(), pytest.raises(ValueError, match="the state is a str; it must be an array"):
+        unroll(cell, xs, "zeros")
+    with pytest.raises(InteropError, match=r"the state must be a pair of arrays \(3, 6\), as an L"):
+        unroll(made("LSTMCell"), xs, jnp.zeros((3, 6)))
+    with pytest.raises(InteropError, match="the cell's weights are None; eqx.combine it with its"):
+        unroll(eqx.partition(cell, eqx.is_array)[1], xs)
     with unchecked(), pytest.raises(InteropError, match=r"xs has shape \(4,\); it must have steps"):
         unroll(cell, [1.0, 2.0, 3.0, 4.0])

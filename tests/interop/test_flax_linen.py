@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import FLAX_CASES, carry_of, layer, normal, precision, randomized, resets, same_numbers
+from against import (
+    FLAX_CASES,
+    carry_of,
+    layer,
+    normal,
+    precision,
+    randomized,
+    resets,
+    same_cost,
+    same_numbers,
+)
 from annotations import unchecked
 from flax import linen as nn
 from flax.errors import ScopeCollectionNotFound
@@ -47,6 +57,12 @@ def test_the_same_call_gives_the_same_numbers(cell, dtype, sizes):
         ours, theirs = (cls(cell_class(H, param_dtype=dtype)) for cls in (RNN, nn.RNN))
         variables = randomized(jax.eval_shape(theirs.init, jax.random.key(0), x))
         same_numbers(calls(ours), calls(theirs), variables, x, carry)
+
+
+def test_the_cost_is_that_of_unroll():
+    x, rnn = normal(3, 5, 4, dtype=np.float32), RNN(nn.GRUCell(6))
+    variables = randomized(jax.eval_shape(rnn.init, jax.random.key(0), x))
+    same_cost(rnn.apply, variables, from_linen(variables["params"]["cell"]), x)
 
 
 @EVERY
@@ -140,6 +156,15 @@ class TestScannedRNN:
         new = ScannedRNN(start, cell_name="mine").init(jax.random.key(0), carry, (x, dones))
         assert list(new["params"]) == ["mine"]
 
+    def test_the_cost_is_that_of_unroll(self):
+        x, dones, carry = normal(5, 3, 4, dtype=np.float32), resets(5, 3), jnp.zeros((3, 6))
+        variables = randomized(
+            jax.eval_shape(ScannedRNN().init, jax.random.key(0), carry, (x, dones))
+        )
+        module = lambda variables, x: ScannedRNN().apply(variables, carry, (x, dones))[1]
+        layer = from_linen(variables["params"]["GRUCell_1"])
+        same_cost(module, variables, layer, x, reset=dones, time_major=True)
+
     def test_many_seeds_at_once(self):
         """purejaxrl trains with `vmap` over whole trainings."""
         x, dones = normal(5, 3, 4, dtype=np.float32), resets(5, 3)
@@ -194,6 +219,13 @@ def test_bfloat16_products_beside_a_float32_state():
     np.testing.assert_allclose(ours, theirs, atol=0.05)  # Flax rounds the gates, too
 
 
+def undrawn(*_):
+    raise AssertionError("Flax draws the parameters.")
+
+
+UNDRAWN = functools.partial(nn.GRUCell, kernel_init=undrawn)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "cell, says",
@@ -219,16 +251,51 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "carry, says",
         [
-            (None, "the carry is None; initialize_carry"),
-            (np.zeros((2, 6)), r"is \(2, 6\); it must"),
+            (None, "the carry is a NoneType; it must be an array"),
+            (0.0, r"the carry has shape \(\); initialize_carry makes the first one"),
+            ((), r"the carry has shape \(0,\); initialize_carry makes the first one"),
+            ({"h": np.zeros((3, 6))}, "the carry is a dict; it must be an array"),
+            (np.zeros((2, 6)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
+            ((np.zeros((3, 6)),) * 2, r"the carry has shape \(2, 3, 6\); it must be \(3, 6\)"),
         ],
     )
     def test_a_carry_that_does_not_fit(self, carry, says):
-        """Before Flax draws the parameters."""
-        with unchecked(), pytest.raises(InteropError, match=says):
-            ScannedRNN().init(jax.random.key(0), carry, (np.zeros((5, 3, 4)), resets(5, 3)))
-        with unchecked(), pytest.raises(ValueError, match="the carry is a str; it must be an arr"):
-            RNN(nn.GRUCell(6)).init(jax.random.key(0), np.zeros((3, 5, 4)), initial_carry="a")
+        x = np.zeros((5, 3, 4)), resets(5, 3)
+        with unchecked(), pytest.raises(ValueError, match=says):
+            ScannedRNN(UNDRAWN).init(jax.random.key(0), carry, x)
+
+    @pytest.mark.parametrize(
+        "carry, says",
+        [
+            ("zeros", "the carry is a str; it must be an array"),
+            (np.zeros((2, 6)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
+        ],
+    )
+    def test_a_carry_that_does_not_fit_an_rnn(self, carry, says):
+        with unchecked(), pytest.raises(ValueError, match=says):
+            RNN(UNDRAWN(6)).init(jax.random.key(0), np.zeros((3, 5, 4)), initial_carry=carry)
+
+    def test_a_carry_that_is_no_pair(self):
+        x, carry = np.zeros((5, 3, 4)), np.zeros((3, 6))
+        says = r"the carry must be a pair of arrays \(3, 6\), as an LSTM has"
+        with pytest.raises(InteropError, match=says):
+            ScannedRNN(nn.LSTMCell).init(jax.random.key(0), carry, (x, resets(5, 3)))
+        with pytest.raises(InteropError, match=says):
+            rnn = RNN(nn.LSTMCell(6), time_major=True)
+            rnn.init(jax.random.key(0), x, initial_carry=carry)
+
+    @pytest.mark.parametrize("inputs", ["ones", None])
+    def test_inputs_that_are_none(self, inputs):
+        says = f"inputs is a {type(inputs).__name__}; it must be an array"
+        with unchecked(), pytest.raises(ValueError, match=says):
+            RNN(nn.GRUCell(6)).init(jax.random.key(0), inputs)
+        with unchecked(), pytest.raises(ValueError, match=says):
+            ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), (inputs, resets(5, 3)))
+        with (
+            unchecked(),
+            pytest.raises(ValueError, match="resets is a NoneType; it must be an arr"),
+        ):
+            ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), (np.zeros((5, 3, 4)), None))
 
     def test_weights(self):
         with pytest.raises(
@@ -242,7 +309,31 @@ class TestRefusals:
             from_linen({"if": 0, "in": 0, "hf": 0, "hn": 0})
         with unchecked(), pytest.raises(InteropError, match="the parameters are a NoneType; they"):
             from_linen(None)
-        with pytest.raises(InteropError, match="the parameters h, i are not those of a"):
-            from_linen({"i": {"kernel": np.zeros((4, 6))}, "h": {"bias": np.zeros(6)}})
+        with unchecked(), pytest.raises(InteropError, match="the parameters 1 are not those of a"):
+            from_linen({1: 2})
         with pytest.raises(ScopeCollectionNotFound):
             RNN(nn.GRUCell(6)).apply({}, normal(2, 3, 4, dtype=np.float32))
+
+    @pytest.mark.parametrize(
+        "name, dense, says",
+        [
+            ("h", {}, "the tensor h/kernel is missing"),
+            ("h", 0, "the tensor h/kernel is missing"),
+            ("i", {"kernel": np.zeros((4, 6))}, "the tensor i/bias is missing"),
+            (
+                "h",
+                {"kernel": np.zeros((4, 6))},
+                r"h/kernel has shape \(4, 6\); it must be \(6, 6\)",
+            ),
+            ("h", {"kernel": None}, "h/kernel is a NoneType; it must be an array"),
+            (
+                "h",
+                {"kernel": np.zeros((6, 6)), "bias": np.zeros(6)},
+                "there is a tensor h/bias that does not belong there",
+            ),
+        ],
+    )
+    def test_a_cell_with_other_weights(self, name, dense, says):
+        cell = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}}
+        with pytest.raises(ValueError, match=says):
+            from_linen(cell | {"h": {"kernel": np.zeros((6, 6))}} | {name: dense})

@@ -19,6 +19,7 @@ from against import (
     precision,
     randomized,
     resets,
+    same_cost,
     same_numbers,
 )
 from annotations import unchecked
@@ -128,6 +129,30 @@ def test_any_batch_axes_order_and_direction():
     jax.tree.map(close, ours, theirs)
 
 
+def test_the_cost_is_that_of_unroll():
+    cell = made(nnx.GRUCell)
+    graph, params, rest = nnx.split(RNN(cell), nnx.Param, ...)
+    module = lambda params, x: nnx.merge(graph, params, rest)(x, rngs=nnx.Rngs(0))
+    same_cost(module, params, from_nnx(cell), normal(3, 5, 4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize(
+    "T, lengths", [(5, np.array([0, 9, 3])), (130, np.array([0, 127, 3], np.int8))]
+)
+def test_the_carry_after_lengths_that_flax_takes(T, lengths, time_major):
+    """After no step and after more than T, Flax returns the carry after the last step.
+
+    It does not take int8 for so many steps.
+    """
+    cell, x = made(nnx.OptimizedLSTMCell), normal(3, T, 4, dtype=np.float32)
+    x = x.swapaxes(0, 1) if time_major else x
+    options = dict(return_carry=True, time_major=time_major)
+    call = nnx.jit(lambda rnn, lengths: rnn(x, seq_lengths=lengths, **options))
+    ours, theirs = call(RNN(cell), lengths), call(nnx.RNN(cell), lengths.astype(np.int32))
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_products_beside_a_float32_state():
     cell = nnx.GRUCell(4, 6, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     x = normal(3, 5, 4, dtype=np.float32)
@@ -179,19 +204,23 @@ def test_weights_there_and_back(cell_class):
     assert same_bits(from_nnx(again), weights)
 
 
+@pytest.mark.parametrize("two", [False, True])
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
-def test_from_torch_and_back_bit_for_bit(kind):
-    """With b_hh zero: nnx keeps one bias per gate."""
+def test_from_torch_and_back_bit_for_bit(kind, two):
+    """Two layers, in one direction or in both; b_hh is zero, as nnx has one bias per gate."""
     torch = pytest.importorskip("torch")
     from jaxgru.interop.torch_nn import from_torch, to_torch
 
-    module = getattr(torch.nn, kind)(3, 5)
+    module = getattr(torch.nn, kind)(3, 5, num_layers=2, bidirectional=two)
     generator = torch.Generator().manual_seed(0)
     for name, weight in module.named_parameters():
         random = torch.randn(weight.shape, generator=generator)
         random.view(-1)[0] = -0.0
         weight.data = torch.zeros_like(weight) if "bias_hh" in name else random
-    again = to_torch([from_nnx(to_nnx(weights)) for weights in from_torch(module)])
+    through = lambda layers: [from_nnx(to_nnx(layer)) for layer in layers]
+    layers = from_torch(module)
+    again = to_torch(*map(through, layers)) if two else to_torch(through(layers))
+    assert again.state_dict().keys() == module.state_dict().keys()
     for name, weight in module.state_dict().items():
         assert again.state_dict()[name].numpy().tobytes() == weight.numpy().tobytes()
 
@@ -205,14 +234,16 @@ def test_second_biases_become_the_first():
 
 
 def test_what_flax_takes_besides_arrays_of_floats():
-    """Integer inputs, and, which nnx refuses, a list of lengths and a carry as a list."""
+    """Integer inputs, and, which nnx refuses, lists: of inputs, of lengths, as a carry."""
     x = np.arange(60).reshape(3, 5, 4) % 7
     cell = made(nnx.LSTMCell)
     start = jnp.ones((3, 6)), jnp.zeros((3, 6))  # (c, h)
     options = dict(initial_carry=start, seq_lengths=jnp.array([1, 5, 2]), return_carry=True)
     theirs = nnx.RNN(cell)(x, **options)
     with unchecked():  # the annotations say arrays
-        ours = RNN(cell)(x, **{**options, "initial_carry": list(start), "seq_lengths": [1, 5, 2]})
+        ours = RNN(cell)(
+            x.tolist(), **{**options, "initial_carry": list(start), "seq_lengths": [1, 5, 2]}
+        )
     chex.assert_trees_all_close(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
@@ -245,19 +276,21 @@ class TestRefusals:
             (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
             (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
             (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
-            (
-                dict(initial_carry=0.0),
-                r"the carry has shape \(\); it must be",
-            ),
-            (
-                dict(initial_carry=np.zeros((2, 6))),
-                r"carry has shape \(2, 6\); it must be",
-            ),
+            (dict(initial_carry=0.0), r"the carry has shape \(\); it must be \(3, 6\)"),
+            (dict(initial_carry=np.zeros((2, 6))), r"carry has shape \(2, 6\); it must be"),
+            (dict(initial_carry=[[0.0] * 5] * 3), r"carry has shape \(3, 5\); it must be"),
+            (dict(initial_carry="zeros"), "the carry is a str; it must be an array"),
+            (dict(initial_carry=(None, None)), "the carry is a tuple; it must be an array"),
         ],
     )
     def test_shapes(self, arguments, says):
         with unchecked(), pytest.raises(ValueError, match=says):
             RNN(made(nnx.GRUCell))(normal(3, 5, 4, dtype=np.float32), **arguments)
+
+    @pytest.mark.parametrize("carry", [np.zeros((3, 6)), [np.zeros((3, 6))] * 3, {}, 0.0])
+    def test_what_is_no_pair(self, carry):
+        with pytest.raises(InteropError, match=r"carry must be a pair of arrays \(3, 6\), as an L"):
+            RNN(made(nnx.LSTMCell))(normal(3, 5, 4, dtype=np.float32), initial_carry=carry)
 
     def test_an_input_without_steps(self):
         with pytest.raises(InteropError, match=r"inputs has shape \(4,\); it must have steps"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,7 +77,7 @@ def test_the_same_numbers(kind, dtype, sizes):
         same_numbers(ours, theirs, *problem(built, *sizes, dtype, 1 + (kind == "LSTM")))
 
 
-@pytest.mark.parametrize("kind", ["GRU, reset after", "LSTM"])
+@EVERY
 def test_two_directions(kind):
     with precision(np.float64):
         sizes = 5, 3, 4, 6
@@ -120,6 +119,22 @@ def test_without_biases_and_with_second_ones():
     assert same_bits(q, p.replace(cz=-zeros, cr=zeros, cn=zeros))
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_biases_in_one_direction_only(ahead):
+    """The first three weights, or the first two, are the forward layer's."""
+    options = dict(return_sequences=True, **UNDRAWN)
+    both = keras.layers.Bidirectional(
+        keras.layers.GRU(6, use_bias=ahead, **options),
+        backward_layer=keras.layers.GRU(6, use_bias=not ahead, go_backwards=True, **options),
+    )
+    both.build((None, None, 4))
+    both.set_weights(
+        [normal(*w.shape, dtype=np.float32, seed=i) for i, w in enumerate(both.get_weights())]
+    )
+    x = normal(2, 5, 4, dtype=np.float32)
+    np.testing.assert_allclose(jaxgru.bidirectional(*from_keras(both), x)[0], both(x), 1e-5, 1e-5)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "make, says",
@@ -151,19 +166,38 @@ class TestRefusals:
         with pytest.raises(InteropError, match="a dict cannot be converted: Keras has"):
             to_keras({})
 
-    def test_biases_in_one_direction_only(self):
-        back = keras.layers.GRU(6, use_bias=False, go_backwards=True)
-        both = keras.layers.Bidirectional(keras.layers.GRU(6), backward_layer=back)
-        both.build((None, None, 4))
-        halves = from_keras(both.forward_layer), from_keras(both.backward_layer)
-        chex.assert_trees_all_equal(from_keras(both), halves)
+    def test_weights_of_other_shapes(self):
+        built = made("GRU, reset after")
+        W, U, b = built.get_weights()
+        with pytest.raises(
+            InteropError, match=r"tensor bias has shape \(18,\); it must be \(2, 18\)"
+        ):
+            from_keras(built, [W, U, b[0]])
+        with pytest.raises(InteropError, match=r"kernel has shape \(6, 18\); it must be \(4, 18\)"):
+            from_keras(built, [U, W, b])
+        with pytest.raises(ValueError, match="a weight is a NoneType; it must be an array"):
+            from_keras(built, [W, U, None])
 
-    @pytest.mark.parametrize("option", [{"activation": "relu"}, {"use_bias": False}, {"units": 3}])
+    @pytest.mark.parametrize(
+        "option",
+        [{"activation": "relu"}, {"use_bias": False}, {"units": 3}, {"dtype": "float64"}],
+    )
     def test_options_that_contradict_the_layer(self, option):
         (name,) = option
-        for p in (layer("gru"), (layer("lstm"), layer("lstm"))):
-            with pytest.raises(InteropError, match=f"to_keras does not take {name}: the layer"):
+        for p, which in ((layer("gru"), "layer"), ((layer("lstm"), layer("lstm")), "pair")):
+            says = f"to_keras does not take {name}: the {which} determines it"
+            with pytest.raises(InteropError, match=says):
                 to_keras(p, **option)
+
+    @pytest.mark.parametrize("option", [{"merge_mode": "sum"}, {"go_backwards": True}])
+    def test_options_that_contradict_a_pair(self, option):
+        (name,) = option
+        with pytest.raises(InteropError, match=f"does not take {name}: the pair determines it"):
+            to_keras((layer("lstm"), layer("lstm")), **option)
+
+    def test_weights_that_are_not_known(self):
+        with pytest.raises(InteropError, match="a Keras layer needs the values of the weights"):
+            jax.jit(to_keras)(layer("lstm"))
 
     def test_float64_where_jax_would_round_it(self):
         with precision(np.float64):

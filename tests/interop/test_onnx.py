@@ -232,6 +232,8 @@ class TestLayers:
             to_onnx(as_float64(gru))
         with pytest.raises(ValueError, match="cn .* needs reset='after'"):
             to_onnx(gru.replace(cn=gru.bn))
+        with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
+            jax.jit(to_onnx)(gru)
         with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
             huge = np.broadcast_to(np.float32(0), (2**14, 2**15))  # one number in memory
             to_onnx(layer("rnn").replace(W=huge, U=huge, b=huge[:0, 0]))
