@@ -117,7 +117,7 @@ FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
 
 
 @pytest.mark.parametrize("kind", INIT)
-@settings(max_examples=3)
+@settings(max_examples=1)
 @given(
     resets=st.lists(FLAGS, min_size=ROWS, max_size=ROWS),
     lengths=st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS),
@@ -320,7 +320,7 @@ def test_a_sharded_batch_stays_on_its_devices(compiled, kind):
     For meshes whose axes are Auto and Explicit. And within a `shard_map` that checks which arrays
     vary over the devices.
     """
-    assert len(compiled[kind]) == (4 if kind in RECURRENT else 2)
+    assert len(compiled[kind]) == (4 if kind in ("gru", "lstm") else 2)
     for seen in compiled[kind].values():
         assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
         assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
