@@ -19,7 +19,6 @@ It needs Flax and Optax: `pip install flax optax`.
 """
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +31,7 @@ import numpy as np
 import optax
 
 import jaxgru
+from jaxgru.interop.flax_linen import from_linen
 
 # --- The environment
 
@@ -73,12 +73,6 @@ class RNN(NamedTuple):
     unroll: Callable  # (parameters, x (T, B, F), carry (B, H), starts (T, B)) -> y (T, B, H), carry
 
 
-def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUParams:
-    """Draw a GRU with the equations, and as many biases, as those of `flax.linen.GRUCell`."""
-    gru = jaxgru.init_gru(key, features, hidden_dim, reset="after")
-    return dataclasses.replace(gru, cn=jnp.zeros(hidden_dim))
-
-
 class ScannedRNN(nn.Module):
     """The usual way to run a Flax cell with resets."""
 
@@ -97,6 +91,16 @@ def init_flax(key: jax.Array, features: int, hidden_dim: int) -> Any:
     """Draw the parameters of a `ScannedRNN`."""
     inputs = jnp.zeros((1, 1, features)), jnp.zeros((1, 1), bool)
     return ScannedRNN().init(key, jnp.zeros((1, hidden_dim)), inputs)
+
+
+def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUParams:
+    """Draw what Flax draws, so that both policies start as the same function.
+
+    Without Flax, `jaxgru.init_gru(key, features, hidden_dim, reset="after",
+    kernel_init=lecun_normal(), recurrent_kernel_init=orthogonal(), bias_init=zeros)` draws from the
+    same distributions. A policy that starts from init_gru's defaults, PyTorch's, learns later.
+    """
+    return from_linen(init_flax(key, features, hidden_dim)["params"]["GRUCell_0"])
 
 
 def unroll_flax(params: Any, x: jax.Array, carry: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
@@ -307,24 +311,25 @@ def main() -> None:
                             help=f"default: {default}")  # fmt: skip
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
-    results = {}
-    for rnn in RNNS if arguments.rnn == "both" else [arguments.rnn]:
-        program = jax.jit(partial(train, rnn=RNNS[rnn], s=s)).lower(jax.random.key(0)).compile()
-        count = sum(leaf.size for leaf in jax.tree.leaves(program.out_info[0]))
-        print(f"{rnn}: {count:,} parameters, {s.num_envs // s.minibatches} rows per minibatch")
-        results[rnn] = []
-        for seed in range(arguments.seeds):
+    programs, results = {}, {}
+    for name in RNNS if arguments.rnn == "both" else [arguments.rnn]:
+        training = jax.jit(partial(train, rnn=RNNS[name], s=s))
+        programs[name] = training.lower(jax.random.key(0)).compile()
+        count = sum(leaf.size for leaf in jax.tree.leaves(programs[name].out_info[0]))
+        print(f"{name}: {count:,} parameters, {s.num_envs // s.minibatches} rows per minibatch")
+    for seed in range(arguments.seeds):
+        for name, program in programs.items():  # in turn, for a fair comparison
             start = time.perf_counter()
             _, returns = jax.block_until_ready(program(jax.random.key(seed)))
             seconds = time.perf_counter() - start
             curve = " ".join(f"{part.mean():+.2f}" for part in np.array_split(returns, 10))
             speed = s.updates * s.num_steps * s.num_envs / seconds
-            results[rnn].append((float(returns[-s.updates // 10 :].mean()), speed))
-            print(f"  seed {seed}: mean return {curve}; {speed:,.0f} environment steps/s")
+            results.setdefault(name, []).append((returns[-s.updates // 10 :].mean(), speed))
+            print(f"{name}, seed {seed}: mean return {curve}; {speed:,.0f} environment steps/s")
     print("medians of the seeds: last return, environment steps/s")
-    for rnn, of_seeds in results.items():
+    for name, of_seeds in results.items():
         last, speed = np.median(of_seeds, axis=0)
-        print(f"  {rnn:<7} {last:+.2f} {speed:>10,.0f}")
+        print(f"  {name:<7} {last:+.2f} {speed:>10,.0f}")
 
 
 if __name__ == "__main__":

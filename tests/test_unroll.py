@@ -156,7 +156,7 @@ def check_episodes(kind, resets, lengths, reverse, L=2):
 
 @pytest.mark.parametrize("kind, every", [*((kind, False) for kind in RECURRENT), ("lstm", True)])
 def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
-    """Few units, few rows, many of both: the same numbers, with resets, padding and dropout."""
+    """The definition, few units, few rows, many of both: with resets, padding and dropout."""
     layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
     carry = random_like(jaxgru.initial_carry(layers, 3), 2)
     initial = random_like(carry, 3)
@@ -167,15 +167,17 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
         return_carries=every,
     )
 
-    def run(layers, x, carry, initial):
+    def run(implementation, layers, x, carry, initial):
+        options["implementation"] = implementation
         return jaxgru.unroll(layers, x, carry, initial=initial, **options)
 
-    seen = []
+    seen = [jax.jit(partial(gradients, partial(run, "plain")))(layers, x, carry, initial)]
     for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
         monkeypatch.setattr(over_time, "is_small", lambda *_, small=small: small)
         monkeypatch.setattr(over_time, "training_layout", lambda *_, layout=layout: layout)
         forget_traces()
-        seen.append(jax.jit(partial(gradients, run))(layers, x, carry, initial))
+        scan = partial(gradients, partial(run, "scan"))
+        seen.append(jax.jit(scan)(layers, x, carry, initial))
     chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
     assert all(leaf.any() for leaf in jax.tree.leaves(seen[0]))
 
@@ -215,7 +217,7 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
 
 @pytest.mark.parametrize("kind", INIT)
 def test_carries_of_every_step_are_those_of_single_steps(kind):
-    """`return_carries`, with gradients through c, too; `step`; the layouts of the arguments."""
+    """`return_carries`, with gradients through c, too; `step`; and the cells themselves."""
     layers, x = stack_of(kind, 2), random_like(np.zeros((2, 3, F)), 1)
     start = random_like(jaxgru.initial_carry(layers, 2), 2)
     reset = np.array([[False, True, False], [False, False, True]])
@@ -224,17 +226,49 @@ def test_carries_of_every_step_are_those_of_single_steps(kind):
         y, end, carries = jaxgru.unroll(layers, x, carry, reset=reset, return_carries=True)
         return y, carries, end
 
-    def step_by_step(layers, x, carry):
+    def of_cells(layers, h, carry, reset):
+        after, at_start = [], jaxgru.initial_carry(layers, 2)
+        carry = jax.tree.map(lambda *c: jax.vmap(jnp.where)(reset, *c), at_start, carry)
+        for layer, c in zip(layers, carry, strict=True):
+            after.append(cells.cell(layer, c, h))
+            h = cells.hidden(after[-1])
+        return h, tuple(after)
+
+    def step_by_step(step, layers, x, carry):
         y, carries = [], []
         for t in range(3):
-            h, carry = jaxgru.step(layers, x[:, t], carry, reset=reset[:, t])
+            h, carry = step(layers, x[:, t], carry, reset=reset[:, t])
             y.append(h)
             carries.append(carry)
         along = lambda *leaves: jnp.stack(leaves, axis=1)
         return along(*y), jax.tree.map(along, *carries), carry
 
-    both = (jax.jit(partial(gradients, run))(layers, x, start) for run in (at_once, step_by_step))
-    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
+    ways = at_once, partial(step_by_step, jaxgru.step), partial(step_by_step, of_cells)
+    seen = (jax.jit(partial(gradients, way))(layers, x, start) for way in ways)
+    chex.assert_trees_all_close(*seen, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_what_is_not_asked_for_is_not_computed(kind):
+    """Without resets and padding, nothing is chosen: neither forward nor backward."""
+    layers, x = stack_of(kind, 2), np.zeros((2, 3, F))
+    flags = dict(reset=np.zeros((2, 3), bool)), dict(lengths=np.array([3, 3]))
+    for options, expected in (({}, False), *((option, True) for option in flags)):
+        run = partial(jaxgru.unroll, **options)
+        program = str(jax.make_jaxpr(partial(gradients, run))(layers, x))
+        assert ("select_n" in program) == expected
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_batch_without_rows(kind):
+    """Empty outputs; weights without a gradient."""
+    layers, x = stack_of(kind, 2), np.zeros((0, 3, F))
+    options = dict(reset=np.zeros((0, 3), bool), lengths=np.zeros(0, int))
+    for run in (jaxgru.unroll, partial(jaxgru.unroll, **options)):
+        of_layers, (y, carry) = jax.jit(partial(gradients, run))(layers, x)
+        assert y.shape == (0, 3, H)
+        chex.assert_tree_shape_prefix(carry, (0, H))
+        chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
@@ -257,7 +291,7 @@ def test_forms_of_the_same_call(kind):
 
 @pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
 def test_lengths_and_directions_are_pack_padded_sequences(name):
-    """Two bidirectional layers of PyTorch: outputs, last states, and the input's gradient."""
+    """Two bidirectional layers of PyTorch: outputs, last states, and every gradient."""
     torch.manual_seed(0)
     sizes = {0: F, 1: 2 * H}
     whole = getattr(torch.nn, name)(F, H, 2, batch_first=True, bidirectional=True).double()
@@ -279,18 +313,27 @@ def test_lengths_and_directions_are_pack_padded_sequences(name):
     outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=4)
     (outputs * torch.tensor(weight)).sum().backward()
 
-    def ours(x):
+    def ours(x, directions):
         y, ends = jaxgru.bidirectional(*directions, x, lengths=jnp.array(lengths))
         return (y * weight).sum(), (y, ends)
 
-    gradient, (y, ends) = jax.jit(jax.grad(ours, has_aux=True))(jnp.asarray(x))
+    gradient, (y, ends) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(jnp.asarray(x), directions)
     h, *c = last if isinstance(last, tuple) else (last,)
     states = [ends[i % 2][i // 2] for i in range(4)]  # PyTorch: layer 0, its reverse, layer 1, …
     chex.assert_trees_all_close(y, outputs.detach().numpy(), rtol=1e-10, atol=1e-11)
     for k, theirs_last in enumerate([h, *c]):
         seen = jnp.stack([s[k] if isinstance(s, tuple) else s for s in states])
         chex.assert_trees_all_close(seen, theirs_last.detach().numpy(), rtol=1e-10, atol=1e-11)
-    chex.assert_trees_all_close(gradient, theirs.grad.numpy(), rtol=1e-10, atol=1e-11)
+    chex.assert_trees_all_close(gradient[0], theirs.grad.numpy(), rtol=1e-10, atol=1e-11)
+    gates = {"GRU": "rzn", "LSTM": "ifgo", "RNN": [""]}[name]
+    for suffix, direction in zip(("", "_reverse"), gradient[1], strict=True):
+        for i, d in enumerate(direction):
+            for part, field in (("weight_ih", "W"), ("weight_hh", "U"), ("bias_ih", "b")):
+                of_gates = getattr(whole, f"{part}_l{i}{suffix}").grad.chunk(len(gates))
+                for gate, expected in zip(gates, of_gates, strict=True):
+                    sign = -1 if gate == "z" else 1  # our z is PyTorch's 1 − z
+                    seen = sign * getattr(d, field + gate).T
+                    chex.assert_trees_all_close(seen, expected.numpy(), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

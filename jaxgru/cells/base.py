@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
@@ -190,8 +191,17 @@ def plus(b: Float[Array, "*n H"], c: Float[Array, "H"] | None) -> Float[Array, "
     return b if c is None else b + c
 
 
-def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array], ...]:
-    """Return functions that draw W, U and b from a key: uniform ±1/√fan_in (PyTorch's Linear).
+def initializers(
+    E: int,
+    H: int,
+    dtype: DTypeLike,
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
+    """Return functions that draw W, U and b from a key, for one gate.
+
+    The default is uniform ±1/√fan_in (PyTorch's Linear).
 
     Raises:
       ValueError: a size is not a positive whole number.
@@ -200,8 +210,16 @@ def initializers(E: int, H: int, dtype: DTypeLike) -> tuple[Callable[..., Array]
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number, 1 or more.")
 
-    def uniform(shape: tuple[int, ...], fan_in: int) -> Callable[[PRNGKeyArray], Array]:
+    def draw(
+        given: Initializer | None, shape: tuple[int, ...], fan_in: int
+    ) -> Callable[[PRNGKeyArray], Array]:
+        if given is not None:
+            return lambda key: given(key, shape, dtype)
         bound = fan_in**-0.5
         return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    return uniform((E, H), E), uniform((H, H), H), uniform((H,), E)
+    return (
+        draw(kernel_init, (E, H), E),
+        draw(recurrent_kernel_init, (H, H), H),
+        draw(bias_init, (H,), E),
+    )

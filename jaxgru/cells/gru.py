@@ -17,6 +17,7 @@ from dataclasses import field
 import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -62,6 +63,9 @@ def init_gru(
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
     reset: str = "before",
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
 ) -> GRUParams:
     """Draw initial parameters.
 
@@ -72,11 +76,17 @@ def init_gru(
       hidden_dim: H, the size of the state.
       second_bias: with cz and cr, and with cn if the reset is "after".
       reset: "before" or "after", as in `GRUParams`.
+      kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
+        `jax.nn.initializers`.
+      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      bias_init: draws each gate's b (H,) instead.
 
     Raises:
       ValueError: a size is not positive, or `reset` is neither "before" nor "after".
     """
-    W, U, b = initializers(in_features, hidden_dim, dtype)
+    W, U, b = initializers(
+        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
+    )
     k, H = jax.random.split(key, 9), hidden_dim
     p = GRUParams(
         Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),

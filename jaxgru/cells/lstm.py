@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
+from jax.nn.initializers import Initializer, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -40,7 +41,14 @@ class LSTMParams:
 
 
 def init_lstm(
-    key: PRNGKeyArray, in_features: int, hidden_dim: int, *, dtype: DTypeLike = jnp.float32
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
 ) -> LSTMParams:
     """Draw initial parameters.
 
@@ -49,17 +57,24 @@ def init_lstm(
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
+      kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
+        `jax.nn.initializers`.
+      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      bias_init: draws each gate's b (H,) instead, the forget gate's, too.
 
     Raises:
       ValueError: a size is not positive.
     """
-    W, U, _ = initializers(in_features, hidden_dim, dtype)
-    k, H = jax.random.split(key, 8), hidden_dim
+    W, U, b = initializers(
+        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init or zeros
+    )
+    k = jax.random.split(key, 8)
+    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
     return LSTMParams(
-        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(H, dtype),
-        Wi=W(k[2]), Ui=U(k[3]), bi=jnp.zeros(H, dtype),
-        Wo=W(k[4]), Uo=U(k[5]), bo=jnp.zeros(H, dtype),
-        Wg=W(k[6]), Ug=U(k[7]), bg=jnp.zeros(H, dtype),
+        Wf=W(k[0]), Uf=U(k[1]), bf=b(k_bias[0]) if bias_init else jnp.ones(hidden_dim, dtype),
+        Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
+        Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
+        Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),
     )  # fmt: skip
 
 

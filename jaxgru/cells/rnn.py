@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -24,18 +25,31 @@ class RNNParams:
 
 
 def init_rnn(
-    key: PRNGKeyArray, in_features: int, hidden_dim: int, *, dtype: DTypeLike = jnp.float32
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
 ) -> RNNParams:
     """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
+      kernel_init: draws W (E, H) instead, as `(key, shape, dtype)`: one of
+        `jax.nn.initializers`.
+      recurrent_kernel_init: draws U (H, H) instead, such as `orthogonal()`.
+      bias_init: draws b (H,) instead.
 
     Raises:
       ValueError: a size is not positive.
     """
-    W, U, b = initializers(in_features, hidden_dim, dtype)
+    W, U, b = initializers(
+        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
+    )
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
 

@@ -1,6 +1,7 @@
 """One step of each cell against numbers worked out by hand, and the initial distributions."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -128,9 +129,33 @@ def test_initial_biases():
     assert (lstm.bf == 1).all() and not (lstm.bi.any() or lstm.bo.any() or lstm.bg.any())
 
 
-def test_no_two_weights_are_drawn_alike():
-    p = cells.init_gru(jax.random.key(0), 8, 8)
-    values = [np.asarray(v).ravel()[:8].tolist() for v in vars(p).values() if v is not None]
+@pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+def test_initializers_of_ones_own(init):
+    """Each gate has draws of its own, of these distributions and this dtype."""
+    given = dict(
+        kernel_init=jax.nn.initializers.constant(2.0),
+        recurrent_kernel_init=jax.nn.initializers.orthogonal(),
+        bias_init=jax.nn.initializers.normal(),
+    )
+    with jax.enable_x64(True):
+        p = vars(init(jax.random.key(0), 3, 4, dtype="float64", **given))
+    values = {name: np.asarray(v) for name, v in p.items() if isinstance(v, jax.Array)}
+    assert {v.dtype for v in values.values()} == {np.dtype("float64")}
+    for name, value in values.items():
+        if name[0] == "W":
+            np.testing.assert_array_equal(value, np.full((3, 4), 2.0))
+        elif name[0] == "U":
+            np.testing.assert_allclose(value @ value.T, np.eye(4), atol=1e-14)
+    drawn = [v for name, v in values.items() if name[0] in "Ub"]
+    assert len({v.tobytes() for v in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize(
+    "init", [cells.init_gru, partial(cells.init_lstm, bias_init=jax.nn.initializers.normal())]
+)
+def test_no_two_weights_are_drawn_alike(init):
+    p = init(jax.random.key(0), 8, 8)
+    values = [np.asarray(v).ravel()[:8].tolist() for v in jax.tree.leaves(p)]
     assert len({tuple(v) for v in values}) == len(values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import chex
 import jax
@@ -107,6 +108,19 @@ class ActorCritic(nn.Module):
         embedding = nn.relu(nn.Dense(6)(observations))
         carry, embedding = self.scanned(name="rnn")(carry, (embedding, dones))
         return carry, nn.Dense(2)(embedding)
+
+
+@EVERY
+def test_the_table_of_a_module(cell_class):
+    """`tabulate` counts the parameters of Flax's module, by the same names."""
+    x, table = jnp.zeros((2, 3, 4)), nn.tabulate
+    options = dict(console_kwargs={"width": 400, "force_terminal": False})
+    ours, theirs = (
+        table(rnn, jax.random.key(0), **options)(x)
+        for rnn in (RNN(cell_class(6)), nn.RNN(cell_class(6)))
+    )
+    total = [re.search(r"Total Parameters: ([\d,]+)", text) for text in (ours, theirs)]
+    assert total[0] and total[1] and total[0][1] == total[1][1]
 
 
 class TestScannedRNN:
