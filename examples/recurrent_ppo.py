@@ -322,9 +322,10 @@ def main() -> None:
             start = time.perf_counter()
             _, returns = jax.block_until_ready(program(jax.random.key(seed)))
             seconds = time.perf_counter() - start
-            curve = " ".join(f"{part.mean():+.2f}" for part in np.array_split(returns, 10))
+            parts = np.array_split(returns, min(10, s.updates))
+            curve = " ".join(f"{part.mean():+.2f}" for part in parts)
             speed = s.updates * s.num_steps * s.num_envs / seconds
-            results.setdefault(name, []).append((returns[-s.updates // 10 :].mean(), speed))
+            results.setdefault(name, []).append((parts[-1].mean(), speed))
             print(f"{name}, seed {seed}: mean return {curve}; {speed:,.0f} environment steps/s")
     print("medians of the seeds: last return, environment steps/s")
     for name, of_seeds in results.items():

@@ -358,8 +358,8 @@ def block_length(T: Size, B: Size, H: int) -> Size:
     """Return how many steps of a layer are computed at once: x·W, the recurrence, the gradients.
 
     All of them on a GPU. On a CPU, as many as fit in the cache, but enough to amortize the
-    sum of the weights' gradients over the blocks. Measured on 2 cores, training steps are 1.6×
-    (astra_alpha), 1.3× (astra_beta), 1.05× (astra_gamma) and 1.13× (leviathan) as fast as with all
+    sum of the weights' gradients over the blocks. Measured on 2 cores, training steps are 1.2×
+    (astra_alpha), 1.3× (astra_beta), 1.03× (astra_gamma) and 1.0× (leviathan) as fast as with all
     steps at once, and take 0.53 to 0.81 of the memory.
     """
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
