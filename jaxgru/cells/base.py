@@ -201,25 +201,44 @@ def initializers(
 ) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
     """Return functions that draw W, U and b from a key, for one gate.
 
-    The default is uniform ±1/√fan_in (PyTorch's Linear).
+    The default is uniform ±1/√fan_in (PyTorch's Linear). A given initializer draws in float32 or
+    wider, because not all of JAX's can draw narrower numbers.
 
     Raises:
-      ValueError: a size is not a positive whole number.
+      ValueError: a size is not a positive whole number, or an initializer is no function or returns
+        something else than floating-point numbers of the shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number, 1 or more.")
 
     def draw(
-        given: Initializer | None, shape: tuple[int, ...], fan_in: int
+        name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int
     ) -> Callable[[PRNGKeyArray], Array]:
-        if given is not None:
-            return lambda key: given(key, shape, dtype)
-        bound = fan_in**-0.5
-        return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
+        if given is None:
+            bound = fan_in**-0.5
+            return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
+        if not callable(given):
+            raise ValueError(
+                f"{name} is a {type(given).__name__}; it must be an initializer, such as "
+                "jax.nn.initializers.orthogonal()."
+            )
+
+        def drawn(key: PRNGKeyArray) -> Array:
+            values: Any = given(key, shape, jnp.promote_types(dtype, jnp.float32))
+            kind = getattr(values, "dtype", None)
+            if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
+                seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
+                raise ValueError(
+                    f"{name} returns {seen}; it must return floating-point numbers {shape} "
+                    "(jax.nn.initializers.orthogonal is none, but orthogonal() is one)."
+                )
+            return values.astype(dtype)
+
+        return drawn
 
     return (
-        draw(kernel_init, (E, H), E),
-        draw(recurrent_kernel_init, (H, H), H),
-        draw(bias_init, (H,), E),
+        draw("kernel_init", kernel_init, (E, H), E),
+        draw("recurrent_kernel_init", recurrent_kernel_init, (H, H), H),
+        draw("bias_init", bias_init, (H,), E),
     )

@@ -82,7 +82,8 @@ def init_gru(
       bias_init: draws each gate's b (H,) instead.
 
     Raises:
-      ValueError: a size is not positive, or `reset` is neither "before" nor "after".
+      ValueError: a size is not positive, an initializer is no function or returns something else
+        than such numbers, or `reset` is neither "before" nor "after".
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init

@@ -63,15 +63,22 @@ def init_lstm(
       bias_init: draws each gate's b (H,) instead, the forget gate's, too.
 
     Raises:
-      ValueError: a size is not positive.
+      ValueError: a size is not positive; or an initializer is no function or returns something
+        else than such numbers.
     """
+    opened = bias_init is None
     W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init or zeros
+        in_features,
+        hidden_dim,
+        dtype,
+        kernel_init,
+        recurrent_kernel_init,
+        zeros if opened else bias_init,
     )
     k = jax.random.split(key, 8)
     k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
     return LSTMParams(
-        Wf=W(k[0]), Uf=U(k[1]), bf=b(k_bias[0]) if bias_init else jnp.ones(hidden_dim, dtype),
+        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(hidden_dim, dtype) if opened else b(k_bias[0]),
         Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
         Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
         Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),

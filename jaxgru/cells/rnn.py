@@ -45,7 +45,8 @@ def init_rnn(
       bias_init: draws b (H,) instead.
 
     Raises:
-      ValueError: a size is not positive.
+      ValueError: a size is not positive; or an initializer is no function or returns something
+        else than such numbers.
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init

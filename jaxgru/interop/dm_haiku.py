@@ -100,8 +100,14 @@ def dynamic_unroll(
     holder = _in_scope(own, lambda: hk.Linear(4 * H)) if pair else own
     shapes = (_lstm_shapes if pair else _gru_shapes)(inputs.shape[-1], H)
 
+    def missing(shape: Any, dtype: Any) -> Array:
+        raise InteropError(
+            f"the parameters are not those of {holder.module_name}: {', '.join(shapes)}."
+        )
+
     def parameters() -> dict[str, Array]:  # as custom getters leave them
-        return {name: hk.get_parameter(name, s, inputs.dtype) for name, s in shapes.items()}
+        dtype = inputs.dtype
+        return {n: hk.get_parameter(n, s, dtype, init=missing) for n, s in shapes.items()}
 
     layer = from_haiku(_in_scope(holder, parameters))
     dtype = jnp.result_type(inputs, *jax.tree.leaves((layer, state)))

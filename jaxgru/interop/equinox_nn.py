@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from jaxgru import layers
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
-from jaxgru.interop import InteropError
+from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.gates import (
     as_state,
     cast,
@@ -89,7 +89,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights.
+        weights, or of other shapes.
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
@@ -97,6 +97,12 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
         )
     if cell.weight_ih is None or cell.weight_hh is None:
         raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
+    gates, H = 4 if isinstance(cell, eqx.nn.LSTMCell) else 3, cell.hidden_size
+    want: dict[str, tuple[int, ...]] = {"weight_ih": (gates * H, cell.input_size)}
+    want |= {"weight_hh": (gates * H, H), "bias": (gates * H,), "bias_n": (H,)}
+    given = {name: getattr(cell, name, None) for name in want}
+    have = {name: weight.shape for name, weight in given.items() if weight is not None}
+    check_shapes(f"a {type(cell).__name__}", have, {name: want[name] for name in have})
     weights = dict(W=cell.weight_ih.T, U=cell.weight_hh.T, b=cell.bias)
     if isinstance(cell, eqx.nn.LSTMCell):
         return layer_of(LSTMParams, "ifgo", **weights)

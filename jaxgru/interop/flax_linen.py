@@ -31,6 +31,7 @@ from jaxgru.interop.gates import (
     other_z,
     refusal,
     single_bias,
+    sizes,
     with_steps,
 )
 
@@ -89,7 +90,7 @@ class RNN(nn.RNN):
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
         return rnn(
-            from_linen(self.cell.variables["params"]),
+            _layer_of(self.cell),
             inputs,
             start if initial_carry is None else initial_carry,
             dtype=self.cell.dtype,
@@ -135,6 +136,11 @@ class ScannedRNN(nn.Module):
         """
         if not isinstance(x, tuple | list) or len(x) != 2:
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
+        if isinstance(self.cell, nn.Module):
+            raise InteropError(
+                f"the cell of a ScannedRNN is a {type(self.cell).__name__} already; it must be the "
+                "class, because its size is that of the carry."
+            )
         inputs, resets = with_steps("inputs", x[0]), as_array("resets", x[1])
         part = carry[0] if isinstance(carry, tuple | list) and carry else carry
         shape = as_array("the carry", part).shape
@@ -152,7 +158,7 @@ class ScannedRNN(nn.Module):
         if "params" not in cell.variables:
             cell(carry, inputs[0])  # initializes them
         return rnn(
-            from_linen(cell.variables["params"]),
+            _layer_of(cell),
             inputs,
             carry,
             dtype=cell.dtype,
@@ -246,6 +252,19 @@ _LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Se
     )
 }
 """By the names of a cell's parts: the layer, its gates, and the parts with a bias."""
+
+
+def _layer_of(cell: Any) -> CellParams:
+    """Return the layer with a bound cell's parameters, which must be those of its kind and size."""
+    layer = from_linen(cell.variables["params"])
+    kind, H = type(cell), sizes(layer)[1]
+    wanted = {nn.GRUCell: GRUParams, nn.SimpleCell: RNNParams}.get(kind, LSTMParams)
+    if type(layer) is not wanted or cell.features != H:
+        raise InteropError(
+            f"the parameters are {type(layer).__name__} of {H} features; the cell is a "
+            f"{kind.__name__} of {cell.features}."
+        )
+    return layer
 
 
 def _checked(carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of
 from jaxgru.cells.base import AnyArray
-from jaxgru.interop import InteropError
+from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.interop.gates import (
     check_reset,
@@ -142,11 +142,12 @@ def from_nnx(cell: Any) -> CellParams:
     change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
 
     Raises:
-      InteropError: the cell is of another class, has other functions than sigmoid and tanh, or is
-        residual.
+      InteropError: the cell is of another class, has other functions than sigmoid and tanh, is
+        residual, or has weights of other shapes.
     """
     _check_cell(cell)
     kind = type(cell)
+    _check_weights(cell)
     if kind is nnx.LSTMCell:
         return LSTMParams(
             Wi=cell.ii.kernel[...], Ui=cell.hi.kernel[...], bi=cell.hi.bias[...],
@@ -161,6 +162,28 @@ def from_nnx(cell: Any) -> CellParams:
     if kind is nnx.SimpleCell:
         return RNNParams(W=W, U=U, b=b)
     return other_z(layer_of(partial(GRUParams, reset="after"), "rzn", W=W, U=U, b=b))
+
+
+def _check_weights(cell: Any) -> None:
+    """Raise InteropError unless the weights have the shapes that follow from the cell's sizes."""
+    F, H = cell.in_features, cell.hidden_features
+    if type(cell) is nnx.LSTMCell:
+        inputs, states, width = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], H
+    else:
+        inputs, states = ["dense_i"], ["dense_h"]
+        width = {nnx.GRUCell: 3 * H, nnx.SimpleCell: H}.get(type(cell), 4 * H)
+    with_bias = inputs if type(cell) in (nnx.GRUCell, nnx.SimpleCell) else states
+    have = {
+        f"{part}.{name}": weight[...].shape
+        for part in (*inputs, *states)
+        for name in ("kernel", "bias")
+        if (weight := getattr(getattr(cell, part), name)) is not None
+    }
+    want = {f"{part}.kernel": (F, width) for part in inputs}
+    want |= {f"{part}.kernel": (H, width) for part in states}
+    check_shapes(
+        f"a {type(cell).__name__}", have, want | {f"{n}.bias": (width,) for n in with_bias}
+    )
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:

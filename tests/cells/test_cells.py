@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 
 from jaxgru import cells
 
@@ -148,6 +149,40 @@ def test_initializers_of_ones_own(init):
             np.testing.assert_allclose(value @ value.T, np.eye(4), atol=1e-14)
     drawn = [v for name, v in values.items() if name[0] in "Ub"]
     assert len({v.tobytes() for v in drawn}) == len(drawn)
+
+
+EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+
+
+@EVERY_INIT
+@pytest.mark.parametrize("name", ["kernel_init", "recurrent_kernel_init", "bias_init"])
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (0.0, "is a float; it must be an initializer, such as"),
+        (np.zeros(1), "is a ndarray; it must be an initializer"),
+        (jax.nn.initializers.orthogonal, "returns function; it must return floating-point numbers"),
+        (lambda *_: None, "returns NoneType; it must"),
+        (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),
+        (lambda key, shape, dtype: jnp.ones(shape, int), r"returns int32 \(4"),
+        (lambda key, shape, dtype: jnp.ones(shape, complex), r"returns complex64 \(4"),
+    ],
+)
+def test_what_is_no_initializer(init, name, given, says):
+    with unchecked(), pytest.raises(ValueError, match=f"^{name} {says}"):
+        init(jax.random.key(0), 4, 4, **{name: given})
+
+
+@EVERY_INIT
+def test_an_initializer_that_draws_no_narrow_numbers(init):
+    """JAX's orthogonal() cannot draw bfloat16: float32 is drawn, then rounded."""
+    given = dict(recurrent_kernel_init=jax.nn.initializers.orthogonal())
+    wide, narrow = (
+        init(jax.random.key(0), 3, 4, dtype=d, **given) for d in ("float32", "bfloat16")
+    )
+    for name, value in vars(wide).items():
+        if name[0] == "U":
+            np.testing.assert_array_equal(getattr(narrow, name), value.astype("bfloat16"))
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match=says):
             model.init(None)
 
+    @pytest.mark.parametrize("params", [{}, {"gru": {"w": jnp.zeros(1)}}])
+    def test_the_parameters_of_another_module(self, params):
+        model = hk.transform(
+            lambda: dynamic_unroll(hk.GRU(6), np.zeros((5, 3, 4)), np.zeros((3, 6)))
+        )
+        with pytest.raises(InteropError, match="the parameters are not those of gru: w_i, w_h, b"):
+            model.apply(params, None)
+
     def test_resets(self):
         x = np.zeros((5, 3, 4)), resets(3, 5)
         core = lambda: hk.ResetCore(hk.GRU(6))

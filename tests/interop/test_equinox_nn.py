@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -128,5 +130,10 @@ def test_refusals():
         unroll(made("LSTMCell"), xs, jnp.zeros((3, 6)))
     with pytest.raises(InteropError, match="the cell's weights are None; eqx.combine it with its"):
         unroll(eqx.partition(cell, eqx.is_array)[1], xs)
+    for name, shape, wanted in (("weight_ih", (4, 18), (18, 4)), ("bias", (16,), (18,))):
+        wrong = eqx.tree_at(lambda c, name=name: getattr(c, name), cell, jnp.ones(shape))
+        says = re.escape(f"a GRUCell: the tensor {name} has shape {shape}; it must be {wanted}")
+        with pytest.raises(InteropError, match=says):
+            unroll(wrong, xs)
     with unchecked(), pytest.raises(InteropError, match=r"xs has shape \(4,\); it must have steps"):
         unroll(cell, [1.0, 2.0, 3.0, 4.0])

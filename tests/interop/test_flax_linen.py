@@ -298,6 +298,25 @@ class TestRefusals:
             rnn = RNN(nn.LSTMCell(6), time_major=True)
             rnn.init(jax.random.key(0), x, initial_carry=carry)
 
+    @pytest.mark.parametrize("theirs", [nn.SimpleCell(6), nn.GRUCell(5), nn.LSTMCell(6)])
+    def test_the_parameters_of_another_cell(self, theirs):
+        """Flax misses some of them, or a shape differs; ours would compute the other cell."""
+        x, carry = np.zeros((3, 5, 4), np.float32), np.zeros((5, 6), np.float32)
+        params = nn.RNN(theirs).init(jax.random.key(0), x)
+        says = (
+            rf"the parameters are \w+Params of {theirs.features} features; the cell is a GRUCell "
+        )
+        with pytest.raises(InteropError, match=says + "of 6"):
+            RNN(nn.GRUCell(6)).apply(params, x)
+        params = {"params": {"GRUCell_1": params["params"]["cell"]}}
+        with pytest.raises(InteropError, match=says + "of 6"):
+            ScannedRNN().apply(params, carry, (x, resets(3, 5)))
+
+    def test_a_scanned_cell_that_is_no_class(self):
+        x, carry = np.zeros((3, 5, 4), np.float32), np.zeros((5, 6), np.float32)
+        with unchecked(), pytest.raises(InteropError, match="is a GRUCell already; it must be the"):
+            ScannedRNN(nn.GRUCell(6)).init(jax.random.key(0), carry, (x, resets(3, 5)))
+
     @pytest.mark.parametrize("inputs", ["ones", None])
     def test_inputs_that_are_none(self, inputs):
         says = f"inputs is a {type(inputs).__name__}; it must be an array"

@@ -292,6 +292,33 @@ class TestRefusals:
         with pytest.raises(InteropError, match=r"carry must be a pair of arrays \(3, 6\), as an L"):
             RNN(made(nnx.LSTMCell))(normal(3, 5, 4, dtype=np.float32), initial_carry=carry)
 
+    @pytest.mark.parametrize(
+        "cell_class, part, name, shape, says",
+        [
+            (nnx.GRUCell, "dense_i", "kernel", (4, 16), r"dense_i.kernel .*; it must be \(4, 18\)"),
+            (nnx.GRUCell, "dense_h", "kernel", (6,), r"dense_h.kernel .*; it must be \(6, 18\)"),
+            (nnx.GRUCell, "dense_i", "bias", (15,), r"dense_i.bias has shape \(15,\); it must"),
+            (nnx.SimpleCell, "dense_i", "bias", (18,), r"dense_i.bias .*; it must be \(6,\)"),
+            (nnx.OptimizedLSTMCell, "dense_h", "bias", (6,), r"it must be \(24,\)"),
+            (nnx.LSTMCell, "hf", "kernel", (4, 6), r"hf.kernel .*; it must be \(6, 6\)"),
+        ],
+    )
+    def test_weights_of_other_shapes(self, cell_class, part, name, shape, says):
+        cell = made(cell_class)
+        setattr(getattr(cell, part), name, nnx.Param(jnp.ones(shape)))
+        with pytest.raises(InteropError, match=f"a {cell_class.__name__}: the tensor .*{says}"):
+            RNN(cell)(normal(3, 5, 4, dtype=np.float32))
+
+    def test_a_bias_that_is_missing_or_not_of_the_cell(self):
+        cell = made(nnx.GRUCell)
+        cell.dense_h.bias = nnx.Param(jnp.ones(18))
+        with pytest.raises(InteropError, match="dense_h.bias that does not belong there"):
+            from_nnx(cell)
+        cell = made(nnx.GRUCell)
+        cell.dense_i.bias = None
+        with pytest.raises(InteropError, match="dense_i.bias is missing"):
+            from_nnx(cell)
+
     def test_an_input_without_steps(self):
         with pytest.raises(InteropError, match=r"inputs has shape \(4,\); it must have steps"):
             RNN(made(nnx.GRUCell))(np.ones(4, np.float32))
