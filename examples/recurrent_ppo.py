@@ -260,10 +260,11 @@ def ppo_loss(
     return -surrogate.mean() + 0.5 * error.mean() - s.entropy * entropy.mean()
 
 
-def train(key: jax.Array, rnn: RNN, s: Settings) -> tuple[dict[str, Any], jax.Array]:
+def train(
+    params: dict[str, Any], key: jax.Array, rnn: RNN, s: Settings
+) -> tuple[dict[str, Any], jax.Array]:
     """Train a policy; return its parameters, and the mean return of each update's episodes."""
-    init_key, env_key, key = jax.random.split(key, 3)
-    params = init_policy(init_key, rnn, s.hidden_dim)
+    env_key, key = jax.random.split(key)
     optimizer = optax.chain(
         optax.clip_by_global_norm(s.max_grad_norm), optax.adam(s.learning_rate, eps=1e-5)
     )
@@ -311,16 +312,29 @@ def main() -> None:
                             help=f"default: {default}")  # fmt: skip
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
+    if wrong := [n for n, v in s._asdict().items() if isinstance(v, int) and v < 1]:
+        option = wrong[0].replace("_", "-")
+        parser.error(f"--{option} must be above 0.")
+    if s.num_envs % s.minibatches:
+        parser.error(f"--num-envs must be a multiple of --minibatches, {s.minibatches}.")
+    if s.num_steps <= s.delay:
+        parser.error("--num-steps must be above --delay, or no episode ends.")
+    if arguments.seeds < 1:
+        parser.error("--seeds must be above 0.")
     programs, results = {}, {}
     for name in RNNS if arguments.rnn == "both" else [arguments.rnn]:
-        training = jax.jit(partial(train, rnn=RNNS[name], s=s))
-        programs[name] = training.lower(jax.random.key(0)).compile()
-        count = sum(leaf.size for leaf in jax.tree.leaves(programs[name].out_info[0]))
-        print(f"{name}: {count:,} parameters, {s.num_envs // s.minibatches} rows per minibatch")
+        init = jax.jit(partial(init_policy, rnn=RNNS[name], hidden_dim=s.hidden_dim))
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        training = jax.jit(partial(train, rnn=RNNS[name], s=s)).lower(shapes, jax.random.key(0))
+        programs[name] = init, training.compile()
+        count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        print(f"{name}: {count:,} parameters; rows of a minibatch: {s.num_envs // s.minibatches}")
     for seed in range(arguments.seeds):
-        for name, program in programs.items():  # in turn, for a fair comparison
+        init_key, key = jax.random.split(jax.random.key(seed))
+        for name, (init, program) in programs.items():  # in turn, for a fair comparison
+            params = jax.block_until_ready(init(init_key))
             start = time.perf_counter()
-            _, returns = jax.block_until_ready(program(jax.random.key(seed)))
+            _, returns = jax.block_until_ready(program(params, key))
             seconds = time.perf_counter() - start
             parts = np.array_split(returns, min(10, s.updates))
             curve = " ".join(f"{part.mean():+.2f}" for part in parts)

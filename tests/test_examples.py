@@ -51,8 +51,12 @@ SMALL_PPO = ppo.Settings(
 @pytest.fixture(scope="module")
 def trained():
     """The parameters and returns of each policy."""
-    train = {name: partial(ppo.train, rnn=rnn, s=SMALL_PPO) for name, rnn in ppo.RNNS.items()}
-    return {name: jax.jit(train[name])(jax.random.key(0)) for name in train}
+    results = {}
+    for name, rnn in ppo.RNNS.items():
+        params = ppo.init_policy(jax.random.key(0), rnn, SMALL_PPO.hidden_dim)
+        train = jax.jit(partial(ppo.train, rnn=rnn, s=SMALL_PPO))
+        results[name] = train(params, jax.random.key(1))
+    return results
 
 
 class TestRecurrentPPO:
@@ -142,6 +146,20 @@ class TestRecurrentPPO:
             expected = sum(s.gamma ** (i - t) * reward[i] for i in range(t, stop)) - value[t]
             expected += 0 if ends else s.gamma ** (T - t) * 0.7
             assert found[t] == pytest.approx(expected, abs=1e-5)
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--num-envs", 6], "--num-envs must be a multiple of --minibatches, 4."),
+            (["--updates", 0], "--updates must be above 0."),
+            (["--delay", 128], "--num-steps must be above --delay, or no episode ends."),
+            (["--seeds", 0], "--seeds must be above 0."),
+        ],
+    )
+    def test_options_that_make_no_training(self, monkeypatch, capsys, options, says):
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, capsys, "recurrent_ppo", *options)
+        assert says in capsys.readouterr().err
 
     @pytest.mark.slow
     def test_the_command(self, monkeypatch, capsys):

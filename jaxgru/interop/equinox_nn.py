@@ -66,6 +66,8 @@ def unroll(
     """
     layer = from_equinox(cell)
     xs = with_steps("xs", xs)
+    if not jnp.issubdtype(xs.dtype, jnp.floating):
+        raise InteropError(f"xs is {xs.dtype} {xs.shape}; it must be floating-point.")
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
     if state is not None:

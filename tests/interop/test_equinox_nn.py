@@ -135,5 +135,7 @@ def test_refusals():
         says = re.escape(f"a GRUCell: the tensor {name} has shape {shape}; it must be {wanted}")
         with pytest.raises(InteropError, match=says):
             unroll(wrong, xs)
+    with unchecked(), pytest.raises(InteropError, match=r"xs is int32 \(6, 4\); it must be float"):
+        unroll(cell, jnp.ones((6, 4), jnp.int32))
     with unchecked(), pytest.raises(InteropError, match=r"xs has shape \(4,\); it must have steps"):
         unroll(cell, [1.0, 2.0, 3.0, 4.0])
