@@ -339,7 +339,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
 
 
-@pytest.mark.parametrize("T", [1, 2, 3])
+@pytest.mark.parametrize("T", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""
