@@ -308,7 +308,9 @@ class TestManyDevices:
 
 
 @pytest.mark.parametrize(
-    "length, site", [(1, "state"), (7, "state"), (2, "between"), (16, "between")]
+    "length, site",
+    [(7, "state"), (2, "between")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "state"), (16, "between"))],
 )
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
