@@ -312,15 +312,14 @@ def main() -> None:
                             help=f"default: {default}")  # fmt: skip
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
-    if wrong := [n for n, v in s._asdict().items() if isinstance(v, int) and v < 1]:
+    counts = {**s._asdict(), "seeds": arguments.seeds}
+    if wrong := [n for n, v in counts.items() if isinstance(v, int) and v < 1]:
         option = wrong[0].replace("_", "-")
         parser.error(f"--{option} must be above 0.")
     if s.num_envs % s.minibatches:
         parser.error(f"--num-envs must be a multiple of --minibatches, {s.minibatches}.")
     if s.num_steps <= s.delay:
         parser.error("--num-steps must be above --delay, or no episode ends.")
-    if arguments.seeds < 1:
-        parser.error("--seeds must be above 0.")
     programs, results = {}, {}
     for name in RNNS if arguments.rnn == "both" else [arguments.rnn]:
         init = jax.jit(partial(init_policy, rnn=RNNS[name], hidden_dim=s.hidden_dim))

@@ -118,14 +118,11 @@ def main():
         layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
         layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
         results[kind] = {
+            "all steps": seen(layers, x, {}, same=none),
             "resets, lengths, dropout": seen(layers, x, flags, AxisType.Auto, dropout),
+            "explicit axes": seen(layers, x, flags, AxisType.Explicit, dropout),
             "shard_map": in_shard_map(layers, x, flags),
         }
-        if kind == "gru":  # what it shares with the others is not compiled again
-            results[kind] |= {
-                "all steps": seen(layers, x, {}, same=none),
-                "explicit axes": seen(layers, x, flags, AxisType.Explicit, dropout),
-            }
     if "model" in kinds:
         params = jaxgru.init(jax.random.key(5), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")
         tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)

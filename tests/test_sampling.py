@@ -46,7 +46,9 @@ def test_stateless_depends_on_the_last_token_alone(params):
 
 
 @pytest.mark.parametrize("params", ["gru", "lstm", "mlp"], indirect=True)
-@pytest.mark.parametrize("n, stateful", [(1, True), (5, False)])
+@pytest.mark.parametrize(
+    "n, stateful", [(1, True), (5, False), pytest.param(9, True, marks=pytest.mark.slow)]
+)
 def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     options = dict(temperature=0.8, top_k=5, top_p=0.9, stateful=stateful)
     whole, last, _ = generate(params, KEY, PROMPT, 10, **options)

@@ -357,7 +357,7 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-MANY, REST = ("gru", "lstm", "model", "flax"), ("gru, reset after", "rnn")
+MANY, REST = ("gru", "model", "flax"), ("gru, reset after", "lstm", "rnn")  # the model is of LSTMs
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_sharded_batch_stays_on_its_devices(kind):
     vary over the devices.
     """
     compiled = on_two_devices(*(MANY if kind in MANY else REST))[kind]
-    assert len(compiled) == (4 if kind == "gru" else 2)
+    assert len(compiled) == (4 if kind in RECURRENT else 2)
     for seen in compiled.values():
         assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
         assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
