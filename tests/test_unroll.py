@@ -118,7 +118,7 @@ FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
 
 
 @pytest.mark.parametrize("kind", INIT)
-@settings(max_examples=1)
+@settings(max_examples=3)
 @given(
     resets=st.lists(FLAGS, min_size=ROWS, max_size=ROWS),
     lengths=st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS),

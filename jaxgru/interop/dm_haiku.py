@@ -24,6 +24,7 @@ from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.gates import (
     as_state,
     cast,
+    check_mapping,
     check_reset,
     joined,
     layer_of,
@@ -150,8 +151,7 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
     """
-    if not isinstance(params, Mapping):
-        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+    check_mapping(params)
     if set(params) not in ({"w_i", "w_h", "b"}, {"w", "b"}):
         names = ", ".join(sorted(map(str, params)))
         raise InteropError(

@@ -27,6 +27,7 @@ from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.interop.gates import (
     as_state,
+    check_mapping,
     check_reset,
     other_z,
     refusal,
@@ -188,8 +189,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: they have the names or the shapes of no such cell.
     """
-    if not isinstance(params, Mapping):
-        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+    check_mapping(params)
     if (kind := frozenset(params)) not in _LAYERS:
         raise InteropError(
             f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "

@@ -7,7 +7,7 @@ as a string: "rzn" is r, then z, then n. All functions work under `jit` and `gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,6 +134,12 @@ def check_known(weights: Any, theirs: str) -> None:
             f"{theirs} needs the values of the weights, which are not known under a "
             "transformation: convert outside."
         )
+
+
+def check_mapping(params: Any) -> None:
+    """Raise InteropError unless a cell's parameters are a mapping from names."""
+    if not isinstance(params, Mapping):
+        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
 
 
 def refusal(layer: Any, theirs: str) -> InteropError:

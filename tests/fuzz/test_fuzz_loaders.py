@@ -10,14 +10,18 @@ from fuzzing import KINDS, Finding, Made, check, quick_cases, run_kind
 
 pytest.importorskip("torch")
 
-COUNTS = {"prompts": 8, "safetensors": 40, "checkpoints": 10}
+FEW = {"prompts": 8, "safetensors": 40, "checkpoints": 10}  # else 30
+MANY = {"prompts": 12, "safetensors": 40, "checkpoints": 16}  # else 50
 
 
+@pytest.mark.parametrize(
+    "counts, others", [(FEW, 30), pytest.param(MANY, 50, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_used_or_refused_in_one_line(kind, tmp_path, monkeypatch):
+def test_is_used_or_refused_in_one_line(kind, counts, others, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    outcomes = quick_cases(kind, COUNTS.get(kind, 30), tmp_path)
+    outcomes = quick_cases(kind, counts.get(kind, others), tmp_path)
     assert min(outcomes.values()) > 0, outcomes  # neither all nonsense nor all harmless
 
 
