@@ -22,6 +22,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.export import is_symbolic_dim
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Integer
@@ -257,8 +259,10 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     Raises:
       ValueError: the batch size is negative or not a whole number.
     """
-    if isinstance(batch_size, float) or (isinstance(batch_size, int) and batch_size < 0):
-        raise ValueError(f"batch_size is {batch_size}; it must be a whole number, 0 or more.")
+    symbolic = is_symbolic_dim(batch_size)
+    whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+    if not symbolic and not (whole and batch_size >= 0):
+        raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number, 0 or more.")
     stack, one = as_stack("layers", layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
     return carry[0] if one else carry

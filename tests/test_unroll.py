@@ -628,6 +628,8 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the parameters of layer 0 do not fit together, or not to an input of 3 features",
         ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
         (

@@ -86,7 +86,7 @@ class RNN(nn.RNN):
         key = jax.random.key(0) if init_key is None else init_key
         start = self.cell.initialize_carry(key, one_step)
         if initial_carry is not None:
-            initial_carry = _checked(initial_carry, self.cell, start, one_step)
+            initial_carry = _checked("initial_carry", initial_carry, self.cell, start, one_step)
         if "params" not in self.cell.variables:
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
@@ -155,7 +155,7 @@ class ScannedRNN(nn.Module):
         name = next(iter(self.variables.get("params", ())), name)
         cell = cell.clone(parent=self, name=name)
         start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
-        carry = _checked(carry, cell, start, inputs.shape[1:])
+        carry = _checked("the carry", carry, cell, start, inputs.shape[1:])
         if "params" not in cell.variables:
             cell(carry, inputs[0])  # initializes them
         return rnn(
@@ -267,10 +267,10 @@ def _layer_of(cell: Any) -> CellParams:
     return layer
 
 
-def _checked(carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
+def _checked(name: str, carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
     """Return a carry as an array or a pair, before Flax computes with it."""
     shape = (*one_step[:-1], cell.features)
-    return as_state("the carry", carry, isinstance(start, tuple), shape)
+    return as_state(name, carry, isinstance(start, tuple), shape)
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

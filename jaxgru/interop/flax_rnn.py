@@ -89,7 +89,7 @@ def rnn(
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (T, B) if time_major else (B, T)
     pair = isinstance(layer, LSTMParams)
-    carry = as_state("the carry", carry, pair, (*batch, H), (B, H))
+    carry = as_state("initial_carry", carry, pair, (*batch, H), (B, H))
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 

@@ -186,6 +186,8 @@ def as_state(
     """
     new = shape if new is None else new
     if not pair:
+        if isinstance(state, tuple):
+            raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
         return reshaped(name, state, shape, new)
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")

@@ -276,11 +276,11 @@ class TestRefusals:
             (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
             (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
             (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
-            (dict(initial_carry=0.0), r"the carry has shape \(\); it must be \(3, 6\)"),
+            (dict(initial_carry=0.0), r"initial_carry has shape \(\); it must be \(3, 6\)"),
             (dict(initial_carry=np.zeros((2, 6))), r"carry has shape \(2, 6\); it must be"),
             (dict(initial_carry=[[0.0] * 5] * 3), r"carry has shape \(3, 5\); it must be"),
-            (dict(initial_carry="zeros"), "the carry is a str; it must be an array"),
-            (dict(initial_carry=(None, None)), "the carry is a tuple; it must be an array"),
+            (dict(initial_carry="zeros"), "initial_carry is a str; it must be an array"),
+            (dict(initial_carry=(None, None)), "initial_carry is a tuple; this cell's is an array"),
         ],
     )
     def test_shapes(self, arguments, says):
