@@ -74,7 +74,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     """Return the layers as a tuple, and whether a single layer was given.
 
     Raises:
-      ValueError: there are none, or one is not the parameters of a layer.
+      ValueError: there are none, or one is not the parameters of a layer, in floating point.
     """
     one = not isinstance(layers, Sequence)
     stack = (layers,) if one else tuple(layers)
@@ -87,6 +87,11 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
             raise ValueError(
                 f"{name}: {error} It must be one layer's, as from init_gru, or a list of these."
             ) from None
+    for leaf in jax.tree.leaves(stack):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            seen = f"a {type(leaf).__name__}" if dtype is None else dtype
+            raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
     return jax.tree.map(jnp.asarray, stack), one
 
 

@@ -7,6 +7,7 @@ from dataclasses import field
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
@@ -53,8 +54,10 @@ def dropout_masks(
         raise ValueError(f"dropout is {dropout!r}; it must be a Dropout(key, rate, site).")
     if dropout is None or dropout.rate == 0:
         return [(None, None)] * L
-    if not 0 < dropout.rate < 1:
-        raise ValueError(f"the dropout rate is {dropout.rate}; it must be at least 0 and below 1.")
+    if not isinstance(dropout.rate, float | np.floating) or not 0 < dropout.rate < 1:
+        raise ValueError(
+            f"the dropout rate is {dropout.rate!r}; it must be at least 0 and below 1."
+        )
     if dropout.site not in ("state", "between", "output"):
         raise ValueError(
             f"the dropout site is {dropout.site!r}; it must be state, between or output."

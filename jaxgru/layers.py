@@ -120,6 +120,7 @@ def unroll(
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
+    check_implementation(implementation)
     x = as_input(x)
     T, B, features = x.shape if time_major else (x.shape[1], x.shape[0], x.shape[2])
     if T == 0:
@@ -387,14 +388,15 @@ def in_blocks(
     if length == T:
         return run(carry, inputs)
     whole = T - T % length
-    blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, length, *a.shape[1:]), inputs)
+    n = whole // length
+    blocks = jax.tree.map(lambda a: a[:whole].reshape(n, length, *a.shape[1:]), inputs)
     rest, h_rest = jax.tree.map(lambda a: a[whole:], inputs), None
     if reverse and whole < T:
         carry, h_rest = run(carry, rest)
     carry, h = jax.lax.scan(run, carry, blocks, reverse=reverse)
     if not reverse and whole < T:
         carry, h_rest = run(carry, rest)
-    h = jax.tree.map(lambda h: h.reshape(-1, *h.shape[2:]), h)
+    h = jax.tree.map(lambda h: h.reshape(whole, *h.shape[2:]), h)
     return carry, h if h_rest is None else jax.tree.map(lambda *h: jnp.concatenate(h), h, h_rest)
 
 
@@ -417,7 +419,17 @@ def unroll_stack(
     Raises:
       ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
+    check_implementation(implementation)
     return _run(implementation, False, False, layers, x, carry, masks)[:2]
+
+
+def check_implementation(implementation: Any) -> None:
+    """Raise ValueError if it is not one of IMPLEMENTATIONS."""
+    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"the implementation is {implementation!r}; it must be one of "
+            f"{', '.join(IMPLEMENTATIONS)}."
+        )
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
@@ -435,11 +447,6 @@ def _run(
     real: Bool[Array, "T B"] | None = None,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
     """Compute a stack of layers: the output, the last carries, and the carries of every step."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"the implementation is {implementation!r}; it must be one of "
-            f"{', '.join(IMPLEMENTATIONS)}."
-        )
     marked = reset is not None or real is not None
     only_masks = not (marked or reverse or return_carries)
     layers, x, carry, masks, reset, initial, real = vary_alike(

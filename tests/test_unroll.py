@@ -262,12 +262,12 @@ def test_what_is_not_asked_for_is_not_computed(kind):
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_a_batch_without_rows(kind):
-    """Empty outputs; weights without a gradient."""
-    layers, x = stack_of(kind, 2), np.zeros((0, 3, F))
-    options = dict(reset=np.zeros((0, 3), bool), lengths=np.zeros(0, int))
+    """Empty outputs; weights without a gradient. Its 9 steps are computed as 4, 4 and 1."""
+    layers, x = stack_of(kind, 2), np.zeros((0, 9, F))
+    options = dict(reset=np.zeros((0, 9), bool), lengths=np.zeros(0, int))
     for run in (jaxgru.unroll, partial(jaxgru.unroll, **options)):
         of_layers, (y, carry) = jax.jit(partial(gradients, run))(layers, x)
-        assert y.shape == (0, 3, H)
+        assert y.shape == (0, 9, H)
         chex.assert_tree_shape_prefix(carry, (0, H))
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
@@ -636,7 +636,32 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             lambda x: jaxgru.init_gru(KEY, 3, 4, reset="never"),
             "reset is 'never'; it must be before or after",
         ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
+            "dtype is <class 'int'>; it must be one of",
+        ),
+        (
+            lambda x: jaxgru.init_rnn(KEY, 3, 4, dtype="foo"),
+            "dtype is 'foo'; it must be one of flo",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
+            "a weight in layers is int32; it must be a floating-point array",
+        ),
+        (
+            lambda x: jaxgru.unroll([jax.tree.map(lambda w: w.tolist(), GRU)], x),
+            "a weight in layers is a float; it must be a floating-point array",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a")),
+            "the dropout rate is 'a'; it must be at least 0 and below 1",
+        ),
         (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, implementation=["scan"]),
+            "implementation is ['scan']; it",
+        ),
         (
             lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
             "x is float32 (2, 3, 3); it must be floating-point, (B, F)",

@@ -205,12 +205,18 @@ def initializers(
     wider, because not all of JAX's can draw narrower numbers.
 
     Raises:
-      ValueError: a size is not a positive whole number, or an initializer is no function or returns
-        something else than floating-point numbers of the shape.
+      ValueError: a size is not a positive whole number, the dtype is not floating-point, or an
+        initializer is no function or returns something else than such numbers of the shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number, 1 or more.")
+    try:
+        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:  # it names none
+        floating = False
+    if not floating:
+        raise ValueError(f"dtype is {dtype!r}; it must be one of floating-point numbers.")
 
     def draw(
         name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int

@@ -62,8 +62,9 @@ def dynamic_unroll(
       The output of every step, and the last state or all states.
 
     Raises:
-      InteropError: the core is of another class, the inputs are not in floating point,
-        `should_reset` is a structure, or an argument has another shape.
+      InteropError: the core is of another class, the inputs or the state are not in floating point,
+        there is no step, `should_reset` is a structure, one sequence is not time-major, or an
+        argument has another shape.
     """
     own: Any = core
     inputs, resets = input_sequence, None
@@ -84,7 +85,15 @@ def dynamic_unroll(
             f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
             "and features, and have a batch axis or none."
         )
-    one, pair, H = inputs.ndim == 2, isinstance(own, hk.LSTM), own.hidden_size
+    one = inputs.ndim == 2
+    if one and not time_major:  # Haiku takes F for T
+        raise InteropError(
+            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
+            "before the time, so it needs time_major=True."
+        )
+    if inputs.shape[0 if time_major else 1] == 0:
+        raise InteropError(f"input_sequence is {inputs.shape}; it must have at least one step.")
+    pair, H = isinstance(own, hk.LSTM), own.hidden_size
     batch = () if one else (inputs.shape[1 if time_major else 0],)
     state = as_state("initial_state", initial_state, pair, (*batch, H))
     state = hk.LSTMState(*state) if pair else state
@@ -93,7 +102,7 @@ def dynamic_unroll(
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
     if one:  # one sequence as a batch of one
-        inputs = jnp.expand_dims(inputs, 1 if time_major else 0)
+        inputs = jnp.expand_dims(inputs, 1)
         resets = None if resets is None else resets.reshape(inputs.shape[:2])
         state = jax.tree.map(lambda s: s[None], state)
     hk.scan(lambda carry, _: (carry, None), None, None, 1)  # reserves random keys as Haiku's does
@@ -124,9 +133,8 @@ def dynamic_unroll(
     )
     state = hk.LSTMState(*states[-1]) if pair else states[-1]
     if one:
-        batch = 1 if time_major else 0
-        outputs = outputs.squeeze(batch)
-        state = jax.tree.map(lambda s: s.squeeze(batch if return_all_states else 0), state)
+        outputs = outputs.squeeze(1)
+        state = jax.tree.map(lambda s: s.squeeze(1 if return_all_states else 0), state)
     return outputs, state
 
 

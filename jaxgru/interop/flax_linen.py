@@ -142,7 +142,7 @@ class ScannedRNN(nn.Module):
                 f"the cell of a ScannedRNN is a {type(self.cell).__name__} already; it must be the "
                 "class, because its size is that of the carry."
             )
-        inputs, resets = with_steps("inputs", x[0]), as_array("resets", x[1])
+        inputs, resets = with_steps("inputs", x[0], time_major=True), as_array("resets", x[1])
         part = carry[0] if isinstance(carry, tuple | list) and carry else carry
         shape = as_array("the carry", part).shape
         if not shape or not shape[-1]:

@@ -46,7 +46,7 @@ def chosen(module: Any, **options: Any) -> dict[str, Any]:
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
-    shape = with_steps("inputs", inputs).shape
+    shape = with_steps("inputs", inputs, time_major).shape
     return shape[1:] if time_major else (*shape[:-2], shape[-1])
 
 
@@ -83,7 +83,7 @@ def rnn(
     Raises:
       ValueError: an argument has another shape.
     """
-    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs)
+    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs, time_major)
     leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
     T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]

@@ -152,15 +152,17 @@ def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams
     return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
 
 
-def with_steps(name: str, x: Any) -> AnyArray:
-    """Return x as an array (..., T, F).
+def with_steps(name: str, x: Any, time_major: bool = False) -> AnyArray:
+    """Return x as an array (..., T, F) or, if it is time-major, (T, ..., F).
 
     Raises:
-      InteropError: it has fewer than two axes.
+      InteropError: it has fewer than two axes, or no step.
     """
     x = as_array(name, x)
     if x.ndim < 2:
         raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
+    if x.shape[0 if time_major else -2] == 0:
+        raise InteropError(f"{name} has shape {x.shape}; it must have at least one step.")
     return x
 
 
@@ -182,14 +184,17 @@ def as_state(
     """Return a state as an array or, if it must be a pair, as a tuple of two; in a new shape.
 
     Raises:
-      ValueError: it is something else, or has another shape.
+      ValueError: it is something else, has another shape, or is not in floating point.
     """
-    new = shape if new is None else new
-    if not pair:
-        if isinstance(state, tuple):
-            raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
-        return reshaped(name, state, shape, new)
-    if not isinstance(state, tuple | list) or len(state) != 2:
+    if isinstance(state, tuple) and not pair:
+        raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
+    if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
-    first, second = (reshaped(name, part, shape, new) for part in state)
-    return first, second
+    parts = [
+        reshaped(name, part, shape, shape if new is None else new)
+        for part in (state if pair else [state])
+    ]
+    for part in parts:
+        if not jnp.issubdtype(part.dtype, jnp.floating):
+            raise InteropError(f"{name} is {part.dtype}; it must be floating-point.")
+    return (parts[0], parts[1]) if pair else parts[0]

@@ -121,7 +121,8 @@ def to_keras(
 
     Raises:
       InteropError: the layers of a pair are not of one kind and size, it is not a layer that Keras
-        has, it determines an option, or the weights are not known, as under `jit`.
+        has, its weights are neither float32 nor float64 or are not known, as under `jit`, or it
+        determines an option.
     """
     two = isinstance(layer, tuple)
     if taken := sorted(options.keys() & (DETERMINED | OF_A_PAIR if two else DETERMINED)):
@@ -141,6 +142,7 @@ def to_keras(
         both.set_weights(first.get_weights() + second.get_weights())
         return both
     E, H, dtype = sizes(p := _as_in_keras(layer))
+    check_dtype("the layer's weights", str(dtype))
     match p:
         case GRUParams():
             make, order = partial(keras.layers.GRU, reset_after=p.reset == "after"), "zrn"

@@ -160,6 +160,7 @@ class TestRefusals:
             (hk.GRU, None, "initial_state is a NoneType; it must be an array"),
             (hk.GRU, np.zeros((2, 6)), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
             (hk.LSTM, np.zeros((3, 6)), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
+            (hk.GRU, np.ones((3, 6), bool), "initial_state is bool; it must be floating-point"),
         ],
     )
     def test_a_state_that_does_not_fit(self, core, state, says):
@@ -176,11 +177,20 @@ class TestRefusals:
                 r"input_sequence is int64 \(5, 3, 4\); it must be floating-",
             ),
             (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
+            (np.zeros((0, 3, 4)), r"input_sequence is \(0, 3, 4\); it must have at least one step"),
         ],
     )
     def test_inputs(self, x, says):
         model = hk.transform(lambda: dynamic_unroll(hk.GRU(6), x, np.zeros((3, 6))))
         with pytest.raises(ValueError, match=says):
+            model.init(None)
+
+    def test_one_sequence_that_is_not_time_major(self):
+        """Haiku exchanges its steps and features."""
+        model = hk.transform(
+            lambda: dynamic_unroll(hk.GRU(6), np.zeros((4, 4)), np.zeros(6), time_major=False)
+        )
+        with pytest.raises(InteropError, match=r"one sequence, \(4, 4\); .* needs time_major=True"):
             model.init(None)
 
     @pytest.mark.parametrize("params", [{}, {"gru": {"w": jnp.zeros(1)}}])

@@ -139,3 +139,9 @@ def test_refusals():
         unroll(cell, jnp.ones((6, 4), jnp.int32))
     with unchecked(), pytest.raises(InteropError, match=r"xs has shape \(4,\); it must have steps"):
         unroll(cell, [1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(
+        InteropError, match=r"xs has shape \(0, 4\); it must have at least one step"
+    ):
+        unroll(cell, jnp.ones((0, 4)))
+    with pytest.raises(InteropError, match="the state is complex64; it must be floating-point"):
+        unroll(cell, jnp.ones((6, 4)), jnp.ones(6, complex))

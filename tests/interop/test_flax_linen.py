@@ -270,6 +270,7 @@ class TestRefusals:
             ((), r"the carry has shape \(0,\); initialize_carry makes the first one"),
             ({"h": np.zeros((3, 6))}, "the carry is a dict; it must be an array"),
             (np.zeros((2, 6)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
+            (np.ones((3, 6), int), "the carry is int32; it must be floating-point"),
             ((np.zeros((3, 6)),) * 2, r"the carry is a tuple; this cell's is an array \(3, 6\)"),
         ],
     )
@@ -316,6 +317,14 @@ class TestRefusals:
         x, carry = np.zeros((3, 5, 4), np.float32), np.zeros((5, 6), np.float32)
         with unchecked(), pytest.raises(InteropError, match="is a GRUCell already; it must be the"):
             ScannedRNN(nn.GRUCell(6)).init(jax.random.key(0), carry, (x, resets(3, 5)))
+
+    def test_no_step(self):
+        says = r"inputs has shape \(0, 3, 4\); it must have at least one step"
+        x, carry = np.zeros((0, 3, 4), np.float32), np.zeros((3, 6), np.float32)
+        with pytest.raises(InteropError, match=says):
+            ScannedRNN().init(jax.random.key(0), carry, (x, resets(0, 3)))
+        with pytest.raises(InteropError, match=says):
+            RNN(nn.GRUCell(6), time_major=True).init(jax.random.key(0), x)
 
     @pytest.mark.parametrize("inputs", ["ones", None])
     def test_inputs_that_are_none(self, inputs):

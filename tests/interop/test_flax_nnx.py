@@ -279,6 +279,10 @@ class TestRefusals:
             (dict(initial_carry=0.0), r"initial_carry has shape \(\); it must be \(3, 6\)"),
             (dict(initial_carry=np.zeros((2, 6))), r"carry has shape \(2, 6\); it must be"),
             (dict(initial_carry=[[0.0] * 5] * 3), r"carry has shape \(3, 5\); it must be"),
+            (
+                dict(initial_carry=np.ones((3, 6), bool)),
+                "initial_carry is bool; it must be floating",
+            ),
             (dict(initial_carry="zeros"), "initial_carry is a str; it must be an array"),
             (dict(initial_carry=(None, None)), "initial_carry is a tuple; this cell's is an array"),
         ],

@@ -195,6 +195,12 @@ class TestRefusals:
         with pytest.raises(InteropError, match=f"does not take {name}: the pair determines it"):
             to_keras((layer("lstm"), layer("lstm")), **option)
 
+    def test_weights_in_bfloat16(self):
+        """Keras cannot draw them."""
+        narrow = jax.tree.map(lambda w: w.astype(jnp.bfloat16), layer("lstm"))
+        with pytest.raises(InteropError, match="the layer's weights are bfloat16; they must be fl"):
+            to_keras(narrow)
+
     def test_weights_that_are_not_known(self):
         with pytest.raises(InteropError, match="a Keras layer needs the values of the weights"):
             jax.jit(to_keras)(layer("lstm"))
