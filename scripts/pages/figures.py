@@ -6,6 +6,8 @@ Each `plot_*` function draws one PNG and raises OSError if the file cannot be wr
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,22 @@ def _mark(
     )  # fmt: skip
 
 
+def in_quarter_octaves(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return points of a curve: the first 15 values, then the means of quarters of an octave.
+
+    On a logarithmic axis, single values would be drawn ever closer, and hide what they fluctuate
+    around. The mean of the k-th to the l-th value is drawn at √(k·l).
+    """
+    n = len(values)
+    quarters = (round(16 * 2 ** (i / 4)) for i in range(1, 40))
+    edges = [*range(1, min(n, 16) + 1), *(k for k in quarters if k < n), n + 1]
+    parts = list(itertools.pairwise(edges))
+    return (
+        [math.sqrt(first * (after - 1)) for first, after in parts],
+        [statistics.mean(values[first - 1 : after - 1]) for first, after in parts],
+    )
+
+
 def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     """Draw by how much a reset raises the loss, by the number of predictions since the reset.
 
@@ -114,7 +132,7 @@ def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     axes = figure.subplots()
     for name, excess in curves.items():
         style = {"color": style_of(name)["color"], "ls": "--" if " " in name else "-"}
-        axes.plot(range(1, len(excess) + 1), excess, lw=1.2, label=name, **style)
+        axes.plot(*in_quarter_octaves(excess), lw=1.2, label=name, **style)
     axes.set_xscale("log", base=2)
     ticks = [2**i for i in range(max(map(len, curves.values())).bit_length())]
     axes.set_xticks(ticks, list(map(str, ticks)))

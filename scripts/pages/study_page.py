@@ -169,6 +169,14 @@ class Page:
         return [[what, *(f"{loss:.3f}" for loss in self.ngrams[name])]
                 for name, what in names.items()]  # fmt: skip
 
+    def remembers(self) -> list[str]:
+        """Return the models whose loss still differs 192 to 256 predictions after a reset."""
+        return [
+            name
+            for name, excess in self.recoveries.items()
+            if max(map(abs, excess[192:]), default=0) > 0.001
+        ]
+
     def recovery(self) -> list[Row]:
         """Return a row per model: the excess at each of POSITIONS, and where it ends."""
         return [

@@ -16,6 +16,7 @@ from jaxgru.config import load_config, to_dict
 from jaxgru.data import dataset
 from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import CharacterTokenizer
+from pages.figures import in_quarter_octaves
 from pages.markdown import table
 from pages.records import EarlyStopping, Plateau, Run
 from pages.study_page import FILLED, first_below, write_page
@@ -265,6 +266,23 @@ def test_first_below():
     assert first_below([0.0, 0.0]) == 0
     assert first_below([0.5, 0.5]) == "more than 2"
     assert FILLED == 0.01
+
+
+@pytest.mark.parametrize(
+    "n, places, means",
+    [
+        (1, [1], [1]),
+        (15, [1, 15], [1, 15]),
+        (18, [1, 15, 288**0.5], [1, 15, 17]),  # 16, 17, 18
+        (256, [1, 15, 288**0.5, (215 * 256) ** 0.5], [1, 15, 17, 235.5]),  # 215 … 256
+    ],
+)
+def test_quarters_of_an_octave(n, places, means):
+    """Of the numbers 1 … n: a mean of neighbours is the middle of the first and the last."""
+    seen = list(zip(*in_quarter_octaves(range(1, n + 1)), strict=True))
+    assert seen[0] == (1, 1) and seen[-1] == pytest.approx((places[-1], means[-1]))
+    for point in zip(places, means, strict=True):
+        assert any(point == pytest.approx(other) for other in seen)
 
 
 def test_a_bar_does_not_break_a_table():
