@@ -113,7 +113,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
-@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
+@pytest.mark.parametrize(
+    "cell", ["gru", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("lstm", "rnn"))]
+)
 def test_fifty_steps(cell, dtype):
     """Clipping, AdamW and cosine over two epochs of 25 steps; parameters and moments at the end.
 

@@ -33,6 +33,8 @@ INIT = {
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
 RECURRENT = [kind for kind in INIT if kind != "mlp"]
+SLOW = pytest.mark.slow
+GRU_FIRST = [kind if kind == "gru" else pytest.param(kind, marks=SLOW) for kind in INIT]
 F, H = 3, 4
 
 
@@ -117,7 +119,7 @@ AMID = [[False, False, True, False, False], [True, False, False, True, False]]
 FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", GRU_FIRST)
 @settings(max_examples=3)
 @given(
     resets=st.lists(FLAGS, min_size=ROWS, max_size=ROWS),
@@ -155,7 +157,14 @@ def check_episodes(kind, resets, lengths, reverse, L=2):
     chex.assert_trees_all_close(seen, gradients(definition, *arguments), rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind, every", [*((kind, False) for kind in RECURRENT), ("lstm", True)])
+@pytest.mark.parametrize(
+    "kind, every",
+    [
+        ("gru", False),
+        ("lstm", True),
+        *(pytest.param(kind, False, marks=SLOW) for kind in RECURRENT if kind != "gru"),
+    ],
+)
 def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
     """The definition, few units, few rows, many of both: with resets, padding and dropout."""
     layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
@@ -216,7 +225,7 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     chex.assert_tree_all_finite(seen)
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", GRU_FIRST)
 def test_carries_of_every_step_are_those_of_single_steps(kind):
     """`return_carries`, with gradients through c, too; `step`; and the cells themselves."""
     layers, x = stack_of(kind, 2), random_like(np.zeros((2, 3, F)), 1)

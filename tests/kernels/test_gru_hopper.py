@@ -35,7 +35,7 @@ def float32():
 @pytest.mark.parametrize(
     "T, B, H, cluster, masked",
     [
-        (3, 66, 64, 1, False),
+        pytest.param(3, 66, 64, 1, False, marks=pytest.mark.slow),
         (1, 3, 64, 1, True),
         (2, 5, 128, 1, True),
         pytest.param(3, 66, 128, 2, True, marks=in_a_cluster),

@@ -16,6 +16,7 @@ from jaxgru.config import load_config, to_dict
 from jaxgru.data import dataset
 from jaxgru.data.dataset import Dataset
 from jaxgru.data.tokenizers import CharacterTokenizer
+from pages import study_page
 from pages.figures import in_quarter_octaves
 from pages.markdown import table
 from pages.records import EarlyStopping, Plateau, Run
@@ -214,7 +215,9 @@ def verdict(text, claim):
          "refuted: it is inside the recurrence"),
     ],
 )  # fmt: skip
-def test_verdicts_follow_the_numbers(tmp_path, claim, runs, expected):
+def test_verdicts_follow_the_numbers(tmp_path, monkeypatch, claim, runs, expected):
+    for name in [name for name in vars(study_page) if name.startswith("plot_")]:
+        monkeypatch.setattr(study_page, name, lambda *arguments: None)
     assert verdict(page(tmp_path, *runs), claim) == expected
 
 

@@ -70,7 +70,14 @@ def assert_same(a, b):
     chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 
 
-@pytest.mark.parametrize("kind, best", [*((kind, False) for kind in MODELS), ("gru", True)])
+@pytest.mark.parametrize(
+    "kind, best",
+    [
+        ("gru", True),
+        ("single bias", False),
+        *(pytest.param(k, False, marks=pytest.mark.slow) for k in MODELS if k != "single bias"),
+    ],
+)
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, best):
     run, config, state, kept, progress = make_run(tmp_path, MODELS[kind], best)
     with open_checkpoints(run) as manager:
