@@ -36,6 +36,7 @@ from parity_tests.bridge import (
 )
 
 PUBLISHED = [name for name in jaxgru.config_names() if load_published(name).num_params]
+SMALL, SLOW = ("astra_alpha", "scribe_alpha"), pytest.mark.slow
 
 
 def fast_key(seed: int) -> jax.Array:
@@ -102,8 +103,14 @@ def compare(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        pytest.param(name, dtype, marks=() if dtype == "float64" or name in SMALL else SLOW)
+        for name in PUBLISHED
+        for dtype in DTYPES
+    ],
+)
 def test_published_sizes(name, dtype):
     """All seven configs at full size, from a random carry."""
     config = jaxgru.load_config(name).model

@@ -165,9 +165,9 @@ def test_what_is_left_out_by_hand():
 
 @pytest.mark.parametrize("cell, options", [
     ("gru", {"temperature": 1.0}),
-    ("lstm", {"temperature": 1.0}),
+    pytest.param("lstm", {"temperature": 1.0}, marks=pytest.mark.slow),
     ("gru", {"temperature": 0.7, "top_k": 3}),
-    ("gru", {"temperature": 1.3, "top_p": 0.8}),
+    pytest.param("gru", {"temperature": 1.3, "top_p": 0.8}, marks=pytest.mark.slow),
     ("gru", {"temperature": 1.0, "stateful": False}),
 ], ids=str)  # fmt: skip
 def test_frequencies(cell, options):

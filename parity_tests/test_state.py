@@ -170,7 +170,13 @@ def test_causality_and_independent_rows(cell, site, dtype):
 
 
 @pytest.mark.parametrize(
-    "cell, stateful", [("gru", True), ("lstm", True), ("rnn", True), ("gru", False)]
+    "cell, stateful",
+    [
+        ("gru", True),
+        ("lstm", True),
+        pytest.param("rnn", True, marks=pytest.mark.slow),
+        ("gru", False),
+    ],
 )
 def test_fifty_and_fifty_are_a_hundred(cell, stateful):
     """Sampled in two calls, with tokens, carry and key passed on: every token is the same."""

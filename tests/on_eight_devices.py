@@ -202,9 +202,10 @@ def of_validation():
 folder, what = Path(sys.argv[1]), sys.argv[2]
 if what == "the rest":
     ways = [("1", "8"), ("8", "1"), ("8 sharded", "2 sharded")]
-    seen = {"float32": of_checkpoints(folder, ways), "streams": of_streams(folder)}
+    seen = of_devices_and_parts() | {"float32": of_checkpoints(folder, ways)}
+    seen["streams"] = of_streams(folder)
 else:
     ways = [("1", "8 sharded"), ("8 sharded", "1"), ("8 sharded", "8 sharded")]
-    seen = of_devices_and_parts() | {"float32": of_checkpoints(folder, ways)}
+    seen = {"float32": of_checkpoints(folder, ways)}
     seen |= {"sampling": of_sampling(), "validation": of_validation()}
 print(json.dumps(seen))

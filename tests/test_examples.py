@@ -177,6 +177,7 @@ class TestRecurrentPPO:
 
 
 class TestFineTuning:
+    @pytest.mark.slow
     def test_the_trained_recurrence_is_ahead_on_another_text(self, monkeypatch, capsys, tmp_path):
         """The text has characters that astra_alpha does not know; 5 steps on 5,000 characters."""
         text = tmp_path / "text.txt"
@@ -202,6 +203,7 @@ class TestSequenceLabelling:
         hidden_dim=16, num_layers=1, longest=4, steps=200, batch_size=64, learning_rate=1e-2
     )
 
+    @pytest.mark.slow
     def test_labels_the_first_place_better_than_any_reader_from_left_to_right(self):
         """Which knows only the first digit d there: at best it guesses the likeliest minimum."""
         s = self.SMALL
@@ -220,9 +222,8 @@ class TestSequenceLabelling:
         assert (found == labels)[:, 0].mean() > best + 5 * (best * (1 - best) / 2000) ** 0.5
         assert losses[-1] < losses[0] / 2
 
-    @pytest.mark.parametrize(
-        "cell, one_direction", [("gru", False), pytest.param("lstm", True, marks=pytest.mark.slow)]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("cell, one_direction", [("gru", False), ("lstm", True)])
     def test_padding_has_no_influence(self, cell, one_direction):
         s = self.SMALL._replace(cell=cell, one_direction=one_direction, num_layers=2)
         params = labelling.init(jax.random.key(0), s)

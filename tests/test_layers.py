@@ -69,7 +69,10 @@ def value_and_gradients(function, p, x, carry, mask):
     return outputs, gradients
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("gru", "lstm") else pytest.param(k, marks=pytest.mark.slow) for k in INIT],
+)
 @settings(max_examples=7)
 @given(sizes=PROBLEMS, seed=st.integers(0, 100))
 def test_equals_the_plain_scan(kind, sizes, seed):

@@ -26,6 +26,10 @@ KINDS = {
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
 }
+FEW_KINDS = [
+    kind if kind in ("lstm", "smallest") else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in KINDS
+]
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
@@ -87,7 +91,7 @@ def test_the_state_matters_and_every_layer_has_its_own(params):
         assert np.abs(changed - logits).max() > 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW_KINDS)
 def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compilations):
     """Nor does the second gradient. The numbers are those of a program."""
     params, other = perturbed(KINDS[kind]), perturbed(KINDS[kind], seed=1)
@@ -131,6 +135,7 @@ def test_the_public_functions_under_jit_vmap_grad_and_scan():
     assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
 
 
+@pytest.mark.parametrize("params", FEW_KINDS, indirect=True)
 def test_forward_mode_through_the_plain_implementation(params):
     """A slope and a Hessian times a vector, against reverse mode through the fast one."""
     along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
@@ -339,7 +344,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
 
 
-@pytest.mark.parametrize("T", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [1, *(pytest.param(T, marks=pytest.mark.slow) for T in (2, 3))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""

@@ -16,7 +16,7 @@ BASELINES = ["bengio_mlp", "elman_alpha"]  # not published, so without a publish
 
 LARGE = ["astra_beta", "astra_gamma", "scribe_alpha"]
 NAMES = [
-    pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+    pytest.param(name, marks=() if name == "astra_alpha" else pytest.mark.slow)
     for name in pretrained_names()
 ]
 

@@ -45,7 +45,9 @@ def test_stateless_depends_on_the_last_token_alone(params):
     np.testing.assert_array_equal(tokens, same)
 
 
-@pytest.mark.parametrize("params", ["gru", "lstm", "mlp"], indirect=True)
+@pytest.mark.parametrize(
+    "params", ["gru", "mlp", pytest.param("lstm", marks=pytest.mark.slow)], indirect=True
+)
 @pytest.mark.parametrize(
     "n, stateful", [(1, True), (5, False), pytest.param(9, True, marks=pytest.mark.slow)]
 )
@@ -244,7 +246,10 @@ def gradients_over_a_text(params, text):
 
 
 @pytest.mark.parametrize("params", ["lstm"], indirect=True)
-@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2], OPTIONS[5]])
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[0], *(pytest.param(OPTIONS[i], marks=pytest.mark.slow) for i in (2, 5))],
+)
 def test_gradients_take_the_sampled_tokens_as_constants(params, options):
     """Those of the carry are those of `apply` over the text that was sampled."""
 

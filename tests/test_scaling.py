@@ -49,14 +49,16 @@ def on_eight_devices(*arguments):
 class TestDevices:
     """Eight virtual devices, in one process of their own: see on_eight_devices.py."""
 
-    def test_devices_and_parts_of_a_batch_do_not_change_the_numbers(self, seen):
+    @pytest.mark.slow
+    def test_devices_and_parts_of_a_batch_do_not_change_the_numbers(self, rest):
         """12 steps with dropout, float64: the losses, relative, and the parameters, absolute."""
-        assert len(seen["differences"]) == 3
-        for name, differences in seen["differences"].items():
+        assert len(rest["differences"]) == 3
+        for name, differences in rest["differences"].items():
             assert max(differences) < 1e-11, name
 
-    def test_accumulation_takes_the_memory_of_one_part(self, seen):
-        assert seen["memory"]["three parts"] < 0.6 * seen["memory"]["one"]
+    @pytest.mark.slow
+    def test_accumulation_takes_the_memory_of_one_part(self, rest):
+        assert rest["memory"]["three parts"] < 0.6 * rest["memory"]["one"]
 
     def test_float32_agrees_to_the_last_bits(self, seen):
         """20 steps: 3 units in the last place of a loss, as measured; 16 are allowed."""

@@ -312,7 +312,12 @@ class TestContestants:
         assert all(peers.measured_kinds(name) for name in CONTESTANTS)
 
     @pytest.mark.parametrize(
-        "name", [n for n in peers.BUILDERS if n not in (*FOR_GPUS, "torch.compile")]
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.slow if "one-device" in name else ())
+            for name in peers.BUILDERS
+            if name not in (*FOR_GPUS, "torch.compile")
+        ],
     )
     def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""

@@ -144,6 +144,9 @@ MAINS = sorted(
     for path in SCRIPTS.rglob("*.py")
     if re.search(r"run_script\(main\)|run_command\(", path.read_text())
 )
+SLOW = pytest.mark.slow
+OFTEN_RUN = ["train", "sample", "evaluate"]
+SELDOM_RUN = [pytest.param(name, marks=SLOW) for name in MAINS if name not in OFTEN_RUN]
 
 
 def test_every_script_runs_by_run_script():
@@ -248,7 +251,7 @@ class TestOutput:
 
 
 class TestInterrupts:
-    @pytest.mark.parametrize("name", ["jaxgru", *MAINS])
+    @pytest.mark.parametrize("name", ["jaxgru", *OFTEN_RUN, *SELDOM_RUN])
     def test_in_an_import_ends_in_silence(self, name, tmp_path):
         """Whichever of these it imports first sends the signal, and is not ready yet."""
         for module in ("jax", "rich"):
@@ -299,8 +302,8 @@ class TestDevices:
         "platform, name, options",
         [
             ("cuda", "train", ["--config", "astra_alpha"]),
-            ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
-            ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
+            pytest.param("cuda", "evaluate", ["--pretrained", "astra_alpha"], marks=SLOW),
+            pytest.param("nonsense", "sample", ["--pretrained", "astra_alpha"], marks=SLOW),
             ("nonsense", "bench/cost", []),
         ],
     )
@@ -333,7 +336,10 @@ class TestWaitingForOthers:
 
     @pytest.mark.parametrize(
         "number, others",
-        [(0, "processes 1 to 2 to connect to {}"), (2, "process 0 at {}, and for the others")],
+        [
+            pytest.param(0, "processes 1 to 2 to connect to {}", marks=SLOW),
+            (2, "process 0 at {}, and for the others"),
+        ],
     )
     def test_in_vain(self, number, others, tmp_path):
         address, command = self.command(tmp_path, number, 1)

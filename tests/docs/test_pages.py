@@ -65,7 +65,15 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
         assert compare_images(FIGURES / name, folder / name, tol=10) is None
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != YOUR_OWN_TEXT], ids=lambda p: p.stem)
+LONG = [DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")]
+CODE = [
+    pytest.param(page, id=page.stem, marks=pytest.mark.slow if page in LONG else ())
+    for page in PAGES
+    if page != YOUR_OWN_TEXT
+]
+
+
+@pytest.mark.parametrize("page", CODE)
 def test_the_code_prints_what_the_page_shows(page, corpus, tmp_path):
     check(page, tmp_path)
 

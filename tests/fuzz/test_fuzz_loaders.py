@@ -10,12 +10,12 @@ from fuzzing import KINDS, Finding, Made, check, quick_cases, run_kind
 
 pytest.importorskip("torch")
 
-FEW = {"prompts": 8, "safetensors": 40, "checkpoints": 10}  # else 30
+FEW = {"prompts": 6, "safetensors": 40, "checkpoints": 6, "pth": 30}  # else 20
 MANY = {"prompts": 12, "safetensors": 40, "checkpoints": 16}  # else 50
 
 
 @pytest.mark.parametrize(
-    "counts, others", [(FEW, 30), pytest.param(MANY, 50, marks=pytest.mark.slow)]
+    "counts, others", [(FEW, 20), pytest.param(MANY, 50, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_is_used_or_refused_in_one_line(kind, counts, others, tmp_path, monkeypatch):

@@ -23,9 +23,16 @@ CASES = [
 
 # Of Flax's cells, by their names
 FLAX_CASES = [
-    *((name, *case) for name in ("GRUCell", "OptimizedLSTMCell") for case in CASES[:2]),
-    ("GRUCell", np.float32, SIZES[0]),
-    *((name, *CASES[0]) for name in ("LSTMCell", "SimpleCell")),
+    *(("GRUCell", *case) for case in CASES[:2]),
+    *((name, *CASES[0]) for name in ("OptimizedLSTMCell", "SimpleCell")),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("GRUCell", np.float32, SIZES[0]),
+            ("OptimizedLSTMCell", *CASES[1]),
+            ("LSTMCell", *CASES[0]),
+        )
+    ),
 ]
 
 # Both sides sum the same ≤ 15 terms per value, over ≤ 5 steps, in different orders: each gradient

@@ -241,7 +241,7 @@ class TestTwoDirections:
         [
             (5, 3, 4, 6, 2, np.float64, 1e-10),
             (1, 1, 2, 1, 1, np.float64, 1e-10),
-            (5, 3, 4, 6, 2, np.float32, 1e-4),
+            pytest.param(5, 3, 4, 6, 2, np.float32, 1e-4, marks=pytest.mark.slow),
         ],
     )
     def test_forward_and_gradients(self, kind, T, B, E, H, L, dtype, tolerance):

@@ -36,7 +36,7 @@ def float32():
     "T, B, H, cluster, masked",
     [
         pytest.param(3, 66, 64, 1, False, marks=pytest.mark.slow),
-        (1, 3, 64, 1, True),
+        pytest.param(1, 3, 64, 1, True, marks=pytest.mark.slow),
         (2, 5, 128, 1, True),
         pytest.param(3, 66, 128, 2, True, marks=in_a_cluster),
         pytest.param(1, 5, 384, 6, False, marks=in_a_cluster),  # more tiles than slots
@@ -89,7 +89,10 @@ def test_twenty_runs_are_equal_on_a_gpu(H, cluster, fenced):
     assert_twenty_equal_runs(lambda *x: gru(*x, cluster, False, fenced), 130, H)
 
 
-@pytest.mark.parametrize("H, cluster, masked", [(128, 1, True), (256, 4, True), (512, 8, False)])
+@pytest.mark.parametrize(
+    "H, cluster, masked",
+    [(128, 1, True), pytest.param(256, 4, True, marks=pytest.mark.slow), (512, 8, False)],
+)
 def test_lowers_for_cuda(H, cluster, masked):
     """Types, layouts and shared memory of both kernels, for a Hopper that is not here."""
     arguments, dh = jax.eval_shape(lambda: problem(4, 64, H, masked))

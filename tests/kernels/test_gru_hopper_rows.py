@@ -35,7 +35,7 @@ def float32():
     "T, B, H, masked",
     [
         (3, 18, 64, True),
-        (1, 1, 64, False),
+        pytest.param(1, 1, 64, False, marks=pytest.mark.slow),
         pytest.param(3, 18, 128, True, marks=in_a_cluster),
         pytest.param(2, 5, 192, False, marks=in_a_cluster),
     ],

@@ -56,7 +56,10 @@ def assert_equal(pair):
     chex.assert_trees_all_close(*pair, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("gru", "lstm") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+)
 def test_every_recurrence(kind):
     """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
     dropout = Dropout(jax.random.key(1), 0.4, "state")
@@ -71,7 +74,10 @@ def test_dropout_on_a_layers_output(site):
 
 
 @pytest.mark.parametrize("option", ["reset", "lengths", "reverse", "return_carries"])
-@pytest.mark.parametrize("implementation", ["wavefront", "hopper", "hopper_rows"])
+@pytest.mark.parametrize(
+    "implementation",
+    ["wavefront", *(pytest.param(k, marks=pytest.mark.slow) for k in ("hopper", "hopper_rows"))],
+)
 def test_what_it_cannot_do_is_done_by_the_scan(implementation, option):
     """None of the options is ignored: the numbers are those of the plain definition."""
     flags = jnp.zeros((2, 4), bool).at[0, 2].set(True)

@@ -125,6 +125,7 @@ class TestARun:
         record = json.loads((run / "metrics.jsonl").read_text())
         assert max(record["val_loss"], record["train_loss"]) < np.log(28) - 0.3
 
+    @pytest.mark.slow
     def test_learns_a_vocabulary_where_the_model_lacks_characters(self, train, tiny_run, tmp_path):
         (tmp_path / "mine.txt").write_text("Öde Süße\n" * 300)
         run, out = train("--data.corpus", "mine.txt", *options(FROZEN))
@@ -192,6 +193,7 @@ class TestConfig:
             )
         assert config_from(str(path)).data.sha256 == theirs.data.sha256
 
+    @pytest.mark.slow
     def test_can_be_another_of_the_same_sizes(self, train, tiny_text):
         sizes = {k: v for k, v in TINY.items() if k.startswith("model.")}
         recipe = {"training.batch_size": "2", "training.sequence_length": "8", **FROZEN}

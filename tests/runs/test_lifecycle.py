@@ -19,11 +19,11 @@ TRAIN = SCRIPTS / "train.py"
 OPTIONS = {
     "model.embedding_dim": 4,
     "model.hidden_dim": 8,
-    "training.epochs": 6,
+    "training.epochs": 4,
     "training.steps_per_epoch": 40,
     "training.batch_size": 4,
     "training.sequence_length": 16,
-    "training.patience": 6,
+    "training.patience": 4,
     "training.keep_epochs": "true",
 }
 
@@ -94,12 +94,12 @@ def test_each_model_has_the_loss_that_was_recorded(undisturbed):
     result, config, tokenizer = jaxgru.load_run(undisturbed)
     _, dataset = load_dataset(config, tokenizer)
     files = sorted((undisturbed / "epochs").iterdir())
-    assert [file.name for file in files] == [f"00{i}.safetensors" for i in range(1, 7)]
+    assert [file.name for file in files] == [f"00{i}.safetensors" for i in range(1, 5)]
     epochs = models(undisturbed)
     recorded = [loss for *_, loss in losses(undisturbed)]
     measured = [window_loss(params, dataset.validation, 16) for params in epochs]
     np.testing.assert_allclose(measured, recorded, rtol=1e-6)
-    assert len(set(recorded)) == 6
+    assert len(set(recorded)) == 4
     chex.assert_trees_all_equal(result, epochs[int(np.argmin(recorded))])
 
 

@@ -131,6 +131,7 @@ class TestLength:
         resume_run(run_copy, {"training.epochs": "3"})
         assert len(records(run_copy)) == 3
 
+    @pytest.mark.slow
     def test_twice_before_a_step_is_done(self, run_copy, monkeypatch):
         """The checkpoint is as it was, and is resumed with what was given last."""
         monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
