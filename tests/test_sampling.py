@@ -74,7 +74,11 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     assert compilations != []  # the listener does hear a compilation
 
 
-@pytest.mark.parametrize("params", ["gru", "lstm", "mlp"], indirect=True)
+@pytest.mark.parametrize(
+    "params",
+    ["gru", *(pytest.param(k, marks=pytest.mark.slow) for k in ("lstm", "mlp"))],
+    indirect=True,
+)
 def test_generate_under_jit_and_vmap(params):
     expected, _, _ = generate(params, KEY, PROMPT, 5, temperature=0.7)
     jitted = jax.jit(lambda key, t: generate(params, key, PROMPT, 5, temperature=t)[0])

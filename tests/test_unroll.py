@@ -34,6 +34,7 @@ INIT = {
 }
 RECURRENT = [kind for kind in INIT if kind != "mlp"]
 SLOW = pytest.mark.slow
+GRU_OR_LSTM = [k if k in ("gru", "lstm") else pytest.param(k, marks=SLOW) for k in RECURRENT]
 GRU_FIRST = [kind if kind == "gru" else pytest.param(kind, marks=SLOW) for kind in INIT]
 F, H = 3, 4
 
@@ -136,7 +137,7 @@ def test_each_episode_runs_by_itself(kind, resets, lengths, reverse):
     check_episodes(kind, np.array(resets), np.array(lengths), reverse)
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", GRU_FIRST)
 def test_an_episode_of_one_step(kind):
     """One row, one step, one layer."""
     check_episodes(kind, np.array([[True]]), np.array([1]), False, L=1)
@@ -258,7 +259,7 @@ def test_carries_of_every_step_are_those_of_single_steps(kind):
     chex.assert_trees_all_close(*seen, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("kind", GRU_OR_LSTM)
 def test_what_is_not_asked_for_is_not_computed(kind):
     """Without resets and padding, nothing is chosen: neither forward nor backward."""
     layers, x = stack_of(kind, 2), np.zeros((2, 3, F))
@@ -269,7 +270,7 @@ def test_what_is_not_asked_for_is_not_computed(kind):
         assert ("select_n" in program) == expected
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("kind", GRU_OR_LSTM)
 def test_a_batch_without_rows(kind):
     """Empty outputs; weights without a gradient. Its 9 steps are computed as 4, 4 and 1."""
     layers, x = stack_of(kind, 2), np.zeros((0, 9, F))
@@ -400,6 +401,7 @@ def test_export_with_symbolic_sizes():
         chex.assert_trees_all_close(again.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_export_of_a_model_with_symbolic_sizes():
     """`apply` and `step`, the parameters an argument; few tokens, and more than the vocabulary."""
     params = jaxgru.init(jax.random.key(0), jaxgru.ModelConfig("lstm", 5, F, H, 2), "float64")

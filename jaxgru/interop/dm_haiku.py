@@ -31,6 +31,7 @@ from jaxgru.interop.gates import (
     refusal,
     reshaped,
     single_bias,
+    with_steps,
 )
 from jaxgru.layers import unroll as unroll_layers
 
@@ -91,8 +92,7 @@ def dynamic_unroll(
             f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
             "before the time, so it needs time_major=True."
         )
-    if inputs.shape[0 if time_major else 1] == 0:
-        raise InteropError(f"input_sequence is {inputs.shape}; it must have at least one step.")
+    with_steps("input_sequence", inputs, time_major)
     pair, H = isinstance(own, hk.LSTM), own.hidden_size
     batch = () if one else (inputs.shape[1 if time_major else 0],)
     state = as_state("initial_state", initial_state, pair, (*batch, H))

@@ -540,6 +540,7 @@ class TestScript:
         assert page.count("\n### ") == 5 and "failed:" not in page
         assert len(list((tmp_path / "docs" / "figures").glob("speed_4x6_float32_*.png"))) == 1
 
+    @pytest.mark.slow
     def test_memory_is_a_process_of_its_own(self, tmp_path):
         (tmp_path / "tiny.toml").write_text(TINY_TOML)
         options = ["--configs", tmp_path / "tiny.toml", "--only", "jaxgru", "--probe", "forward"]

@@ -25,6 +25,7 @@ def test_sizes_are_the_series_own():
     assert cost.sized(H, 256, remat=False).model.hidden_dim == 256
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_written_and_kept(monkeypatch, tmp_path, drawn):
     """A length, plain and with remat; a second machine's run stays beside the first's."""
     small = cost.Series("T", "training.sequence_length", "tokens", {"training.batch_size": 2}, (9,))

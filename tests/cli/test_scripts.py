@@ -181,6 +181,7 @@ def table_rows(out: str) -> dict[str, list[float]]:
 
 
 class TestEvaluate:
+    @pytest.mark.slow
     def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text, monkeypatch):
         """By the folder of all versions; the one prompt is as long as "ROMEO: ", and its texts."""
         few = {"NUM_PROMPTS": 1, "PROMPT_LENGTH": 7, "GREEDY_TOKENS": 200, "SAMPLED_TOKENS": 300}

@@ -177,7 +177,10 @@ class TestRefusals:
                 r"input_sequence is int64 \(5, 3, 4\); it must be floating-",
             ),
             (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
-            (np.zeros((0, 3, 4)), r"input_sequence is \(0, 3, 4\); it must have at least one step"),
+            (
+                np.zeros((0, 3, 4)),
+                r"input_sequence has shape \(0, 3, 4\); it must have at least one step",
+            ),
         ],
     )
     def test_inputs(self, x, says):

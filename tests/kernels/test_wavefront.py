@@ -58,7 +58,7 @@ def assert_equal(pair):
 
 @pytest.mark.parametrize(
     "kind",
-    [k if k in ("gru", "lstm") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+    [k if k == "gru" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
 )
 def test_every_recurrence(kind):
     """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
@@ -66,6 +66,7 @@ def test_every_recurrence(kind):
     assert_equal(both(ModelConfig(**SIZES, num_layers=3, **KINDS[kind]), dropout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["between", "output"])
 def test_dropout_on_a_layers_output(site):
     """More parts than layers, one row."""

@@ -316,6 +316,7 @@ def with_a_small_corpus(monkeypatch):
     monkeypatch.setattr(dataset, "load_dataset", lambda config: (config, text))
 
 
+@pytest.mark.slow
 def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch):
     docs = tmp_path / "docs"
     here, there = tmp_path / "here", tmp_path / "there"

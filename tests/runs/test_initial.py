@@ -135,6 +135,7 @@ class TestARun:
         chex.assert_trees_all_equal(params.layers, theirs.layers)
         assert "tokens that both vocabularies have" in out
 
+    @pytest.mark.slow
     def test_is_resumed_without_the_model(self, train, script, tiny_run, tmp_path):
         """The second epoch of a lengthened run is that of an undisturbed run from the model."""
         model = shutil.copytree(tiny_run, tmp_path / "model")

@@ -341,6 +341,7 @@ def test_no_rows_or_steps_have_no_parts(shape):
         jax.eval_shape(partial(loss_fn, remat=True), params, tokens, tokens)
 
 
+@pytest.mark.slow
 def test_parts_computed_anew_need_memory_for_their_length_only():
     """XLA's own plan of a gradient: 16 times the steps, under 4 times the memory."""
     model = ModelConfig("gru", 5, 8, 32, 2, dropout=0.1)
