@@ -59,7 +59,10 @@ def main() -> None:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
     ngrams = {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
     order = list(SEEDS).index
-    runs = sorted(records.values(), key=lambda r: (order(r.config), len(r.changes), key(r)))
+    runs = sorted(
+        records.values(),
+        key=lambda r: (order(r.config), len(r.changes), list(r.changes), r.parameters, key(r)),
+    )
     lines = ",\n".join(map(dumps, runs))
     text = f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n'
     try:

@@ -347,8 +347,11 @@ def title(run: Run) -> str:
 
 
 def minutes(run: Run) -> float:
-    """Return the minutes that the run's steps took."""
-    return sum(epoch.seconds for epoch in run.epochs) / 60
+    """Return the minutes of the run's steps if each epoch had taken the median one's time.
+
+    So a run that was suspended for a while has the minutes of one that was not.
+    """
+    return len(run.epochs) * statistics.median(epoch.seconds for epoch in run.epochs) / 60
 
 
 def number(
