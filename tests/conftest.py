@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxlib
@@ -117,6 +118,12 @@ TINY = {
     "training.sequence_length": "16",
 }
 """What makes astra_alpha tiny; two layers, and no two sizes alike."""
+
+
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a parametrized test that are marked slow; a tuple has a case's several values."""
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*several, marks=pytest.mark.slow) for several in values]
 
 
 @pytest.fixture(scope="session")

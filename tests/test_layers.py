@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
@@ -71,7 +72,7 @@ def value_and_gradients(function, p, x, carry, mask):
 
 @pytest.mark.parametrize(
     "kind",
-    [k if k in ("gru", "lstm") else pytest.param(k, marks=pytest.mark.slow) for k in INIT],
+    ["gru", "lstm", *slow(*(kind for kind in INIT if kind not in ("gru", "lstm")))],
 )
 @settings(max_examples=7)
 @given(sizes=PROBLEMS, seed=st.integers(0, 100))

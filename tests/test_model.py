@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
+from conftest import slow
 from jaxtyping import jaxtyped
 from random_models import random_params
 
@@ -26,10 +27,7 @@ KINDS = {
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
 }
-FEW_KINDS = [
-    kind if kind in ("lstm", "smallest") else pytest.param(kind, marks=pytest.mark.slow)
-    for kind in KINDS
-]
+FEW_KINDS = ["lstm", "smallest", *slow("gru", "rnn", "mlp")]
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
@@ -344,7 +342,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
 
 
-@pytest.mark.parametrize("T", [1, *(pytest.param(T, marks=pytest.mark.slow) for T in (2, 3))])
+@pytest.mark.parametrize("T", [1, *slow(2, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""

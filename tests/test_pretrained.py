@@ -4,6 +4,7 @@ import re
 
 import chex
 import pytest
+from conftest import slow
 
 import jaxgru
 from jaxgru.data.dataset import load_dataset
@@ -15,10 +16,7 @@ BASELINES = ["bengio_mlp", "elman_alpha"]  # not published, so without a publish
 
 
 LARGE = ["astra_beta", "astra_gamma", "scribe_alpha"]
-NAMES = [
-    pytest.param(name, marks=() if name == "astra_alpha" else pytest.mark.slow)
-    for name in pretrained_names()
-]
+NAMES = ["astra_alpha", *slow(*(name for name in pretrained_names() if name != "astra_alpha"))]
 
 
 @pytest.mark.parametrize("name", NAMES)

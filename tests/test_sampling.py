@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
+from conftest import slow
 from random_models import random_params
 
 import jaxgru
@@ -45,12 +46,8 @@ def test_stateless_depends_on_the_last_token_alone(params):
     np.testing.assert_array_equal(tokens, same)
 
 
-@pytest.mark.parametrize(
-    "params", ["gru", "mlp", pytest.param("lstm", marks=pytest.mark.slow)], indirect=True
-)
-@pytest.mark.parametrize(
-    "n, stateful", [(1, True), (5, False), pytest.param(9, True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("params", ["gru", "mlp", *slow("lstm")], indirect=True)
+@pytest.mark.parametrize("n, stateful", [(1, True), (5, False), *slow((9, True))])
 def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     options = dict(temperature=0.8, top_k=5, top_p=0.9, stateful=stateful)
     whole, last, _ = generate(params, KEY, PROMPT, 10, **options)
@@ -76,7 +73,7 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
 
 @pytest.mark.parametrize(
     "params",
-    ["gru", *(pytest.param(k, marks=pytest.mark.slow) for k in ("lstm", "mlp"))],
+    ["gru", *slow("lstm", "mlp")],
     indirect=True,
 )
 def test_generate_under_jit_and_vmap(params):
@@ -252,7 +249,7 @@ def gradients_over_a_text(params, text):
 @pytest.mark.parametrize("params", ["lstm"], indirect=True)
 @pytest.mark.parametrize(
     "options",
-    [OPTIONS[0], *(pytest.param(OPTIONS[i], marks=pytest.mark.slow) for i in (2, 5))],
+    [OPTIONS[0], *slow(OPTIONS[2], OPTIONS[5])],
 )
 def test_gradients_take_the_sampled_tokens_as_constants(params, options):
     """Those of the carry are those of `apply` over the text that was sampled."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from annotations import unchecked
+from conftest import slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -33,9 +34,8 @@ INIT = {
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
 RECURRENT = [kind for kind in INIT if kind != "mlp"]
-SLOW = pytest.mark.slow
-GRU_OR_LSTM = [k if k in ("gru", "lstm") else pytest.param(k, marks=SLOW) for k in RECURRENT]
-GRU_FIRST = [kind if kind == "gru" else pytest.param(kind, marks=SLOW) for kind in INIT]
+GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
+GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
 F, H = 3, 4
 
 
@@ -163,7 +163,7 @@ def check_episodes(kind, resets, lengths, reverse, L=2):
     [
         ("gru", False),
         ("lstm", True),
-        *(pytest.param(kind, False, marks=SLOW) for kind in RECURRENT if kind != "gru"),
+        *slow(*((kind, False) for kind in RECURRENT if kind != "gru")),
     ],
 )
 def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
@@ -367,19 +367,17 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-MANY, REST = ("gru",), ("gru, reset after", "lstm", "rnn", "model", "flax")
+QUICK, REST = ("gru",), ("gru, reset after", "lstm", "rnn", "model", "flax")
 
 
-@pytest.mark.parametrize(
-    "kind", [*MANY, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REST)]
-)
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])
 def test_a_sharded_batch_stays_on_its_devices(kind):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
 
     For meshes whose axes are Auto and Explicit. And within a `shard_map` that checks which arrays
     vary over the devices.
     """
-    compiled = on_two_devices(*(MANY if kind in MANY else REST))[kind]
+    compiled = on_two_devices(*(QUICK if kind in QUICK else REST))[kind]
     assert len(compiled) == (4 if kind in RECURRENT else 2)
     for seen in compiled.values():
         assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import ROOT, SCRIPTS, Outcome
+from conftest import ROOT, SCRIPTS, Outcome, slow
 
 from jaxgru.cli.options import Parser, config_overrides, run_script
 from jaxgru.config import config_names, dotted_names, load_config
@@ -144,9 +144,8 @@ MAINS = sorted(
     for path in SCRIPTS.rglob("*.py")
     if re.search(r"run_script\(main\)|run_command\(", path.read_text())
 )
-SLOW = pytest.mark.slow
 OFTEN_RUN = ["train", "sample", "evaluate"]
-SELDOM_RUN = [pytest.param(name, marks=SLOW) for name in MAINS if name not in OFTEN_RUN]
+SELDOM_RUN = slow(*(name for name in MAINS if name not in OFTEN_RUN))
 
 
 def test_every_script_runs_by_run_script():
@@ -302,9 +301,11 @@ class TestDevices:
         "platform, name, options",
         [
             ("cuda", "train", ["--config", "astra_alpha"]),
-            pytest.param("cuda", "evaluate", ["--pretrained", "astra_alpha"], marks=SLOW),
-            pytest.param("nonsense", "sample", ["--pretrained", "astra_alpha"], marks=SLOW),
             ("nonsense", "bench/cost", []),
+            *slow(
+                ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
+                ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
+            ),
         ],
     )
     def test_one_that_there_is_not(self, platform, name, options, tmp_path, shakespeare):
@@ -337,7 +338,7 @@ class TestWaitingForOthers:
     @pytest.mark.parametrize(
         "number, others",
         [
-            pytest.param(0, "processes 1 to 2 to connect to {}", marks=SLOW),
+            *slow((0, "processes 1 to 2 to connect to {}")),
             (2, "process 0 at {}, and for the others"),
         ],
     )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow
 
 import jaxgru
 from jaxgru.cells import init_gru, init_lstm, init_rnn
@@ -25,13 +26,10 @@ CASES = [
 FLAX_CASES = [
     *(("GRUCell", *case) for case in CASES[:2]),
     *((name, *CASES[0]) for name in ("OptimizedLSTMCell", "SimpleCell")),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in (
-            ("GRUCell", np.float32, SIZES[0]),
-            ("OptimizedLSTMCell", *CASES[1]),
-            ("LSTMCell", *CASES[0]),
-        )
+    *slow(
+        ("GRUCell", np.float32, SIZES[0]),
+        ("OptimizedLSTMCell", *CASES[1]),
+        ("LSTMCell", *CASES[0]),
     ),
 ]
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow
 from jax.extend.core import jaxprs_in_params
 from random_models import random_params
 
@@ -58,7 +59,7 @@ def assert_equal(pair):
 
 @pytest.mark.parametrize(
     "kind",
-    [k if k == "gru" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+    ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))],
 )
 def test_every_recurrence(kind):
     """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
@@ -75,10 +76,7 @@ def test_dropout_on_a_layers_output(site):
 
 
 @pytest.mark.parametrize("option", ["reset", "lengths", "reverse", "return_carries"])
-@pytest.mark.parametrize(
-    "implementation",
-    ["wavefront", *(pytest.param(k, marks=pytest.mark.slow) for k in ("hopper", "hopper_rows"))],
-)
+@pytest.mark.parametrize("implementation", ["wavefront", *slow("hopper", "hopper_rows")])
 def test_what_it_cannot_do_is_done_by_the_scan(implementation, option):
     """None of the options is ignored: the numbers are those of the plain definition."""
     flags = jnp.zeros((2, 4), bool).at[0, 2].set(True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import slow
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
@@ -120,9 +121,7 @@ def test_runs_make_a_page(folder, runs):
         folder, json.loads(records.dumps(kept)), Kept)))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "number", [0, *(pytest.param(x, marks=pytest.mark.slow) for x in (-1e9, 1e9))]
-)
+@pytest.mark.parametrize("number", [0, *slow(-1e9, 1e9)])
 def test_figures_of_extreme_numbers_are_drawn(tmp_path, number, drawn):
     measures = dict.fromkeys(("windows", "stream", "stateless", "sensitivity"), number)
     run = without(run_json(losses=(number / 2,)), memory_curve=[[2**31, number]], recovery=[number],

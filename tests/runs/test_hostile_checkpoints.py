@@ -13,6 +13,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from conftest import slow
 
 import jaxgru
 from jaxgru import Config, ModelConfig
@@ -305,25 +306,19 @@ class TestProgress:
         "values",
         [{"records": [1]}, {"records": [RECORD | {"val_loss": "x"}]}, {"epoch_losses": {}},
          {"epoch_losses": [float("nan")]}, {"epoch_losses": [10**400]}, {"epoch_seconds": None},
-         {"best_val_loss": "0"}, {"best_epoch": 2}, {"finished": "no"}, {"another": 1}],
+         {"best_val_loss": "0"}, {"best_epoch": 2}, {"finished": "no"}, {"another": 1},
+         *slow({"records": 3}, {"records": {}}, {"records": [{"epoch": 1}]},
+               {"records": [RECORD | {"step": 10**400}]}, {"epoch_losses": ["x"]},
+               {"epoch_losses": [float("-inf")]}, {"epoch_losses": [True]},
+               {"epoch_seconds": float("nan")}, {"epoch_seconds": -1.0},
+               {"best_val_loss": float("nan")}, {"best_epoch": 1.0}, {"best_epoch": -1},
+               {"finished": 0})],
     )  # fmt: skip
     def test_that_no_run_has_written(self, run, newest, values):
         change_json(newest / "progress" / "metadata", **values)
         seal(newest)
         assert "is broken and cannot be read" in refusal(resume, run)
         jaxgru.load_run(run)  # which reads none of it
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "values",
-        [{"records": 3}, {"records": {}}, {"records": [{"epoch": 1}]},
-         {"records": [RECORD | {"step": 10**400}]}, {"epoch_losses": ["x"]},
-         {"epoch_losses": [float("-inf")]}, {"epoch_losses": [True]},
-         {"epoch_seconds": float("nan")}, {"epoch_seconds": -1.0}, {"best_val_loss": float("nan")},
-         {"best_epoch": 1.0}, {"best_epoch": -1}, {"finished": 0}],
-    )  # fmt: skip
-    def test_of_the_same_kinds(self, run, newest, values):
-        self.test_that_no_run_has_written(run, newest, values)
 
     def test_that_a_run_may_have_written(self, run, newest):
         """Before its first epoch is done, the best loss is infinite."""

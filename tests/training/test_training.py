@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
+from conftest import slow
 from random_models import random_params
 
 from jaxgru.config import Config, ModelConfig, TrainingConfig
@@ -185,7 +186,7 @@ def test_without_patience_the_last_weights_are_the_result(monkeypatch):
     assert_same(result, state.params)
 
 
-@pytest.mark.parametrize("bad_step", [0, pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("bad_step", [0, 7, *slow(1)])
 def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
     rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
@@ -309,11 +310,7 @@ class TestManyDevices:
 
 @pytest.mark.parametrize(
     "length, site",
-    [(7, "state")]
-    + [
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in ((2, "between"), (1, "state"), (16, "between"))
-    ],
+    [(7, "state"), *slow((2, "between"), (1, "state"), (16, "between"))],
 )
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
@@ -391,9 +388,7 @@ def test_streams_hand_their_state_on():
     assert not np.allclose(crops[:2], nll[:2])
 
 
-@pytest.mark.parametrize(
-    "cell", ["lstm", pytest.param("mlp", marks=pytest.mark.slow)]
-)  # a carry of two arrays, not of one shape
+@pytest.mark.parametrize("cell", ["lstm", *slow("mlp")])  # a carry of two arrays, not of one shape
 def test_a_stream_computed_by_parts_is_the_same(cell):
     """By parts of the batch and of the sequence, with dropout: the same losses and state."""
     context = 3 if cell == "mlp" else 0
