@@ -38,11 +38,14 @@ def plot_losses(
     ):
         losses = [[record[f"{kind}_loss"] for record in records] for records in runs]
         _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
-    for losses, color, name in (
-        (published.train_loss, "black", "training"),
-        (published.val_loss, "C3", "one validation batch"),
+    for losses, earlier, color, name in (
+        (published.train_loss, published.earlier_train_loss, "black", "training"),
+        (published.val_loss, published.earlier_val_loss, "C3", "one validation batch"),
     ):
         _plot_runs(axes, losses, color=color, label=f"{name}, published", **theirs)
+        if earlier:
+            style = theirs | {"marker": "+"}
+            _plot_runs(axes, [earlier], color=color, label=f"{name}, earlier run", **style)
     axes.set(title=title, xlabel="epoch", ylabel="loss (nats per token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -53,6 +56,7 @@ def plot_losses(
 def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
     for i, losses in enumerate(runs):
         epochs = range(1, len(losses) + 1)
+        style["alpha"] = 1 - 0.6 * i / len(runs)  # the first is the darkest
         axes.plot(epochs, losses, lw=1, label=label if i == 0 else None, **style)
 
 
