@@ -30,7 +30,7 @@ from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry
 from pages.markdown import render, table
 from pages.records import ONE_DEVICE, BenchmarkRun, ContestantTime, Study, grouped, load
-from pages.study_page import FILLED, Page, minutes
+from pages.study_page import FILLED, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
@@ -68,8 +68,11 @@ def readme(sample: str) -> str:
     return render(
         "README.md.jinja",
         page=page,
-        minutes=minutes,
-        times=[minutes(run) for run in page.of("astra_beta")],
+        seconds={
+            record.config: record.median * record.steps_of_a_run
+            for record in records
+            if record.contestant == "jaxgru"
+        },
         filled=FILLED,
         command=COMMAND,
         sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),

@@ -106,20 +106,22 @@ def _mark(
     )  # fmt: skip
 
 
-def in_quarter_octaves(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return points of a curve: the first 15 values, then the means of quarters of an octave.
+def in_quarter_octaves(values: Sequence[float]) -> list[tuple[int, int, float]]:
+    """Return the first 15 values, then the means of quarters of an octave, with their places.
 
-    On a logarithmic axis, single values would be drawn ever closer, and hide what they fluctuate
-    around. The mean of the k-th to the l-th value is drawn at √(k·l).
+    Single values of a measured curve fluctuate by more than the curve still falls, and on a
+    logarithmic axis they would be drawn ever closer.
+
+    Returns:
+      for each mean the places, from 1 on, of the first and the last value in it, and the mean.
     """
     n = len(values)
     quarters = (round(16 * 2 ** (i / 4)) for i in range(1, 40))
     edges = [*range(1, min(n, 16) + 1), *(k for k in quarters if k < n), n + 1]
-    parts = list(itertools.pairwise(edges))
-    return (
-        [math.sqrt(first * (after - 1)) for first, after in parts],
-        [statistics.mean(values[first - 1 : after - 1]) for first, after in parts],
-    )
+    return [
+        (first, after - 1, statistics.mean(values[first - 1 : after - 1]))
+        for first, after in itertools.pairwise(edges)
+    ]
 
 
 def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
@@ -132,7 +134,9 @@ def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     axes = figure.subplots()
     for name, excess in curves.items():
         style = {"color": style_of(name)["color"], "ls": "--" if " " in name else "-"}
-        axes.plot(*in_quarter_octaves(excess), lw=1.2, label=name, **style)
+        means = in_quarter_octaves(excess)
+        places = [math.sqrt(first * last) for first, last, _ in means]
+        axes.plot(places, [mean for *_, mean in means], lw=1.2, label=name, **style)
     axes.set_xscale("log", base=2)
     ticks = [2**i for i in range(max(map(len, curves.values())).bit_length())]
     axes.set_xticks(ticks, list(map(str, ticks)))

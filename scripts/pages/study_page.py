@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jaxgru.analysis import state_cost
 from jaxgru.config import Config, load_config
 from jaxgru.runs.figure import plot_losses
 from jaxgru.runs.published import PublishedResults, load_published, recipe
 from pages.claims import CLAIMS, SIZE_FIELDS
-from pages.figures import plot_memory, plot_recovery, plot_sensitivity
+from pages.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS, all_jobs
 from pages.markdown import render
 from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
@@ -127,12 +128,15 @@ class Page:
         """Return a row per run of an unchanged config: training losses and measurements."""
         rows = []
         for run in self.plain:
-            theirs = [losses[-1] for losses in load_published(run.config).train_loss]
+            theirs = [f"{losses[-1]:.4f}"
+                      + f" (epoch {len(losses)})" * (len(losses) != len(run.epochs))
+                      for losses in load_published(run.config).train_loss
+                      if not math.isnan(losses[-1])]  # fmt: skip
             measures = [run.measured.windows, run.measured.stream, run.measured.stateless]
             nats = [*measures, run.measured.sensitivity, *map(run.measured.per_character, measures)]
             rows.append([
                 run.config, run.seed, f"{run.parameters:,}",
-                ", ".join(f"{x:.4f}" for x in theirs if not math.isnan(x)) or "–",
+                ", ".join(theirs) or "–",
                 f"{run.epochs[-1].train_loss:.4f}", f"{run.result_epoch} of {len(run.epochs)}",
                 *(f"{loss:.4f}" for loss in nats),
             ])  # fmt: skip
@@ -170,9 +174,12 @@ class Page:
                 for name, what in names.items()]  # fmt: skip
 
     def remembers(self) -> list[str]:
-        """Return the models whose loss still differs 192 to 256 predictions after a reset."""
+        """Return the models whose loss still differs 192 to 256 predictions after a reset.
+
+        Each with the mean difference over these predictions, in nats per token.
+        """
         return [
-            name
+            f"{name} ({statistics.mean(excess[192:]):+.4f})"
             for name, excess in self.recoveries.items()
             if max(map(abs, excess[192:]), default=0) > 0.001
         ]
@@ -200,7 +207,7 @@ class Page:
         rows = []
         for name, run in self.first.items():
             chain = run.measured.chain
-            cycles = (f"`{json.dumps(c.text)}` ({c.basin:.0%})" for c in chain.cycles[:3])
+            cycles = (f"`{json.dumps(c.text)}` ({c.basin:.0%})" for c in chain.cycles)
             rows.append([name, f"{chain.kl_to_bigram:.4f}", f"{chain.kl_to_frequencies:.4f}",
                          ", ".join(cycles)])  # fmt: skip
         return rows
@@ -260,6 +267,17 @@ class Page:
         """Return for each run after how many predictions a lost state is filled again."""
         return ", ".join(str(first_below(run.measured.recovery)) for run in runs)
 
+    def beside_seeds(self, one: Sequence[Run], other: Sequence[Run]) -> str:
+        """Say whether two groups' mean losses on one stream differ by less than their seeds do."""
+        losses = [[run.measured.stream for run in runs] for runs in (one, other)]
+        apart = abs(statistics.mean(losses[0]) - statistics.mean(losses[1]))
+        ranges = [max(group) - min(group) for group in losses]
+        return f" (seeds differ by up to {max(ranges):.3f})" if apart < max(ranges) else ""
+
+    def mean_sensitivity(self, runs: Sequence[Run]) -> float:
+        """Return what a lost state costs, the mean over seeds, in nats per token."""
+        return statistics.mean(run.measured.sensitivity for run in runs)
+
     def mean_stream(self, runs: Sequence[Run]) -> float:
         """Return the loss on one stream, the mean over seeds, in nats per token."""
         return statistics.mean(run.measured.stream for run in runs)
@@ -287,8 +305,18 @@ class Page:
             error = statistics.stdev(theirs) / len(theirs) ** 0.5
             ours = [statistics.mean(_last([epoch.val_loss for epoch in run.epochs]))
                     for run in self.of(name)]  # fmt: skip
-            rows.append([name, len(theirs), mean_and_range(theirs), f"{error:.4f}",
-                         mean_and_range(ours), f"{statistics.mean(ours) - mean:+.4f}"])  # fmt: skip
+            apart = statistics.mean(ours) - mean
+            rows.append(
+                [
+                    name,
+                    len(theirs),
+                    mean_and_range(theirs),
+                    f"{error:.4f}",
+                    mean_and_range(ours),
+                    f"{apart:+.4f}",
+                    f"{apart / error:+.1f}",
+                ]
+            )
         return rows
 
     def as_nanogpt(self) -> list[Row]:
@@ -300,6 +328,16 @@ class Page:
             for run in self.plain
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
+
+    def epochs_between(self, losses: Sequence[float], high: float, low: float) -> str:
+        """Return in how many epochs a falling loss goes from one value to another.
+
+        Losses are taken as the corners of a broken line.
+        """
+        if losses[-1] > low:
+            return f"more than {len(losses)}"
+        corners = losses[::-1], range(len(losses), 0, -1)
+        return f"{np.interp(low, *corners) - np.interp(high, *corners):.1f}"
 
     def stopped(self) -> list[Row]:
         """Return a row per epoch of the run that was stopped early many times."""
@@ -372,8 +410,8 @@ def with_error(loss: MeanLoss) -> str:
 
 
 def first_below(excess: Sequence[float]) -> int | str:
-    """Return after how many predictions the excess stays below FILLED."""
-    above = [i for i, nats in enumerate(excess, 1) if abs(nats) >= FILLED]
+    """Return after how many predictions the excess, as the figure has it, stays below FILLED."""
+    above = [last for _, last, mean in in_quarter_octaves(excess) if abs(mean) >= FILLED]
     last = above[-1] if above else 0
     return last if last < len(excess) else f"more than {len(excess)}"
 

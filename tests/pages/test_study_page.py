@@ -115,7 +115,9 @@ def test_pytorchs_first_losses_stand_beside_its_model(tmp_path):
     assert "6.100 on average over 75 steps (seed 3," in prose
     # published: 5.8324 and earlier 5.1040; in epoch 8 2.6766 and 2.3005
     assert "at different times: 5.832 and 5.104 on average." in prose
-    assert "by 0.38 in epoch 8" in prose
+    # by hand: 3.586 + (5.104 − 3.586)·(2 − x) = 4.5 at x = 1.398; 3.66 at 1.951
+    # 5.8324 … 4.4485, 3.6452: 4.5 at 1.963, 3.66 at 2.982; ours never gets to 3.66
+    assert "the study's runs take 0.6 and 1.0 epochs, ours more than 2 (" in prose
 
 
 def test_the_numbers_are_the_records(tmp_path, drawn):
@@ -126,8 +128,8 @@ def test_the_numbers_are_the_records(tmp_path, drawn):
     # 1/16 at a reset every 16; 1/2⁶ = 0.016 is the last excess of 0.01 or more: 7 predictions
     assert "Resetting it every 16 characters still costs **0.06**" in text
     assert "after **7 characters**" in text
-    assert ("| astra_alpha | 7 | 86,913 | 1.6276, 1.6332 | 1.7200 | 3 of 3 | 1.5200 | 1.5000 | "
-            "2.5000 | 1.0000 | 1.5200 | 1.5000 | 2.5000 |") in text  # fmt: skip
+    assert ("| astra_alpha | 7 | 86,913 | 1.6276 (epoch 10), 1.6332 (epoch 10) | 1.7200 | 3 of 3 | "
+            "1.5200 | 1.5000 | 2.5000 | 1.0000 | 1.5200 | 1.5000 | 2.5000 |") in text  # fmt: skip
     assert "| astra_alpha | 2.500 | 2.000 | 1.750 | 1.625 | 1.562 |" in text
     assert "| characters | 3.300 | 2.500 | 2.000 |" in text
     assert '| astra_alpha | 0.1250 | 0.0625 | `" the"` (98%) |' in text
@@ -186,18 +188,27 @@ def verdict(text, claim):
         ("One epoch", [run(cost=0.5)], "refuted"),
         ("One epoch", [run(), run("astra_beta", cost=0.5)], "supported for all but astra_beta"),
         # stateless 2.6 or 2.4 nats per character; the bigram 2.5, and 2.2 for Scribe's tokens
-        ("Stateless", [run(cost=1.1), run("scribe_alpha", cost=0.8)],
-         "refuted: it is a first-order chain, but a worse one"),
-        ("Stateless", [run(cost=1.1), run("astra_beta", cost=0.9)], "refuted: not all are worse"),
+        ("Stateless sampling", [run(cost=1.1), run("scribe_alpha", cost=0.8)],
+         "supported: first order; worse than the bigram"),
+        ("Stateless sampling", [run(cost=1.1), run("astra_beta", cost=0.9)],
+         "supported: first order; not all are worse than the bigram"),
         ("Subword", [run(cost=1.0), run("scribe_alpha", cost=0.7)], "refuted: they suffer less"),
         ("Subword", [run(cost=1.0), run("scribe_alpha", cost=1.7)], "supported"),
         ("Sensitivity", [run(cost=1.0), run("astra_beta", cost=1.1)], "supported"),
-        ("Sensitivity", [run(cost=1.1), run("astra_beta", cost=1.0)], "refuted"),
+        ("Sensitivity", [run(cost=1.1), run("astra_beta", cost=1.0)],
+         "refuted: from astra_alpha to astra_beta, it falls"),
         ("Sensitivity", [run(cost=1.0), run("astra_beta", cost=1.1), run("astra_gamma", cost=1.05)],
-         "supported in part: not at every step"),
-        # the means over seeds: 1.15 and 1.1
-        ("Sensitivity", [run(cost=1.0), run(seed=1, cost=1.3), run("astra_beta", cost=1.1)],
-         "refuted"),
+         "supported in part: from astra_beta to astra_gamma, it falls"),
+        # the means over seeds: 1.15 and 1.25, 1.4; the seeds of astra_alpha are 0.3 apart
+        ("Sensitivity", [run(cost=1.0), run(seed=1, cost=1.3), run("astra_beta", cost=1.25)],
+         "refuted: from astra_alpha to astra_beta, it changes by less than the seeds differ"),
+        ("Sensitivity", [run(cost=1.0), run(seed=1, cost=1.25), run("astra_beta", cost=1.4)],
+         "supported"),
+        ('Stateless inference "fails hardest', [run("scribe_beta", cost=0.8)], "not measured yet"),
+        ('Stateless inference "fails hardest',
+         [run("scribe_beta", cost=0.8), run("scribe_gamma", cost=0.7)], "refuted"),
+        ('Stateless inference "fails hardest',
+         [run("scribe_beta", cost=0.8), run("scribe_gamma", cost=0.9)], "supported"),
         ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.6, 1.5))], "refuted"),
         ("Leviathan", [run("leviathan", losses=(1.8, 1.7, 1.5, 1.6))], "supported"),
         # the lowest validation loss: after 30 and 20 of 40 steps, or not within 30
@@ -268,24 +279,26 @@ def test_first_below():
     assert first_below([0.5, 0.001, -0.02, 0.0]) == 3  # it came back
     assert first_below([0.0, 0.0]) == 0
     assert first_below([0.5, 0.5]) == "more than 2"
+    # one prediction of 0.03 among the 16th to 18th leaves their mean, 0.01, and here just below it
+    assert first_below([0.5] + [0.0] * 15 + [0.03] + [0.0] * 10) == 18
+    assert first_below([0.5] + [0.0] * 15 + [0.029] + [0.0] * 10) == 1
     assert FILLED == 0.01
 
 
 @pytest.mark.parametrize(
-    "n, places, means",
+    "n, expected",
     [
-        (1, [1], [1]),
-        (15, [1, 15], [1, 15]),
-        (18, [1, 15, 288**0.5], [1, 15, 17]),  # 16, 17, 18
-        (256, [1, 15, 288**0.5, (215 * 256) ** 0.5], [1, 15, 17, 235.5]),  # 215 … 256
+        (1, [(1, 1, 1)]),
+        (15, [(1, 1, 1), (15, 15, 15)]),
+        (18, [(1, 1, 1), (15, 15, 15), (16, 18, 17)]),
+        (256, [(1, 1, 1), (15, 15, 15), (16, 18, 17), (215, 256, 235.5)]),
     ],
 )
-def test_quarters_of_an_octave(n, places, means):
+def test_quarters_of_an_octave(n, expected):
     """Of the numbers 1 … n: a mean of neighbours is the middle of the first and the last."""
-    seen = list(zip(*in_quarter_octaves(range(1, n + 1)), strict=True))
-    assert seen[0] == (1, 1) and seen[-1] == pytest.approx((places[-1], means[-1]))
-    for point in zip(places, means, strict=True):
-        assert any(point == pytest.approx(other) for other in seen)
+    seen = in_quarter_octaves(range(1, n + 1))
+    assert [k for first, last, _ in seen for k in range(first, last + 1)] == list(range(1, n + 1))
+    assert set(expected) <= set(seen) and seen[-1] == expected[-1]
 
 
 def test_a_bar_does_not_break_a_table():
