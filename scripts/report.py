@@ -53,7 +53,7 @@ def main() -> None:
     docs = Path(arguments.docs)
     kept = load_or(Kept([]), docs / "study.json", Kept)
     stopping = load_or(None, docs / "early_stopping.json", EarlyStopping)
-    plateau = load_or(None, docs / "plateau.json", Plateau)
+    plateaus = load_or([], docs / "plateau.json", list[Plateau])
     records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
@@ -68,7 +68,7 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        page = write_page(runs, ngrams, docs / "figures", stopping, plateau)
+        page = write_page(runs, ngrams, docs / "figures", stopping, plateaus)
         write_text(docs / "study.md", page)
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error

@@ -96,6 +96,9 @@ PARTS = {
                                "torch.compile"),
     "cost": Part(4, ["scripts/bench/cost.py", "--docs", RESULTS], {},
                  ["--repeats", "1", "--largest", "256"]),
+    "plateau": Part(4, ["scripts/maintain/plateau.py", "--seeds", *map(str, range(8)), "--output",
+                        f"{RESULTS}/plateau.json"], FLOAT32,
+                    ["--seeds", "0", "--steps", "25", "--batch-size", "1"]),
     "study": Part(10, ["scripts/reproduce.py", "--all", "--minutes", "9", "--runs",
                        f"{RESULTS}/study"], {}, ["--list"]),
 }  # fmt: skip

@@ -1,8 +1,10 @@
-"""Train the first steps of a GRU model in PyTorch: how long is its loss that of the frequencies?
+"""Train the first steps of a GRU model: how long is its loss that of the frequencies, and why?
 
-scribe_gamma predicts each token by its frequency alone for hundreds of steps. This trains the same
-model by the PyTorch reference, with PyTorch's own initial weights, batches and dropout; with 450
-steps, in about an hour. The result, docs/plateau.json, has the mean loss of every 25 steps.
+scribe_gamma predicts each token by its frequency alone for hundreds of steps, because most units of
+its upper layers become constant. This trains the same model by jaxgru, or by the PyTorch reference
+with PyTorch's own initial weights, batches and dropout. Batch size, learning rate and seeds can be
+changed. The result is added to docs/plateau.json: the mean loss of every 25 steps, and the share of
+each layer's units that are constant after the first 25 steps.
 """
 
 from __future__ import annotations
@@ -18,74 +20,195 @@ import startup  # noqa: F401
 import datetime
 import statistics
 from pathlib import Path
+from typing import Protocol
 
+import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Float, Int
 from rich.console import Console
 from rich.progress import track
 
 import torchref
+from jaxgru import unroll
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.files import write_text
 from jaxgru.parallel.hardware import describe_hardware
-from pages.records import PLATEAU_MEAN, Plateau, dumps
+from jaxgru.parallel.sharding import data_mesh, one_copy, spread
+from jaxgru.training import init_state, train_steps
+from jaxgru.training.step import state_shardings
+from pages.records import PLATEAU_MEAN, Plateau, dumps, load_or
+
+NUM_WINDOWS = 8  # of the validation split, in which the states are compared
+CONSTANT = 1e-3  # a standard deviation below this; states are between −1 and 1
+
+
+class Trainer(Protocol):
+    """A model in its first epoch, with a framework's own random numbers."""
+
+    def train(self, steps: int) -> list[float]:
+        """Take training steps; return the loss before each of them."""
+        ...
+
+    def states(self, tokens: Int[np.ndarray, "B T"]) -> list[Float[np.ndarray, "B T H"]]:
+        """Return each layer's states, without dropout."""
+        ...
 
 
 def main() -> None:
-    """Read the arguments, train and write the losses."""
+    """Read the arguments, train, and write the losses of each seed beside those of other runs."""
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", default="scribe_gamma", help="of a GRU (%(default)s)")
-    add("--seed", type=int, default=0, help="PyTorch's seed (%(default)s)")
+    add("--framework", choices=TRAINERS, default="jaxgru", help="(%(default)s)")
+    add("--batch-size", type=int, help="rows (the config's)")
+    add("--learning-rate", type=float, help="(the config's)")
+    add("--seeds", type=int, nargs="+", default=[0], help="one training each (0)")
     add("--steps", type=int, default=450, help="of training, at most an epoch (%(default)s)")
     add("--output", type=Path, default=Path("docs/plateau.json"), help="(%(default)s)")
     arguments = parser.parse_args()
-    config = load_config(arguments.config)
-    model = config.model
+    given = {name: getattr(arguments, name) for name in ("batch_size", "learning_rate")}
+    options = {f"training.{name}": str(v) for name, v in given.items() if v is not None}
+    configs = [
+        load_config(arguments.config, options | {"training.seed": str(seed)})
+        for seed in arguments.seeds
+    ]
+    model, training = configs[0].model, configs[0].training
     if model.cell != "gru" or model.dropout_site != "state" or model.layer_norm:
-        raise UserError(f"{config.name} is not a GRU with dropout inside its recurrence.")
-    most = config.training.steps_per_epoch  # afterwards, the learning rate changes
+        raise UserError(f"{configs[0].name} is not a GRU with dropout inside its recurrence.")
+    most = training.steps_per_epoch  # afterwards, the learning rate changes
     if not 0 < arguments.steps <= most or arguments.steps % PLATEAU_MEAN:
         raise UserError(
             f"--steps is {arguments.steps}; it must be a multiple of {PLATEAU_MEAN} and at most "
             f"{most}, an epoch."
         )
+    runs = {run.key: run for run in load_or([], arguments.output, list[Plateau])}
+    for config in configs:
+        run = first_steps(config, arguments.framework, arguments.steps)
+        runs[run.key] = run
+        lines = ",\n".join(dumps(runs[key]) for key in sorted(runs))
+        write_text(arguments.output, f"[\n{lines}\n]\n")
+        Console(highlight=False).print(f"{run}\n{arguments.output} written")
+
+
+def first_steps(config: Config, framework: str, steps: int) -> Plateau:
+    """Return what the first steps of one training give."""
     config, dataset = load_dataset(config)
-    tokens = torch.from_numpy(dataset.train.astype(np.int64))
-    losses = train(config, tokens, arguments.seed, arguments.steps)
-    result = Plateau(
+    training = config.training
+    trainer = TRAINERS[framework](config, dataset.train)
+    losses, constant = [], []
+    for _ in track(
+        range(steps // PLATEAU_MEAN), f"seed {training.seed}, {PLATEAU_MEAN} steps each"
+    ):
+        losses.append(round(statistics.mean(trainer.train(PLATEAU_MEAN)), 3))
+        if not constant:
+            states = trainer.states(windows(dataset.validation, training.sequence_length))
+            constant = [round(constant_units(h), 3) for h in states]
+    hardware = describe_hardware()
+    if framework == "PyTorch":
+        hardware = f"{hardware.rpartition(', ')[0]}, PyTorch {torch.__version__}"
+    return Plateau(
         config=config.name,
-        seed=arguments.seed,
-        losses=[round(statistics.mean(losses[i : i + PLATEAU_MEAN]), 3)
-                for i in range(0, len(losses), PLATEAU_MEAN)],
+        framework=framework,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        losses=losses,
+        constant=constant,
         date=str(datetime.date.today()),
-        hardware=f"{describe_hardware().rpartition(', ')[0]}, PyTorch {torch.__version__}",
-    )  # fmt: skip
-    write_text(arguments.output, dumps(result) + "\n")
-    Console(highlight=False).print(f"{result}\n{arguments.output} written")
+        hardware=hardware,
+    )
 
 
-def train(config: Config, tokens: torch.Tensor, seed: int, steps: int) -> list[float]:
-    """Return the loss of each training step: the config's recipe, all random numbers PyTorch's."""
-    torch.manual_seed(seed)
-    m, t = config.model, config.training
-    model = torchref.MyGRUModel(
-        m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, m.dropout,
-        second_bias=m.second_bias,
-    )  # fmt: skip
-    optimizer, schedule = torchref.make_optimizer(model, t.learning_rate, t.epochs, t.weight_decay)
+def windows(tokens: Int[np.ndarray, "N"], length: int) -> Int[np.ndarray, "B T"]:
+    """Return the first windows, one after another."""
+    count = min(NUM_WINDOWS, len(tokens) // length)
+    return tokens[: count * length].reshape(count, length)
 
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        starts = torch.randint(0, len(tokens) - t.sequence_length - 1, (t.batch_size,))
-        crops = tokens[starts[:, None] + torch.arange(t.sequence_length + 1)]
+
+def constant_units(states: Float[np.ndarray, "B T H"]) -> float:
+    """Return the share of the units whose states differ by almost nothing, whatever the tokens.
+
+    The first eighth of the steps does not count: from zeros, any unit moves.
+    """
+    after = states[:, states.shape[1] // 8 :]
+    return float((after.std(axis=(0, 1)) < CONSTANT).mean())
+
+
+class InJaxgru:
+    """The steps of `train.py`, on all devices."""
+
+    def __init__(self, config: Config, tokens: Int[np.ndarray, "N"]) -> None:
+        self.config, training = config, config.training
+        self.mesh = data_mesh(training.batch_size)
+        state = init_state(config.model, training, config.data.sampling)
+        self.state = spread(state, state_shardings(state, self.mesh, training))
+        self.tokens = spread(jnp.asarray(tokens), NamedSharding(self.mesh, PartitionSpec()))
+
+    def train(self, steps: int) -> list[float]:
+        """Take training steps; return the loss before each of them."""
+        of_config = self.config.model, self.config.training
+        self.state, losses, n = train_steps(
+            *of_config, self.state, self.tokens, np.int32(steps), self.mesh
+        )
+        return np.asarray(losses)[: int(n)].tolist()
+
+    def states(self, tokens: Int[np.ndarray, "B T"]) -> list[Float[np.ndarray, "B T H"]]:
+        """Return each layer's states, without dropout."""
+        params = one_copy(self.state.params, self.mesh)
+        embedded = params.embedding[tokens]
+        return list(map(np.asarray, unroll(params.layers, embedded, return_carries=True)[2]))
+
+
+class InPyTorch:
+    """The study's recipe; all random numbers are PyTorch's."""
+
+    def __init__(self, config: Config, tokens: Int[np.ndarray, "N"]) -> None:
+        self.training, m = config.training, config.model
+        self.tokens = torch.from_numpy(tokens.astype(np.int64))
+        torch.manual_seed(self.training.seed)
+        self.model = torchref.MyGRUModel(
+            m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, m.dropout,
+            second_bias=m.second_bias,
+        )  # fmt: skip
+        self.optimizer, _ = torchref.make_optimizer(
+            self.model, self.training.learning_rate, self.training.epochs,
+            self.training.weight_decay,
+        )  # fmt: skip
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw random crops; return their inputs and targets."""
+        T, B = self.training.sequence_length, self.training.batch_size
+        starts = torch.randint(0, len(self.tokens) - T - 1, (B,))
+        crops = self.tokens[starts[:, None] + torch.arange(T + 1)]
         return crops[:, :-1], crops[:, 1:]
 
-    batches = (batch() for _ in track(range(steps), "training"))
-    return torchref.train_epoch(model, optimizer, schedule, batches, t.max_grad_norm)
+    def train(self, steps: int) -> list[float]:
+        """Take training steps; return the loss before each of them."""
+        self.model.train()
+        clip = self.training.max_grad_norm
+        return [
+            torchref.train_step(self.model, self.optimizer, *self.batch(), max_grad_norm=clip)
+            for _ in range(steps)
+        ]
 
+    @torch.no_grad()
+    def states(self, tokens: Int[np.ndarray, "B T"]) -> list[Float[np.ndarray, "B T H"]]:
+        """Return each layer's states, without dropout."""
+        embedding, cells, _, _ = self.model.parts()
+        x = embedding(torch.from_numpy(tokens.astype(np.int64)))
+        states = []
+        for cell, start in zip(cells, self.model.initial_carry(len(tokens)), strict=True):
+            x, _ = torchref.models.unroll(cell, x, start)
+            states.append(x.numpy())
+        return states
+
+
+TRAINERS: dict[str, type[Trainer]] = {"jaxgru": InJaxgru, "PyTorch": InPyTorch}
 
 if __name__ == "__main__":
     run_script(main)

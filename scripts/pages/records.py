@@ -208,17 +208,26 @@ class EarlyStopping(Record, kw_only=True):
 
 
 class Plateau(Record, kw_only=True):
-    """docs/plateau.json: the first training losses of a config in the PyTorch reference."""
+    """One of docs/plateau.json: the first training losses of a config, by one framework."""
 
     config: str
+    framework: Literal["PyTorch", "jaxgru"]
+    batch_size: Count
+    learning_rate: Positive
     seed: Whole
     losses: Annotated[list[Number], Meta(min_length=1)]  # of each PLATEAU_MEAN steps, the mean
+    constant: list[Number] = []  # by layer, after PLATEAU_MEAN steps; none: not measured
     date: str
     hardware: str
 
     @property
+    def key(self) -> tuple[str, str, float, float, int]:
+        """What tells this run from others."""
+        return self.config, self.framework, -self.batch_size, -self.learning_rate, self.seed
+
+    @property
     def mean(self) -> float:
-        """The mean of all steps."""
+        """The mean loss of all steps."""
         return statistics.mean(self.losses)
 
     @property

@@ -24,7 +24,7 @@ from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS, all_jobs
 from pages.markdown import render
-from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
+from pages.records import PLATEAU_MEAN, EarlyStopping, MeanLoss, Plateau, Run, grouped
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -37,14 +37,14 @@ def write_page(
     ngrams: Mapping[str, list[float]],
     figures: Path,
     stopping: EarlyStopping | None = None,
-    plateau: Plateau | None = None,
+    plateaus: Sequence[Plateau] = (),
 ) -> str:
     """Draw the figures into a folder and return the page as Markdown.
 
     Args:
       ngrams: by config, the losses of counted n-gram models, orders 1 to 8, nats per character.
     """
-    page = Page(runs, ngrams, stopping, plateau)
+    page = Page(runs, ngrams, stopping, plateaus)
     page.draw(figures)
     return page.markdown()
 
@@ -57,9 +57,10 @@ class Page:
         runs: Sequence[Run],
         ngrams: Mapping[str, list[float]],
         stopping: EarlyStopping | None = None,
-        plateau: Plateau | None = None,
+        plateaus: Sequence[Plateau] = (),
     ) -> None:
-        self.runs, self.ngrams, self.stopping, self.plateau = runs, ngrams, stopping, plateau
+        self.runs, self.ngrams, self.stopping = runs, ngrams, stopping
+        self.plateaus = grouped(plateaus, lambda plateau: plateau.config)
         self.plain = [run for run in runs if not run.changes]
         self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
         for run in self.plain:
@@ -338,6 +339,25 @@ class Page:
             return f"more than {len(losses)}"
         corners = losses[::-1], range(len(losses), 0, -1)
         return f"{np.interp(low, *corners) - np.interp(high, *corners):.1f}"
+
+    def first_steps(self, name: str) -> list[Row]:
+        """Return a row per training of a config's first steps: constant units, and losses."""
+        rows = []
+        for p in self.plateaus[name]:
+            constant = ", ".join(f"{share:.0%}" for share in p.constant) or "not measured"
+            last = f"{p.losses[-1]:.2f} ({p.steps - PLATEAU_MEAN + 1} to {p.steps})"
+            rows += [
+                [
+                    p.framework,
+                    p.batch_size,
+                    f"{p.learning_rate:g}",
+                    p.seed,
+                    constant,
+                    f"{p.losses[0]:.2f}",
+                    last,
+                ]
+            ]
+        return rows
 
     def stopped(self) -> list[Row]:
         """Return a row per epoch of the run that was stopped early many times."""

@@ -104,20 +104,28 @@ def test_early_stopping_stands_beside_its_model(tmp_path):
     assert "Epoch 3 is the best in 0% of the draws" in prose
 
 
-def test_pytorchs_first_losses_stand_beside_its_model(tmp_path):
-    plateau = Plateau(config="scribe_gamma", seed=3, losses=[6.2, 6.1, 6.0], date="", hardware="")
+def test_trainings_of_the_first_steps_stand_beside_their_model(tmp_path):
+    about = {"config": "scribe_gamma", "learning_rate": 0.001, "date": "", "hardware": ""}
+    plateaus = [
+        Plateau(framework="PyTorch", batch_size=64, seed=3, losses=[6.2, 6.1, 6.0], **about),
+        Plateau(framework="PyTorch", batch_size=64, seed=4, losses=[6.3], constant=[0.1], **about),
+        Plateau(framework="jaxgru", batch_size=8, seed=0, losses=[6.25, 5.5],
+                constant=[0.004, 0.625], **about),
+    ]  # fmt: skip
     runs = [run("astra_alpha"), run("scribe_gamma", losses=(6.0625, 5.0))]
     assert "plateau" not in page(tmp_path, *runs)
-    text = write_page(runs, NGRAMS, tmp_path, plateau=plateau)
+    text = write_page(runs, NGRAMS, tmp_path, plateaus=plateaus)
     _, _, beside = text.partition("### scribe_gamma")
     prose = " ".join(beside.split())
     assert "its frequency (2.20 on the validation split): 6.062 on average." in prose
-    assert "6.100 on average over 75 steps (seed 3," in prose
+    assert "6.100 on average over 75 steps (seed 3)." in prose
     # published: 5.8324 and earlier 5.1040; in epoch 8 2.6766 and 2.3005
     assert "at different times: 5.832 and 5.104 on average." in prose
     # by hand: 3.586 + (5.104 − 3.586)·(2 − x) = 4.5 at x = 1.398; 3.66 at 1.951
     # 5.8324 … 4.4485, 3.6452: 4.5 at 1.963, 3.66 at 2.982; ours never gets to 3.66
     assert "the study's runs take 0.6 and 1.0 epochs, ours more than 2 (" in prose
+    assert "| PyTorch | 64 | 0.001 | 3 | not measured | 6.20 | 6.00 (51 to 75) |" in text
+    assert "| jaxgru | 8 | 0.001 | 0 | 0%, 62% | 6.25 | 5.50 (26 to 50) |" in text
 
 
 def test_the_numbers_are_the_records(tmp_path, drawn):
