@@ -1,10 +1,10 @@
 """Train the first steps of a GRU model: how long is its loss that of the frequencies, and why?
 
-scribe_gamma predicts each token by its frequency alone for hundreds of steps, because most units of
-its upper layers become constant. This trains the same model by jaxgru, or by the PyTorch reference
-with PyTorch's own initial weights, batches and dropout. Batch size, learning rate and seeds can be
-changed. The result is added to docs/plateau.json: the mean loss of every 25 steps, and the share of
-each layer's units that are constant after the first 25 steps.
+scribe_gamma predicts each token by its frequency alone for hundreds of steps, and most units of its
+upper layers become constant. This trains the same model by jaxgru, or by the PyTorch reference with
+PyTorch's own initial weights, batches and dropout. Batch size, learning rate and seeds can be
+changed. The result is added to docs/plateau.json every 25 steps: their mean loss, and the share of
+each layer's units that are constant after them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ sys.path.insert(0, dirname(dirname(__file__)))
 import startup  # noqa: F401
 
 import datetime
+import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
@@ -36,7 +40,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.config import Config, load_config
 from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
-from jaxgru.files import write_text
+from jaxgru.files import check_writable, write_text
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.training import init_state, train_steps
@@ -45,6 +49,20 @@ from pages.records import PLATEAU_MEAN, Plateau, dumps, load_or
 
 NUM_WINDOWS = 8  # of the validation split, in which the states are compared
 CONSTANT = 1e-3  # a standard deviation below this; states are between −1 and 1
+RECIPE = {
+    "model.cell": "gru",
+    "model.reset": "before",
+    "model.layer_norm": False,
+    "model.dropout_site": "state",
+    "model.compute_dtype": "float32",
+    "data.sampling": "crops",
+    "training.gradient_accumulation": 1,
+    "training.beta1": 0.9,
+    "training.beta2": 0.999,
+    "training.epsilon": 1e-8,
+    "training.init": "",
+}
+"""What both frameworks train; a config with something else is refused."""
 
 
 class Trainer(Protocol):
@@ -77,51 +95,77 @@ def main() -> None:
         load_config(arguments.config, options | {"training.seed": str(seed)})
         for seed in arguments.seeds
     ]
-    model, training = configs[0].model, configs[0].training
-    if model.cell != "gru" or model.dropout_site != "state" or model.layer_norm:
-        raise UserError(f"{configs[0].name} is not a GRU with dropout inside its recurrence.")
-    most = training.steps_per_epoch  # afterwards, the learning rate changes
-    if not 0 < arguments.steps <= most or arguments.steps % PLATEAU_MEAN:
-        raise UserError(
-            f"--steps is {arguments.steps}; it must be a multiple of {PLATEAU_MEAN} and at most "
-            f"{most}, an epoch."
-        )
-    runs = {run.key: run for run in load_or([], arguments.output, list[Plateau])}
+    check(configs[0], arguments.steps)
+    if arguments.framework == "PyTorch" and jax.devices()[0].platform != "cpu":
+        raise UserError("The PyTorch reference trains on the CPU; JAX_PLATFORMS=cpu says so.")
+    output = arguments.output
+    try:
+        check_writable(output.parent)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}.") from error
     for config in configs:
-        run = first_steps(config, arguments.framework, arguments.steps)
-        runs[run.key] = run
-        lines = ",\n".join(dumps(runs[key]) for key in sorted(runs))
-        write_text(arguments.output, f"[\n{lines}\n]\n")
-        Console(highlight=False).print(f"{run}\n{arguments.output} written")
+        empty = record(config, arguments.framework)
+        known = [run for run in load_or([], output, list[Plateau]) if run.key == empty.key]
+        if known and known[0].steps > arguments.steps:
+            raise UserError(
+                f"{output} has {known[0].steps} steps of seed {empty.seed}; {arguments.steps} "
+                "would replace them."
+            )
+    for config in configs:
+        for run in first_steps(config, arguments.framework, arguments.steps):
+            runs = {other.key: other for other in load_or([], output, list[Plateau])}
+            runs[run.key] = run
+            lines = ",\n".join(dumps(runs[key]) for key in sorted(runs))
+            write_text(output, f"[\n{lines}\n]\n")
+        Console(highlight=False, markup=False).print(f"{run}\n{output} written")
 
 
-def first_steps(config: Config, framework: str, steps: int) -> Plateau:
-    """Return what the first steps of one training give."""
-    config, dataset = load_dataset(config)
-    training = config.training
-    trainer = TRAINERS[framework](config, dataset.train)
-    losses, constant = [], []
-    for _ in track(
-        range(steps // PLATEAU_MEAN), f"seed {training.seed}, {PLATEAU_MEAN} steps each"
-    ):
-        losses.append(round(statistics.mean(trainer.train(PLATEAU_MEAN)), 3))
-        if not constant:
-            states = trainer.states(windows(dataset.validation, training.sequence_length))
-            constant = [round(constant_units(h), 3) for h in states]
+def check(config: Config, steps: int) -> None:
+    """Raise UserError if the config is not the study's recipe, or the steps not whole parts."""
+    for name, value in RECIPE.items():
+        section, field = name.split(".")
+        if (given := getattr(getattr(config, section), field)) != value:
+            raise UserError(f"{config.name} has {name} {given!r}; it must be {value!r} here.")
+    most = config.training.steps_per_epoch  # afterwards, the learning rate changes
+    if not 0 < steps <= most or steps % PLATEAU_MEAN:
+        raise UserError(
+            f"--steps is {steps}; it must be a multiple of {PLATEAU_MEAN} and at most {most}, an "
+            "epoch."
+        )
+
+
+def record(config: Config, framework: str) -> Plateau:
+    """Return the record of a training before its first step."""
     hardware = describe_hardware()
     if framework == "PyTorch":
         hardware = f"{hardware.rpartition(', ')[0]}, PyTorch {torch.__version__}"
     return Plateau(
         config=config.name,
         framework=framework,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        seed=training.seed,
-        losses=losses,
-        constant=constant,
+        batch_size=config.training.batch_size,
+        learning_rate=config.training.learning_rate,
+        seed=config.training.seed,
+        losses=[],
+        constant=[],
         date=str(datetime.date.today()),
         hardware=hardware,
     )
+
+
+def first_steps(config: Config, framework: str, steps: int) -> Iterator[Plateau]:
+    """Yield what a training has given so far, every PLATEAU_MEAN steps."""
+    run = record(config, framework)
+    config, dataset = load_dataset(config)
+    trainer = TRAINERS[framework](config, dataset.train)
+    tokens = windows(dataset.validation, config.training.sequence_length)
+    parts = range(steps // PLATEAU_MEAN)
+    for _ in track(parts, f"seed {run.seed}, {PLATEAU_MEAN} steps each"):
+        loss = statistics.mean(trainer.train(PLATEAU_MEAN))
+        if not math.isfinite(loss):
+            raise UserError(f"the training loss is {loss} after {run.steps} steps.")
+        shares = [round(constant_units(h), 3) for h in trainer.states(tokens)]
+        run = replace(run, losses=[*run.losses, round(loss, 3)], constant=[*run.constant, shares])
+        yield run
 
 
 def windows(tokens: Int[np.ndarray, "N"], length: int) -> Int[np.ndarray, "B T"]:

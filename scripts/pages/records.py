@@ -216,9 +216,13 @@ class Plateau(Record, kw_only=True):
     learning_rate: Positive
     seed: Whole
     losses: Annotated[list[Number], Meta(min_length=1)]  # of each PLATEAU_MEAN steps, the mean
-    constant: list[Number] = []  # by layer, after PLATEAU_MEAN steps; none: not measured
+    constant: list[list[Number]] = []  # after them, the share of each layer; none: not measured
     date: str
     hardware: str
+
+    def __post_init__(self) -> None:
+        if self.constant and len(self.constant) != len(self.losses):
+            raise ValueError("constant and losses have different lengths")
 
     @property
     def key(self) -> tuple[str, str, float, float, int]:

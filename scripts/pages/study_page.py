@@ -24,7 +24,7 @@ from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS, all_jobs
 from pages.markdown import render
-from pages.records import PLATEAU_MEAN, EarlyStopping, MeanLoss, Plateau, Run, grouped
+from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -340,23 +340,25 @@ class Page:
         corners = losses[::-1], range(len(losses), 0, -1)
         return f"{np.interp(low, *corners) - np.interp(high, *corners):.1f}"
 
+    def by_pytorch(self, name: str) -> Plateau | None:
+        """Return PyTorch's longest training of a config's first steps by its recipe, or None."""
+        recipe = load_config(name).training
+        like = (
+            p
+            for p in self.plateaus[name]
+            if (p.framework, p.batch_size, p.learning_rate)
+            == ("PyTorch", recipe.batch_size, recipe.learning_rate)
+        )
+        return max(like, key=lambda p: p.steps, default=None)
+
     def first_steps(self, name: str) -> list[Row]:
         """Return a row per training of a config's first steps: constant units, and losses."""
         rows = []
         for p in self.plateaus[name]:
-            constant = ", ".join(f"{share:.0%}" for share in p.constant) or "not measured"
-            last = f"{p.losses[-1]:.2f} ({p.steps - PLATEAU_MEAN + 1} to {p.steps})"
-            rows += [
-                [
-                    p.framework,
-                    p.batch_size,
-                    f"{p.learning_rate:g}",
-                    p.seed,
-                    constant,
-                    f"{p.losses[0]:.2f}",
-                    last,
-                ]
-            ]
+            shares = [", ".join(f"{share:.0%}" for share in layers) for layers in p.constant]
+            first, last = (shares[0], shares[-1]) if shares else ("not measured", "not measured")
+            rows += [[p.framework, p.batch_size, f"{p.learning_rate:g}", p.seed, first, p.steps,
+                      last, f"{p.losses[-1]:.2f}"]]  # fmt: skip
         return rows
 
     def stopped(self) -> list[Row]:

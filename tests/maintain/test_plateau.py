@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 
 import chex
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from jaxgru.config import load_config, to_dict
 from jaxgru.data.dataset import load_dataset
+from jaxgru.errors import UserError
 from jaxgru.model import apply
 from maintain import plateau
 from pages.records import load_metrics
@@ -36,22 +38,54 @@ def test_jaxgrus_losses_are_those_of_train_py(config, tiny_run):
     )
 
 
-def test_pytorchs_first_loss_is_that_of_its_initial_model(config):
-    """The model's weights and the batch are the first numbers that the seed gives."""
+def test_pytorchs_losses_are_those_of_its_own_recipe(config):
+    """Weights, batches and dropout are the numbers that the seed gives, in this order."""
     config, dataset = load_dataset(config)
+    t, m = config.training, config.model
     tokens = torch.from_numpy(dataset.train.astype(np.int64))
-    V, T, B = config.model.vocab_size, config.training.sequence_length, config.training.batch_size
-    first, second = plateau.InPyTorch(config, dataset.train).train(2)
-    torch.manual_seed(config.training.seed)
-    m = config.model
-    model = plateau.torchref.MyGRUModel(V, m.embedding_dim, m.hidden_dim, m.num_layers,
+    losses = plateau.InPyTorch(config, dataset.train).train(3)
+    torch.manual_seed(t.seed)
+    model = plateau.torchref.MyGRUModel(m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers,
                                         m.dropout, second_bias=m.second_bias)  # fmt: skip
-    starts = torch.randint(0, len(tokens) - T - 1, (B,)).tolist()
-    inputs = torch.stack([tokens[i : i + T] for i in starts])
-    targets = torch.stack([tokens[i + 1 : i + T + 1] for i in starts])
-    logits, _ = model(inputs)
-    assert first == cross_entropy(logits.transpose(1, 2), targets).item()
-    assert second != first
+    optimizer = torch.optim.AdamW(model.parameters(), t.learning_rate, weight_decay=t.weight_decay)
+    for loss in losses:
+        starts = torch.randint(0, len(tokens) - t.sequence_length - 1, (t.batch_size,)).tolist()
+        inputs = torch.stack([tokens[i : i + t.sequence_length] for i in starts])
+        targets = torch.stack([tokens[i + 1 : i + t.sequence_length + 1] for i in starts])
+        expected = cross_entropy(model(inputs)[0].transpose(1, 2), targets)
+        assert loss == pytest.approx(expected.item(), rel=1e-6)  # float32
+        optimizer.zero_grad()
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), t.max_grad_norm)
+        optimizer.step()
+
+
+class Saturating:
+    """A trainer whose second unit becomes constant in the second part."""
+
+    def __init__(self, config, tokens):
+        self.losses = iter([4.0] * 24 + [1.5] + [2.0] * 25 + [math.nan] * 25)
+        self.parts = 0
+
+    def train(self, steps):
+        self.parts += 1
+        return [next(self.losses) for _ in range(steps)]
+
+    def states(self, tokens):
+        states = np.random.default_rng(0).uniform(-1, 1, (*tokens.shape, 2))
+        if self.parts > 1:
+            states[..., 1] = 0.9
+        return [states, states[..., :1]]
+
+
+def test_each_part_is_measured_after_its_steps(config, monkeypatch):
+    monkeypatch.setitem(plateau.TRAINERS, "jaxgru", Saturating)
+    steps = plateau.first_steps(config, "jaxgru", 75)
+    first, second = next(steps), next(steps)
+    assert (first.losses, first.constant) == ([3.9], [[0.0, 0.0]])
+    assert (second.losses, second.constant) == ([3.9, 2.0], [[0.0, 0.0], [0.5, 0.0]])
+    with pytest.raises(UserError, match="loss is nan after 50 steps"):
+        next(steps)
 
 
 def test_the_heads_of_the_last_states_are_the_logits(config):
@@ -91,31 +125,49 @@ def test_the_whole_script(script, config, tmp_path):
     given, output = tmp_path / "tiny.toml", tmp_path / "plateau.json"
     given.write_text(tomli_w.dumps(to_dict(config)))
     options = ["--config", given, "--output", output]
-    done = script("maintain/plateau", *options, "--steps", 30)
-    assert done.code == 2 and "a multiple of 25 and at most 50" in done.err
+
+    def message(*more):
+        before = output.exists() and output.read_text()
+        done = script("maintain/plateau", *options, *more)
+        assert done.code == 2 and done.err.count("\n") == 1
+        assert (output.exists() and output.read_text()) == before
+        return done.err
+
+    assert "a multiple of 25 and at most 50" in message("--steps", 30)
+    assert "cannot be written" in message("--steps", 25, "--output", tmp_path / "none" / "p.json")
     for more in (
-        ["--seeds", 0, 2],
-        ["--framework", "PyTorch"],
-        ["--batch-size", 5],
-        ["--learning-rate", 0.01],
-        ["--steps", 25],  # the seed 0 again: its training is replaced
+        ["--seeds", 0, 2, "--steps", 25],
+        ["--seeds", 2, "--steps", 50],  # more steps of the same seed replace fewer
+        ["--framework", "PyTorch", "--steps", 25],
+        ["--batch-size", 5, "--steps", 25],
+        ["--learning-rate", 0.01, "--steps", 25],
     ):
-        done = script("maintain/plateau", *options, "--steps", 50, *more)
+        done = script("maintain/plateau", *options, *more)
         assert (done.code, done.err) == (0, "")
     runs = json.loads(output.read_text())
     of_key = ("framework", "batch_size", "learning_rate", "seed")
     assert [(*map(r.get, of_key), len(r["losses"])) for r in runs] == [
-        ("PyTorch", 4, 3e-3, 0, 2),
-        ("jaxgru", 5, 3e-3, 0, 2),
-        ("jaxgru", 4, 1e-2, 0, 2),
+        ("PyTorch", 4, 3e-3, 0, 1),
+        ("jaxgru", 5, 3e-3, 0, 1),
+        ("jaxgru", 4, 1e-2, 0, 1),
         ("jaxgru", 4, 3e-3, 0, 1),
         ("jaxgru", 4, 3e-3, 2, 2),
     ]
     for run in runs:
-        assert run["config"] == config.name and run["constant"] == [0.0, 0.0]
+        assert run["config"] == config.name and run["constant"] == [[0.0, 0.0]] * len(run["losses"])
         assert np.log(config.model.vocab_size) > run["losses"][0] >= run["losses"][-1]
+    assert "has 50 steps of seed 2; 25 would replace them" in message(
+        "--steps", 25, "--seeds", 0, 2
+    )
+
+
+@pytest.mark.parametrize("field, value", [("data.sampling", "streams"), ("training.beta1", "0.8")])
+def test_another_recipe_is_refused(config, field, value):
+    other = load_config("astra_alpha", {field: value})
+    with pytest.raises(UserError, match=f"astra_alpha has {field} .*{value}'?; it must be"):
+        plateau.check(other, 25)
 
 
 def test_another_cell_is_refused(script):
     done = script("maintain/plateau", "--config", "leviathan")
-    assert done.code == 2 and "leviathan is not a GRU" in done.err
+    assert done.code == 2 and "leviathan has model.cell 'lstm'; it must be 'gru'" in done.err
