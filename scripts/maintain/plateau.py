@@ -43,6 +43,7 @@ from jaxgru.errors import UserError
 from jaxgru.files import check_writable, write_text
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.parallel.sharding import data_mesh, one_copy, spread
+from jaxgru.runs.commits import current_commit
 from jaxgru.training import init_state, train_steps
 from jaxgru.training.step import state_shardings
 from pages.records import PLATEAU_MEAN, Plateau, dumps, load_or
@@ -149,6 +150,7 @@ def record(config: Config, framework: str) -> Plateau:
         constant=[],
         date=str(datetime.date.today()),
         hardware=hardware,
+        commit=current_commit(),
     )
 
 

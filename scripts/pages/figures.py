@@ -58,7 +58,7 @@ def plot_memory(
     for order, loss in list(enumerate(ngrams, 1))[1:]:  # order 1 is far above the rest
         if loss > ngrams[order - 2] - 0.03:
             break  # the lines would overlap
-        name = {2: "counted bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
+        name = {2: "character bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
         axes.axhline(loss, color="0.6", lw=0.8, ls="--", zorder=1)
         axes.annotate(name, (1, loss), xycoords=("axes fraction", "data"), xytext=(3, 0),
                       va="center", textcoords="offset points", fontsize=8,

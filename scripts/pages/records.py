@@ -219,6 +219,7 @@ class Plateau(Record, kw_only=True):
     constant: list[list[Number]] = []  # after them, the share of each layer; none: not measured
     date: str
     hardware: str
+    commit: str | None = None
 
     def __post_init__(self) -> None:
         if self.constant and len(self.constant) != len(self.losses):
