@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs"
     )
-    parser.add_argument("--list", action="store_true", help="print what is done and exit")
+    parser.add_argument("--list", action="store_true",
+                        help="print what is done, of all runs or those of --only")  # fmt: skip
     parser.add_argument("--minutes", type=float, metavar="M",
                         help="then save, stop and exit 3; run again to continue")  # fmt: skip
     parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
@@ -40,6 +41,7 @@ def main() -> None:
     for name in arguments.only:
         if name not in SEEDS:
             parser.error(f"the study has no {name!r}; it has {', '.join(SEEDS)}.")
+    arguments.all |= arguments.list and not arguments.only
     if arguments.all == bool(arguments.only):
         parser.error("give one of --all and --only CONFIG ….")
     if arguments.minutes is not None and not arguments.minutes > 0:

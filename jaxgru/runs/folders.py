@@ -157,6 +157,8 @@ def find_run(path: str | Path) -> Path:
     for run in (path, path / "latest"):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return run.resolve()
+    if os.path.isfile(path):
+        raise RunError(f"{path} is a file; a run is a folder.")
     raise RunError(f"there is no run in {path}: neither it nor its 'latest' has a config.toml.")
 
 

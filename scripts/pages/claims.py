@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BASELINES = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
+FEW = 2  # epochs: not the dozens of a claim
 NEAR = 0.01  # nats per token above the lowest validation loss
 
 Verdict = tuple[str, str]
@@ -59,6 +60,8 @@ def _one_epoch(page: Page) -> Verdict:
     verdict = "refuted" if len(fail) == len(runs) else "supported"
     if fail and verdict == "supported":
         verdict += f" for all but {', '.join(fail)}"
+    if few := [name for name, run in runs.items() if run.result_epoch <= FEW]:
+        verdict += f"; barely tested with {', '.join(few)}: weights of epoch {FEW} or earlier"
     return verdict, "; ".join(
         f"{name}: {run.epochs[0].val_loss:.3f} with its state after 1 epoch, "
         f"{run.measured.stateless:.3f} stateless after {run.result_epoch}"

@@ -68,8 +68,8 @@ class Page:
         self.alpha = self.first.get("astra_alpha")
         self.missing = missing(runs)
         self.untrained = [name for name in SEEDS if name not in self.first]
-        machines = sorted({(run.measured.date, run.measured.hardware) for run in runs})
-        self.made = "; ".join(f"{date}, {hardware}" for date, hardware in machines)
+        dates = sorted({run.measured.date for run in runs})
+        self.made = " to ".join(dates[:1] + dates[1:][-1:])
         self.bigram = ngrams["astra_alpha"][1]
         no_dropout = self.variant({"model.dropout": 0.0})
         self.recoveries = {name: run.measured.recovery for name, run in self.first.items()}

@@ -166,6 +166,7 @@ class TestScript:
         assert "bengio_mlp: done" in done.out
         assert "bengio_mlp --training.seed 1: begun in" in done.out
         assert "leviathan: to do" in done.out
+        assert script("reproduce", "--list", "--runs", tmp_path).out == done.out
 
     @pytest.mark.parametrize(
         "options, says",

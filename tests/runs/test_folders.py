@@ -74,6 +74,11 @@ def test_a_name_that_no_file_can_have_is_no_run():
         find_run("x" * 300)
 
 
+def test_a_file_is_no_run():
+    with pytest.raises(RunError, match=r"folders\.py is a file; a run is a folder\."):
+        find_run(__file__)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
