@@ -67,7 +67,7 @@ RECIPE = {
 
 
 class Trainer(Protocol):
-    """A model in its first epoch, with a framework's own random numbers."""
+    """A model in training, with a framework's own random numbers."""
 
     def train(self, steps: int) -> list[float]:
         """Take training steps; return the loss before each of them."""
@@ -87,7 +87,7 @@ def main() -> None:
     add("--batch-size", type=int, help="rows (the config's)")
     add("--learning-rate", type=float, help="(the config's)")
     add("--seeds", type=int, nargs="+", default=[0], help="one training each (0)")
-    add("--steps", type=int, default=450, help="of training, at most an epoch (%(default)s)")
+    add("--steps", type=int, default=450, help="of training (%(default)s)")
     add("--output", type=Path, default=Path("docs/plateau.json"), help="(%(default)s)")
     arguments = parser.parse_args()
     given = {name: getattr(arguments, name) for name in ("batch_size", "learning_rate")}
@@ -127,11 +127,10 @@ def check(config: Config, steps: int) -> None:
         section, field = name.split(".")
         if (given := getattr(getattr(config, section), field)) != value:
             raise UserError(f"{config.name} has {name} {given!r}; it must be {value!r} here.")
-    most = config.training.steps_per_epoch  # afterwards, the learning rate changes
+    most = config.training.epochs * config.training.steps_per_epoch
     if not 0 < steps <= most or steps % PLATEAU_MEAN:
         raise UserError(
-            f"--steps is {steps}; it must be a multiple of {PLATEAU_MEAN} and at most {most}, an "
-            "epoch."
+            f"--steps is {steps}; it must be a multiple of {PLATEAU_MEAN} and at most {most}."
         )
 
 
@@ -221,10 +220,11 @@ class InPyTorch:
             m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, m.dropout,
             second_bias=m.second_bias,
         )  # fmt: skip
-        self.optimizer, _ = torchref.make_optimizer(
+        self.optimizer, self.schedule = torchref.make_optimizer(
             self.model, self.training.learning_rate, self.training.epochs,
             self.training.weight_decay,
         )  # fmt: skip
+        self.step = 0
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw random crops; return their inputs and targets."""
@@ -237,10 +237,15 @@ class InPyTorch:
         """Take training steps; return the loss before each of them."""
         self.model.train()
         clip = self.training.max_grad_norm
-        return [
-            torchref.train_step(self.model, self.optimizer, *self.batch(), max_grad_norm=clip)
-            for _ in range(steps)
-        ]
+        losses = []
+        for _ in range(steps):
+            losses += [
+                torchref.train_step(self.model, self.optimizer, *self.batch(), max_grad_norm=clip)
+            ]
+            self.step += 1
+            if self.step % self.training.steps_per_epoch == 0:
+                self.schedule.step()
+        return losses
 
     @torch.no_grad()
     def states(self, tokens: Int[np.ndarray, "B T"]) -> list[Float[np.ndarray, "B T H"]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import chex
 import jax
@@ -19,6 +20,7 @@ from jaxgru.config import load_config, to_dict
 from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
 from jaxgru.model import apply
+from jaxgru.runs.folders import load_run_config
 from maintain import plateau
 from pages.records import load_metrics
 
@@ -29,26 +31,32 @@ def config(tiny_text):
     return load_config("astra_alpha", options)
 
 
-def test_jaxgrus_losses_are_those_of_train_py(config, tiny_run):
-    """tiny_run's first epoch has 3 steps of the same recipe."""
-    config, dataset = load_dataset(config)
-    losses = plateau.InJaxgru(config, dataset.train).train(3)
-    np.testing.assert_allclose(
-        statistics.mean(losses), load_metrics(tiny_run / "metrics.jsonl")[0].train_loss, rtol=1e-6
-    )
+def test_jaxgrus_losses_are_those_of_train_py(tiny_run):
+    """Both epochs of tiny_run, of 3 steps each."""
+    config, dataset = load_dataset(load_run_config(tiny_run))
+    trainer = plateau.InJaxgru(config, dataset.train)
+    epochs = [statistics.mean(trainer.train(3)) for _ in range(2)]
+    recorded = [epoch.train_loss for epoch in load_metrics(tiny_run / "metrics.jsonl")]
+    np.testing.assert_allclose(epochs, recorded, rtol=1e-6)
 
 
 def test_pytorchs_losses_are_those_of_its_own_recipe(config):
-    """Weights, batches and dropout are the numbers that the seed gives, in this order."""
+    """Weights, batches and dropout are the numbers that the seed gives, in this order.
+
+    In the 2nd of 2 epochs, the learning rate is half: (1 + cos(π/2))/2.
+    """
+    config = replace(config, training=replace(config.training, steps_per_epoch=2))
     config, dataset = load_dataset(config)
     t, m = config.training, config.model
     tokens = torch.from_numpy(dataset.train.astype(np.int64))
-    losses = plateau.InPyTorch(config, dataset.train).train(3)
+    trainer = plateau.InPyTorch(config, dataset.train)
+    losses = trainer.train(1) + trainer.train(3)
     torch.manual_seed(t.seed)
     model = plateau.torchref.MyGRUModel(m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers,
                                         m.dropout, second_bias=m.second_bias)  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), t.learning_rate, weight_decay=t.weight_decay)
-    for loss in losses:
+    for step, loss in enumerate(losses):
+        optimizer.param_groups[0]["lr"] = t.learning_rate * (1 if step < 2 else 0.5)
         starts = torch.randint(0, len(tokens) - t.sequence_length - 1, (t.batch_size,)).tolist()
         inputs = torch.stack([tokens[i : i + t.sequence_length] for i in starts])
         targets = torch.stack([tokens[i + 1 : i + t.sequence_length + 1] for i in starts])
@@ -133,7 +141,7 @@ def test_the_whole_script(script, config, tmp_path):
         assert (output.exists() and output.read_text()) == before
         return done.err
 
-    assert "a multiple of 25 and at most 50" in message("--steps", 30)
+    assert "a multiple of 25 and at most 100." in message("--steps", 30)
     assert "cannot be written" in message("--steps", 25, "--output", tmp_path / "none" / "p.json")
     for more in (
         ["--seeds", 0, 2, "--steps", 25],
