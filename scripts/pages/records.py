@@ -231,9 +231,16 @@ class Plateau(Record, kw_only=True):
         return self.config, self.framework, -self.batch_size, -self.learning_rate, self.seed
 
     @property
-    def mean(self) -> float:
-        """The mean loss of all steps."""
-        return statistics.mean(self.losses)
+    def constant_at_first(self) -> float:
+        """The share of constant units in the layers above layer 1, after PLATEAU_MEAN steps."""
+        return statistics.mean(self.constant[0][1:])
+
+    @property
+    def epochs(self) -> list[float]:
+        """The mean loss of each whole epoch."""
+        size = load_config(self.config).training.steps_per_epoch // PLATEAU_MEAN
+        whole = len(self.losses) // size
+        return [statistics.mean(self.losses[i * size : (i + 1) * size]) for i in range(whole)]
 
     @property
     def steps(self) -> int:

@@ -340,16 +340,13 @@ class Page:
         corners = losses[::-1], range(len(losses), 0, -1)
         return f"{np.interp(low, *corners) - np.interp(high, *corners):.1f}"
 
-    def by_pytorch(self, name: str) -> Plateau | None:
-        """Return PyTorch's longest training of a config's first steps by its recipe, or None."""
+    def by_recipe(self, name: str, framework: str) -> list[Plateau]:
+        """Return a framework's trainings of a config's first steps by its recipe, one per seed."""
         recipe = load_config(name).training
-        like = (
-            p
-            for p in self.plateaus[name]
-            if (p.framework, p.batch_size, p.learning_rate)
-            == ("PyTorch", recipe.batch_size, recipe.learning_rate)
-        )
-        return max(like, key=lambda p: p.steps, default=None)
+        like = framework, recipe.batch_size, recipe.learning_rate
+        return [
+            p for p in self.plateaus[name] if (p.framework, p.batch_size, p.learning_rate) == like
+        ]
 
     def first_steps(self, name: str) -> list[Row]:
         """Return a row per training of a config's first steps: constant units, and losses."""
@@ -357,8 +354,9 @@ class Page:
         for p in self.plateaus[name]:
             shares = [", ".join(f"{share:.0%}" for share in layers) for layers in p.constant]
             first, last = (shares[0], shares[-1]) if shares else ("not measured", "not measured")
+            whole = f"{p.epochs[0]:.3f}" if p.epochs else "–"
             rows += [[p.framework, p.batch_size, f"{p.learning_rate:g}", p.seed, first, p.steps,
-                      last, f"{p.losses[-1]:.2f}"]]  # fmt: skip
+                      last, f"{p.losses[-1]:.2f}", whole]]  # fmt: skip
         return rows
 
     def stopped(self) -> list[Row]:
