@@ -62,7 +62,7 @@ def _one_epoch(page: Page) -> Verdict:
         verdict += f" for all but {', '.join(fail)}"
     if few := [name for name, run in runs.items() if run.result_epoch <= FEW]:
         verdict += f"; barely tested with {', '.join(few)}: weights of epoch {FEW} or earlier"
-    return verdict, "; ".join(
+    return verdict + _slow(page), "; ".join(
         f"{name}: {run.epochs[0].val_loss:.3f} with its state after 1 epoch, "
         f"{run.measured.stateless:.3f} stateless after {run.result_epoch}"
         for name, run in runs.items()
@@ -140,7 +140,7 @@ def _largest(page: Page) -> Verdict:
     if len(costs) < 2 or "scribe_gamma" not in costs:
         return OPEN
     largest = max(costs, key=lambda name: statistics.mean(costs[name]))
-    return "supported" if largest == "scribe_gamma" else "refuted", (
+    return ("supported" if largest == "scribe_gamma" else "refuted") + _slow(page), (
         "what a lost state costs, nats per token, the mean over seeds: " + _means(costs)
     )
 
@@ -163,10 +163,16 @@ def _onset(page: Page) -> Verdict:
             _lowest(run.config, {length * (i + 1): loss for i, loss in enumerate(published)})
             for published in load_published(run.config).val_loss
         ]
-    return "supported" if holds else "refuted", (
+    return ("supported" if holds else "refuted") + _slow(page), (
         f"overfitting begins where the validation loss is lowest: {'; '.join(ours)}. In the "
         f"study's own losses, each of one batch: {'; '.join(theirs)}"
     )
+
+
+def _slow(page: Page) -> str:
+    """Name the models that learn more slowly than published: their seed may decide a verdict."""
+    names = [name for name in page.plateaus if name in page.first]
+    return f"; our {', '.join(names)} learns slowly" if names else ""
 
 
 def _lowest(name: str, losses: dict[int, float]) -> str:
@@ -197,12 +203,20 @@ def _deeper(page: Page) -> Verdict:
             values = list(losses.values())
             better = values == sorted(values, reverse=True)
             verdicts.append(f"{'supported' if better else 'refuted'} for {family}")
-            parts.append(_numbers(losses))
+            lowest = {name: _lowest_published(name) for name in losses}
+            parts.append(
+                f"{_numbers(losses)} (the study's lowest, of one batch: {_numbers(lowest)})"
+            )
     if not parts:
         return OPEN
     if run := page.first.get("leviathan"):
         parts.append(f"leviathan {run.measured.windows:.3f}")
     return ", ".join(verdicts), ("validation loss per token, windows of 128: " + "; ".join(parts))
+
+
+def _lowest_published(name: str) -> float:
+    """Return the lowest validation loss of a model's published runs; NaN: not known."""
+    return min(v for run in load_published(name).val_loss for v in run if not math.isnan(v))
 
 
 def _dropout(page: Page) -> Verdict:
@@ -230,7 +244,7 @@ CLAIMS: list[tuple[str, Callable[[Page], Verdict]]] = [
     ("One epoch with state beats dozens without", _one_epoch),
     ("Subword models suffer more", _subwords),
     ("The published stateful Scribe samples carry a state", _scribe_sampling),
-    ("Sensitivity grows with capacity: Moderate, High, Extreme", _capacity),
+    ("Sensitivity (of Astra) grows with capacity: Moderate, High, Extreme", _capacity),
     ('Stateless inference "fails hardest at γ scale" (of Scribe)', _largest),
     ("Astra-γ overfits late, Scribe-γ in between, Leviathan early", _onset),
     ("Leviathan is best within 3 epochs", _leviathan),
