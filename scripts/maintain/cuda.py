@@ -64,9 +64,9 @@ def benchmark(minutes: float, *options: str, folder: str = "benchmarks", **envir
     return Part(minutes, command, environment, small)
 
 
-def train(*options: str, **environment: str) -> Part:
-    """Return astra_gamma's published training: 20 epochs."""
-    command = ["scripts/train.py", "--config", "astra_gamma", *options]
+def train(*options: str, config: str = "astra_gamma", **environment: str) -> Part:
+    """Return the published training of a model: up to 20 epochs."""
+    command = ["scripts/train.py", "--config", config, *options]
     command += ["--runs", f"{RESULTS}/runs"]
     small = ["--training.epochs", "1", "--training.steps-per-epoch", "2", "--training.batch-size",
              "2", "--training.sequence-length", "4", "--model.hidden-dim", "8"]  # fmt: skip
@@ -99,6 +99,8 @@ PARTS = {
     "plateau": Part(4, ["scripts/maintain/plateau.py", "--seeds", *map(str, range(8)), "--output",
                         f"{RESULTS}/plateau.json"], FLOAT32,
                     ["--seeds", "0", "--steps", "25", "--batch-size", "1"]),
+    # the seed of docs/plateau.json that learns at once
+    "train_scribe_gamma": train("--training.seed", "4", config="scribe_gamma", **FLOAT32),
     "study": Part(10, ["scripts/reproduce.py", "--all", "--minutes", "9", "--runs",
                        f"{RESULTS}/study"], {}, ["--list"]),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def test_trainings_of_the_first_steps_stand_beside_their_model(tmp_path):
     assert "the PyTorch reference in epoch 1 (6.125), with" in prose
     # published: 5.8324 and earlier 5.1040; in epoch 8 2.6766 and 2.3005
     assert "The published run has 5.832 in epoch 1, the earlier one 5.104. **Seeds differ" in prose
-    assert "seed 7 of ours has 5.000, seed 8 of ours has 5.500. The seeds" in prose
+    assert "do:** of ours, seed 7 has 5.000 and seed 8 has 5.500. The seeds" in prose
     # layer 1 does not count: seed 6 has (0.5 + 0.75)/2, seed 8 (0.5 + 0.25)/2
     assert "Of 3 seeds of ours, 1 have more than half of the units of layers 2 to 4" in prose
     assert "constant, seed 7 none." in prose
