@@ -239,9 +239,10 @@ class InPyTorch:
         clip = self.training.max_grad_norm
         losses = []
         for _ in range(steps):
-            losses += [
-                torchref.train_step(self.model, self.optimizer, *self.batch(), max_grad_norm=clip)
-            ]
+            loss = torchref.train_step(
+                self.model, self.optimizer, *self.batch(), max_grad_norm=clip
+            )
+            losses.append(loss)
             self.step += 1
             if self.step % self.training.steps_per_epoch == 0:
                 self.schedule.step()
