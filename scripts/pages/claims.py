@@ -171,8 +171,7 @@ def _onset(page: Page) -> Verdict:
 
 def _slow(page: Page) -> str:
     """Name the models that learn more slowly than published: their seed may decide a verdict."""
-    names = [name for name in page.plateaus if name in page.first]
-    return f"; our {', '.join(names)} learns slowly" if names else ""
+    return f"; our {', '.join(page.slow)} learns slowly" if page.slow else ""
 
 
 def _lowest(name: str, losses: dict[int, float]) -> str:

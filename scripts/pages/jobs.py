@@ -13,7 +13,7 @@ from jaxgru.runs.published import recipe
 SEEDS = {
     "astra_alpha": 3,
     "astra_beta": 3,
-    "astra_gamma": 1,
+    "astra_gamma": 3,
     "scribe_alpha": 1,
     "scribe_beta": 2,
     "scribe_gamma": 1,
@@ -21,8 +21,7 @@ SEEDS = {
     "elman_alpha": 3,
     "bengio_mlp": 3,
 }
-"""The number of seeds, from 0 on, that each config is trained with. astra_gamma, scribe_gamma and
-leviathan take hours per seed on two cores, and have one."""
+"""The number of seeds, from 0 on, that each config is trained with."""
 
 NANOGPT = ("astra_beta", "astra_gamma")
 """The configs that are also evaluated as nanoGPT is, with --random-batches: their last epoch and

@@ -65,6 +65,7 @@ class Page:
         self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
         for run in self.plain:
             self.first.setdefault(run.config, run)
+        self.slow = [name for name in self.plateaus if name in self.first]
         self.alpha = self.first.get("astra_alpha")
         self.missing = missing(runs)
         self.untrained = [name for name in SEEDS if name not in self.first]
@@ -354,7 +355,7 @@ class Page:
         for p in self.plateaus[name]:
             shares = [", ".join(f"{share:.0%}" for share in layers) for layers in p.constant]
             first, last = (shares[0], shares[-1]) if shares else ("not measured", "not measured")
-            whole = f"{p.epochs[0]:.3f}" if p.epochs else "–"
+            whole = f"{epochs[0]:.3f}" if (epochs := p.epochs) else "–"
             rows += [[p.framework, p.batch_size, f"{p.learning_rate:g}", p.seed, first, p.steps,
                       last, f"{p.losses[-1]:.2f}", whole]]  # fmt: skip
         return rows
