@@ -6,18 +6,24 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-PART = ".part"  # ends the name of a file that is being written
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+PART = ".jaxgru-{}.part"
+"""The name of a file that is being written. It is short, whatever the file's own name is."""
 
 
-def read_bytes(path: Path, at_most: int | None = None) -> bytes:
-    """Read a regular file. Reading a pipe might never return, reading a device never end.
+def open_regular(path: Path, at_most: int | None = None) -> BinaryIO:
+    """Open a regular file. Reading a pipe might never return, reading a device never end.
 
     at_most: the largest size accepted, in bytes; a sparse file can have any size.
 
@@ -33,39 +39,68 @@ def read_bytes(path: Path, at_most: int | None = None) -> bytes:
     if at_most is not None and status.st_size > at_most:
         what = f"it has {status.st_size:,} bytes; there may be {at_most:,}"
         raise OSError(errno.EFBIG, what)
-    return path.read_bytes()  # raises the right error for a folder
+    return open(path, "rb")  # raises the right error for a folder
+
+
+def read_bytes(path: Path, at_most: int | None = None) -> bytes:
+    """Read a regular file. Raises as `open_regular`."""
+    with open_regular(path, at_most) as file:
+        return file.read()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a temporary file beside `path` and rename it: readers see the old file or the new one.
 
+    Of several processes that write one file, the last one wins. Temporary files in that folder that
+    killed processes have left are removed, where the file system has locks to tell them from those
+    that are being written.
+
     Raises:
       OSError: the folder cannot be written; the old file is untouched.
     """
-    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
+    _remove_abandoned(path.parent)
+    file = _create_part(path.parent)
     try:
-        with open(beside, "xb") as file:  # tempfile ignores the umask
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+            if fcntl is None:
+                file.close()  # Windows renames no open file
+            os.replace(file.name, path)  # before the lock is released
     except BaseException:
-        with contextlib.suppress(OSError):  # it may not exist yet, or be renamed already
-            os.unlink(beside)
+        with contextlib.suppress(OSError):  # it may be renamed already
+            os.unlink(file.name)
         raise
+
+
+def _create_part(folder: Path) -> BinaryIO:
+    """Create a temporary file and lock it: the lock says that its process is alive."""
+    while True:
+        file = open(folder / PART.format(secrets.token_hex(8)), "xb")  # tempfile ignores the umask
+        if _lock(file.fileno()) is not False and os.path.exists(file.name):
+            return file
+        file.close()  # another process found it before it was locked, and removes it
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files that no process has locked."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):  # whoever may not list a folder may still write into it
+        for path in folder.glob(PART.format("*")):
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)  # NFS locks for writers
+                try:
+                    if _lock(handle):
+                        os.unlink(path)
+                finally:
+                    os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write text as `write_bytes` does, in UTF-8, newlines unchanged."""
     write_bytes(path, text.encode())
-
-
-def remove_parts(path: Path) -> None:
-    """Remove the temporary files of processes that were killed inside `write_bytes(path, …)`."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(PART)}")
-    for part in path.parent.glob(f".*{PART}"):
-        if name.fullmatch(part.name):
-            part.unlink(missing_ok=True)
 
 
 def files_below(folder: Path) -> dict[str, int]:
@@ -104,7 +139,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def file_hash(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -129,20 +164,24 @@ def locked(path: Path) -> Iterator[bool]:
     Raises:
       OSError: the file cannot be created or opened.
     """
-    try:
-        import fcntl
-    except ImportError:
+    if fcntl is None:
         yield True
         return
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # NFS locks for writers
     try:
-        ours = True
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            ours = False
-        except OSError:
-            pass
-        yield ours
+        yield _lock(handle) is not False
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock an open file; return False where another has it, and None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None

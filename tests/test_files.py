@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from jaxgru import files
 from jaxgru.files import (
     check_writable,
     files_below,
     hashes,
     locked,
     read_bytes,
-    remove_parts,
     write_bytes,
     write_text,
 )
@@ -97,8 +98,9 @@ def test_hashes_name_every_file_and_change_with_every_byte(tmp_path):
     assert hashes(tmp_path)["empty"] != before["empty"]
 
 
-def test_the_parts_of_a_write_that_was_killed_are_removed(tmp_path, monkeypatch):
-    """Killed at its last moment: neither renamed nor tidied up."""
+@pytest.fixture
+def abandoned(tmp_path, monkeypatch):
+    """What a process leaves that is killed at its last moment, neither renamed nor tidied up."""
 
     class Killed(BaseException):
         pass
@@ -111,21 +113,86 @@ def test_the_parts_of_a_write_that_was_killed_are_removed(tmp_path, monkeypatch)
         patch.setattr(os, "unlink", lambda _: None)
         with pytest.raises(Killed):
             write_bytes(tmp_path / "file", b"new")
-    assert len(os.listdir(tmp_path)) == 1
+    [part] = tmp_path.iterdir()
+    return part
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write_in_that_folder(
+    tmp_path, abandoned
+):
+    assert abandoned.read_bytes() == b"new"
+    write_bytes(tmp_path / "other", b"whole")
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_without_locks_nobody_can_tell_so_it_stays(tmp_path, monkeypatch, abandoned):
+    monkeypatch.setattr(files, "fcntl", None)
+    write_bytes(tmp_path / "other", b"whole")
+    assert sorted(os.listdir(tmp_path)) == [abandoned.name, "other"]
+
+
+def test_two_write_one_file_and_the_last_one_wins(tmp_path, monkeypatch):
+    """The second one begins and ends while the first one writes."""
+    path, fsync = tmp_path / "file", os.fsync
+
+    def during_the_first(handle):
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_bytes(path, b"second")
+        assert path.read_bytes() == b"second"
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", during_the_first)
+    write_bytes(path, b"first")
+    assert path.read_bytes() == b"first" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    """Another process takes it for an abandoned one in the moment between the two."""
+    lock, looked = files._lock, []
+
+    def late(handle):
+        if not looked:
+            looked.append(True)
+            monkeypatch.setattr(files, "_lock", lock)
+            files._remove_abandoned(tmp_path)
+            assert os.listdir(tmp_path) == []
+        return lock(handle)
+
+    monkeypatch.setattr(files, "_lock", late)
     write_bytes(tmp_path / "file", b"whole")
-    write_bytes(tmp_path / "file2", b"other")
-    remove_parts(tmp_path / "file")
-    assert sorted(os.listdir(tmp_path)) == ["file", "file2"]
+    assert looked and (tmp_path / "file").read_bytes() == b"whole"
+    assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["file", "[lab].pth", "a*b", "?"])
-def test_only_the_parts_of_that_very_file_are_removed(tmp_path, name):
-    """A name may look like a pattern, or begin another's."""
-    others = [f".{name}.txt.x1y2z3w4.part", ".l.pth.x1y2z3w4.part", f".{name}.part", ".ab.0a.part"]
-    for part in (*others, f".{name}.x1y2z3w4.part"):
-        (tmp_path / part).write_bytes(b"half")
-    remove_parts(tmp_path / name)
-    assert sorted(os.listdir(tmp_path)) == sorted(others)
+def test_only_files_that_are_called_so_are_removed(tmp_path):
+    (tmp_path / "kept").touch()
+    others = [".jaxgru-.part.txt", "x.jaxgru-0a.part", ".x.part", ".jaxgru.part"]
+    for name in others:
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / ".jaxgru-0a.part")
+    (tmp_path / ".jaxgru-0b.part").symlink_to("kept")
+    (tmp_path / ".jaxgru-0c.part").mkdir()
+    write_bytes(tmp_path / "file", b"whole")
+    assert {"kept", "file", ".jaxgru-0c.part", *others} <= set(os.listdir(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "a*[b]?" * 42])
+def test_the_longest_names_that_files_can_have(tmp_path, name):
+    """Linux, NAME_MAX: 255 bytes."""
+    write_bytes(tmp_path / name, b"whole")
+    assert os.listdir(tmp_path) == [name]
+    with pytest.raises(OSError, match="File name too long"):
+        write_bytes(tmp_path / ("x" * 256), b"whole")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.glob", refuse)
+    write_bytes(tmp_path / "file", b"whole")
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):
@@ -157,6 +224,14 @@ def test_a_file_larger_than_may_be_is_not_read(tmp_path, size, whole):
     else:
         with pytest.raises(OSError, match="it has 4 bytes; there may be 3"):
             read_bytes(path, at_most=3)
+
+
+@pytest.mark.parametrize("read", [read_bytes, files.file_hash])
+def test_neither_a_pipe_nor_a_device_is_opened(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="it is a pipe or a device"):
+            read(path)
 
 
 def test_files_below_a_folder_are_files_and_nothing_else(tmp_path):

@@ -11,7 +11,6 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, early_value
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
-from jaxgru.files import remove_parts
 from jaxgru.interop import SUFFIXES, InteropError, model_suffix
 from jaxgru.interop.pth import load_pth, save_pth
 from jaxgru.interop.safetensors import save_safetensors
@@ -67,7 +66,6 @@ def main() -> None:
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
-        remove_parts(place)
         save(place, params, config, tokenizer)
     except OSError as error:
         raise InteropError(f"{target} cannot be written: {error.strerror}.") from error

@@ -24,12 +24,9 @@ import tomli_w
 from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.errors import UserError, command
-from jaxgru.files import PART, check_writable, locked, remove_parts, write_text
+from jaxgru.files import check_writable, locked, write_text
 from jaxgru.parallel.processes import is_first
-from jaxgru.runs import commits
 
-REWRITTEN = ("config.toml", "metrics.jsonl", "loss.png", "samples.txt", commits.FILE_NAME)
-"""The files of a run that are replaced as a whole while it is trained, or when it is resumed."""
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
@@ -183,7 +180,7 @@ def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Co
 
 @contextlib.contextmanager
 def claim(run: Path) -> Iterator[Callable[[], None]]:
-    """Lock a run for training, and delete the partial files of killed processes.
+    """Lock a run for training, and delete the partial checkpoints of killed processes.
 
     Yields a function that raises RunError once the folder has been moved or deleted. If the disk is
     full or fails inside the context, the error says so and names the last intact checkpoint.
@@ -238,13 +235,9 @@ def _what_is_left(run: Path) -> str:
 
 
 def _clear(run: Path) -> None:
-    """Delete the partial files of processes that were killed while they wrote."""
+    """Delete the partial checkpoints of processes that were killed; see also `write_bytes`."""
     for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path)
-    for name in REWRITTEN:
-        remove_parts(run / name)
-    for path in (run / EPOCHS_FOLDER).glob(f".*{PART}"):
-        path.unlink(missing_ok=True)
 
 
 def _clear_behind_threads(run: Path) -> None:

@@ -13,6 +13,7 @@ from random_models import random_params, same_bits
 
 import jaxgru
 from jaxgru import Config, ModelConfig
+from jaxgru.cli import convert
 from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.interop.pth import load_pth_model
 from jaxgru.interop.safetensors import load_safetensors, save_safetensors
@@ -181,16 +182,30 @@ def test_a_device_or_a_pipe_is_not_replaced(script, saved, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_what_a_killed_conversion_left_is_removed_by_the_next(script, saved, tmp_path):
-    os.mkdir(tmp_path / "store")
-    (tmp_path / "m.pth").symlink_to("store/x.pth")
-    left = [tmp_path / "store" / ".x.pth.x1y2z3w4.part", tmp_path / ".n.pth.x1y2z3w4.part"]
-    for part in left:
-        part.write_bytes(b"half")
-    assert script("convert", "m.safetensors", "m.pth").code == 0
-    assert [part.exists() for part in left] == [False, True]  # the other is of another file
-    assert script("convert", "m.safetensors", "n.pth").code == 0
-    assert not left[1].exists()
+def test_two_at_once_to_one_file(script, saved, tmp_path, monkeypatch):
+    """The second one begins and ends while the first one writes; the first one is the last."""
+    other = random_params(MODEL, seed=1)
+    save_safetensors(tmp_path / "n.safetensors", other, Config("n", MODEL), TOKENIZER)
+    fsync = os.fsync
+
+    def during_the_first(handle):
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(sys, "argv", ["convert", "n.safetensors", "x.pth"])
+        convert.main()
+        assert same_bits(load_pth_model(tmp_path / "x.pth")[0], other)
+
+    monkeypatch.setattr(os, "fsync", during_the_first)
+    outcome = script("convert", "m.safetensors", "x.pth")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert same_bits(load_pth_model(tmp_path / "x.pth")[0], random_params(MODEL))
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "n.safetensors", "x.pth"]
+
+
+def test_the_longest_name(script, saved, tmp_path):
+    """255 bytes; one more is refused, see `test_refused`."""
+    name = "n" * 251 + ".pth"
+    assert script("convert", "m.safetensors", name).code == 0
+    assert same_bits(load_pth_model(tmp_path / name)[0], random_params(MODEL))
 
 
 @pytest.mark.parametrize("when", [pytest.param("fsync", marks=pytest.mark.slow), "replace"])
