@@ -1,18 +1,21 @@
-"""Evaluate a trained model on the whole validation split, with and without its state.
+"""Evaluate a trained model on its validation split or on another text, with and without its state.
 
 With --ngram, print the loss of a counted n-gram model on that split.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, load_model
-from jaxgru.config import load_config
+from jaxgru.config import Config, load_config
+from jaxgru.data.corpus import TINY_SHAKESPEARE, load_corpus
 from jaxgru.data.dataset import Dataset, load_dataset
-from jaxgru.errors import needs
+from jaxgru.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.errors import UserError, needs, printable
 from jaxgru.evaluation import in_units
 from jaxgru.files import check_writable
 from jaxgru.interop import model_suffix
@@ -21,6 +24,7 @@ from jaxgru.runs.measurements import best_kept_epoch, save_record
 
 with needs("train"):
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -30,9 +34,15 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         ["evaluate --run runs/astra_alpha", "evaluate --pretrained astra_alpha",
-         "evaluate --ngram 2"],
+         "evaluate --run astra_alpha.safetensors --text hamlet.txt", "evaluate --ngram 2"],
     )  # fmt: skip
     parser.add_model()
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="UTF-8 text to evaluate on, the whole of it (default: the validation split of the "
+        "text that the model was trained on, which may be given here if it was moved)",
+    )
     parser.add_argument(
         "--save", action="store_true", help="also write the results into the run folder"
     )
@@ -55,6 +65,8 @@ def main() -> None:
     if arguments.save:
         if run is None or is_file:
             parser.error("--save writes into a run folder; give one with --run.")
+        if arguments.text is not None:
+            parser.error("--save is for the run's own text; it does not go with --text.")
         folder = find_run(run)
         try:
             check_writable(folder)
@@ -62,6 +74,8 @@ def main() -> None:
             parser.error(f"--save: {run} cannot be written: {error.strerror}.")
     if arguments.random_batches and arguments.ngram is not None:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
+    if arguments.text is not None and arguments.ngram is not None:
+        parser.error("--text is for a model; --ngram counts the text of --config.")
     console = Console(highlight=False)
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -69,8 +83,12 @@ def main() -> None:
         return
 
     params, config, tokenizer = load_model(arguments)
-    config, dataset = load_dataset(config, tokenizer)
-    window = config.training.sequence_length
+    dataset = load_text(config, tokenizer, arguments.text)
+    window, whole = config.training.sequence_length, dataset.train is dataset.validation
+    name = config.name
+    if arguments.text is not None:
+        part = "all" if whole else "the validation split"
+        name += f" on {part} of {escape(printable(arguments.text))}"
     with console.status("compiling") as status:
         record = state_cost.measure(
             params,
@@ -86,11 +104,38 @@ def main() -> None:
             if best:
                 batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
                 record["random_batches"]["best"] = {"epoch": best[0], **batches}
-    console.print(_losses(config.name, window, record), _text(record["text"]), sep="\n")
+    console.print(_losses(name, window, record), _text(record["text"], whole), sep="\n")
     if "chain" in record:
         console.print(_markov_chain(record["chain"]))
     if folder:
         save_record(folder, record)
+
+
+def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset:
+    """Load the text that a model is evaluated on; None: the one that it was trained on.
+
+    That one is split as in training, wherever it is now. Of another, both splits are all of it.
+
+    Raises:
+      UserError: the text cannot be read, or the model cannot encode it; without `text`, also if the
+        model's own was moved, has changed, or cannot be told from others for lack of a SHA-256.
+    """
+    if text is None:
+        if not config.data.sha256 and config.data.corpus != TINY_SHAKESPEARE:
+            raise UserError(
+                f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
+                "on; give a text with --text."
+            )
+        return load_dataset(config, tokenizer, "--text")[1]
+    corpus = load_corpus(text)
+    if corpus.sha256 == config.data.sha256:
+        data = dataclasses.replace(config.data, corpus=text)
+        return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]
+    try:
+        tokens = tokenizer.encode(corpus.text)
+    except TokenizerError as error:
+        raise TokenizerError(f"the model cannot be evaluated on {text}: {error}") from error
+    return Dataset(tokens, tokens, tokenizer, corpus.source)
 
 
 def _losses(name: str, window: int, record: state_cost.Record) -> Table:
@@ -134,16 +179,18 @@ def _in_units(
     return table
 
 
-def _text(record: state_cost.Record) -> Table:
+def _text(record: state_cost.Record, whole: bool) -> Table:
+    """whole: the text has no splits, so no words are known from training."""
     table = Table(
         title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
         f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}"
     )
     table.add_column("")
     for name in record:
-        table.add_column(name, justify="right")
+        table.add_column(name.removeprefix("validation ") if whole else name, justify="right")
     for measure, title in state_cost.TEXT_MEASURES.items():
         cells = [values.get(measure) for values in record.values()]
+        title = title.replace("the training text", "the text") if whole else title
         table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,22 +27,31 @@ class Dataset:
     source: str
 
 
-def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> tuple[Config, Dataset]:
+def load_dataset(
+    config: Config, tokenizer: Tokenizer | None = None, option: str = "--data.corpus"
+) -> tuple[Config, Dataset]:
     """Load the text that a config trains on; tokenizer None: learn one from the whole corpus.
 
     Returns the config, with what the corpus decides (its SHA-256, its absolute path, the size of a
     character vocabulary), and the dataset.
+
+    Args:
+      option: what an error names as the way to give the text, where it was moved or is another.
 
     Raises:
       UserError: the corpus cannot be read, does not have the config's SHA-256, or is too short for
         one batch or for validation.
     """
     data = config.data
+    if data.sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
+        raise UserError(
+            f"there is no text {data.corpus}; if it was moved, give its place with {option}."
+        )
     corpus = load_corpus(data.corpus)
     if data.sha256 not in ("", corpus.sha256):
         raise UserError(
-            f"the corpus {data.corpus} has changed: its SHA-256 is {corpus.sha256}, "
-            f"but the run was made with {data.sha256}."
+            f"the corpus {data.corpus} has changed or is another text: its SHA-256 is "
+            f"{corpus.sha256}, not {data.sha256}; give the right one with {option}."
         )
     if tokenizer is None:
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)

@@ -5,6 +5,7 @@ Most of it runs in this process (see `script` in conftest.py); a few real proces
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -29,7 +30,8 @@ from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import run_script
 from jaxgru.config import dotted_names, load_config
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.evaluation import random_batch_losses
+from jaxgru.evaluation import random_batch_losses, window_loss
+from jaxgru.interop.onnx import save_onnx
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.runs import lifecycle
 
@@ -180,6 +182,27 @@ def table_rows(out: str) -> dict[str, list[float]]:
     }
 
 
+def only_windows(params, tokenizer, dataset, window, *_) -> state_cost.Record:
+    """A record with one true loss, for the time that the others would take."""
+    tokens = dataset.validation
+    return {
+        "text": {"validation text": {}}, "memory_curve": [], "stream": 1.0, "sensitivity": 1.0,
+        "num_tokens": len(tokens) - 1, "num_characters": tokenizer.num_characters(tokens[1:]),
+        "windows": window_loss(params, tokens, window),
+    }  # fmt: skip
+
+
+def script_options(model: str, run: Path, folder: Path) -> list[str]:
+    """The options that name a model: the run, the run in a file, or a pretrained one."""
+    if model == "pretrained":
+        return ["--pretrained", "astra_alpha"]
+    if model == "run":
+        return ["--run", str(run)]
+    save = {"safetensors": save_safetensors, "onnx": save_onnx}[model]
+    save(folder / f"m.{model}", *jaxgru.load_run(run))
+    return ["--run", f"m.{model}"]
+
+
 class TestEvaluate:
     @pytest.mark.slow
     def test_prints_what_numpy_computes(self, script, tiny_run, tiny_text, monkeypatch):
@@ -213,6 +236,33 @@ class TestEvaluate:
             assert rows[row] == pytest.approx([loss, bits, loss, bits], abs=1e-4)
         assert "the stateless Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
+
+    @pytest.mark.parametrize("model", ["run", "safetensors", "onnx", "pretrained"])
+    def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, monkeypatch, model):
+        """All of it, as NumPy computes it; the model's own text, moved, is split as ever."""
+        run = script_options(model, tiny_run, tmp_path)
+        params, config, tokenizer = jaxgru.load_run(tiny_run)
+        if model == "pretrained":
+            params, config, tokenizer = jaxgru.load_pretrained("astra_alpha")
+        monkeypatch.setattr(state_cost, "measure", only_windows)
+        text = "what light through yonder Juliet\n" * 3
+        (tmp_path / "other [b].txt").write_text(text)
+        done = script("evaluate", *run, "--text", "other [b].txt")
+        assert (done.code, done.err) == (0, "")
+        assert f"{config.name} on all of other [b].txt: 98 tokens, 98 characters" in done.out
+        assert "words that the text has, share" in done.out and "validation" not in done.out
+        window = config.training.sequence_length
+        loss = numpy_gru_losses(params, tokenizer.encode(text), window).mean()
+        row = table_rows(done.out)[f"windows of {window}, as in training"]
+        assert row[0] == pytest.approx(loss, abs=1e-4)
+        if model == "pretrained":
+            return
+        (tmp_path / "moved.txt").write_bytes(tiny_text.read_bytes())
+        done = script("evaluate", *run, "--text", "moved.txt")
+        assert "on the validation split of moved.txt: 299 tokens" in done.out
+        assert "words that the training text has, share" in done.out
+        (tmp_path / "tiny.txt").write_bytes(tiny_text.read_bytes())  # the name in the shared file
+        assert "astra_alpha: 299 tokens, 299 characters" in script("evaluate", *run).out
 
     def test_a_folder_that_cannot_be_written_is_refused_first(
         self, script, run_copy, tiny_text, monkeypatch
@@ -535,9 +585,47 @@ class TestEvaluateRefuses:
     def test_a_corpus_that_changed_or_is_gone(self, refused, run_copy, tmp_path, tiny_text):
         moved = tmp_path / "text.txt"
         edit(run_copy / "config.toml", str(tiny_text), str(moved))
-        assert str(moved) in refused("evaluate", "--run", run_copy)
+        says = f"there is no text {moved}; if it was moved, give its place with --text."
+        assert says in refused("evaluate", "--run", run_copy)
+        says = f"there is no text {moved}; if it was moved, give its place with --data.corpus."
+        assert says in refused("train", "--resume", run_copy)
         moved.write_text("something else")
-        assert "has changed" in refused("evaluate", "--run", run_copy)
+        message = refused("evaluate", "--run", run_copy)
+        assert "has changed or is another text" in message and "with --text." in message
+
+    def test_another_text_of_that_name_in_the_working_folder(
+        self, refused, tiny_run, tiny_text, tmp_path
+    ):
+        """A shared file has the name alone, so this may well be there."""
+        save_safetensors(tmp_path / "m.safetensors", *jaxgru.load_run(tiny_run))
+        evaluate = "evaluate", "--run", "m.safetensors"
+        says = "there is no text ./tiny.txt; if it was moved, give its place with --text."
+        assert says in refused(*evaluate)
+        (tmp_path / "tiny.txt").write_text(tiny_text.read_text() + "\n")
+        assert "tiny.txt has changed or is another text" in refused(*evaluate)
+        says = "give the right one with --data.corpus"
+        assert says in refused("train", "--init", "m.safetensors")
+        params, config, tokenizer = jaxgru.load_run(tiny_run)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, sha256=""))
+        save_safetensors(tmp_path / "m.safetensors", params, config, tokenizer)
+        assert "which ./tiny.txt it was trained on" in refused(*evaluate)
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
+            (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
+            (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
+            (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
+            (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
+        ],
+        ids=str,
+    )
+    def test_texts(self, refused, tiny_run, tmp_path, options, says):
+        (tmp_path / "odd.txt").write_text("But soft é 1")
+        (tmp_path / "short.txt").write_text("B")
+        options = [str(tiny_run) if option == "RUN" else option for option in options]
+        assert re.search(says, refused("evaluate", *options))
 
 
 class TestSampleNGram:

@@ -77,10 +77,21 @@ def test_a_corpus_that_changed_is_refused(tiny_text, tmp_path):
     path.write_bytes(tiny_text.read_bytes())
     config, _ = load_dataset(tiny_config(path))
     path.write_bytes(tiny_text.read_bytes() + b"!")
-    with pytest.raises(UserError, match="has changed") as refusal:
+    with pytest.raises(UserError, match="or is another text.*with --data.corpus") as refusal:
         load_dataset(config)
     assert config.data.sha256 in str(refusal.value)
     assert hashlib.sha256(path.read_bytes()).hexdigest() in str(refusal.value)
+
+
+def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
+    """Of a text that was never there, no place is asked for."""
+    config, _ = load_dataset(tiny_config(tiny_text))
+    gone = str(tmp_path / "gone.txt")
+    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=gone))
+    with pytest.raises(UserError, match=f"^there is no text {gone}; .* with --data.corpus.$"):
+        load_dataset(moved)
+    with pytest.raises(UserError, match=f"^There is no file {gone}; a corpus is"):
+        load_dataset(tiny_config(gone))
 
 
 def test_the_shortest_text_that_will_do(tmp_path):
