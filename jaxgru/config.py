@@ -12,7 +12,6 @@ import difflib
 import functools
 import hashlib
 import math
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -256,10 +255,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
       ConfigError: the name is unknown, or a section, field or value cannot be used.
     """
     path = Path(name_or_path)
-    if path.suffix == ".toml":
-        if not os.path.isfile(path):  # Path.is_file raises where a name is too long
-            raise ConfigError(f"there is no config file {path}.")
-    else:
+    if path.suffix != ".toml":
         known = config_names()
         if str(name_or_path) not in known:
             raise ConfigError(
@@ -269,6 +265,8 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
         path = config_dir() / f"{name_or_path}.toml"
     try:
         table = parse_toml(read_bytes(path, at_most=MAX_BYTES))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import errno
 import gc
 import mmap
 import os
@@ -28,7 +30,7 @@ from matplotlib.figure import Figure
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
-from jaxgru import layers, model  # noqa: E402
+from jaxgru import files, layers, model  # noqa: E402
 from jaxgru.data import corpus  # noqa: E402
 from jaxgru.model import Params  # noqa: E402
 
@@ -268,6 +270,17 @@ def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
         return Outcome(stopped.value.code, *capfd.readouterr())
 
     return run
+
+
+def refuse_to_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a file one that the user may not read, also where that is root, who may read all."""
+
+    def refuse(file, *args, **options):
+        if Path(file) == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return builtins.open(file, *args, **options)
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
 
 
 def contents(folder: Path) -> dict[str, object]:

@@ -213,8 +213,33 @@ def learn_tokenizer(kind: str, text: str, vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer into a run folder. Raises OSError where that fails."""
-    write_bytes(folder / tokenizer.file_name, tokenizer.to_bytes())
+    """Write the tokenizer into a run folder.
+
+    Raises:
+      TokenizerError: as `saved_bytes`.
+      OSError: the folder cannot be written.
+    """
+    write_bytes(folder / tokenizer.file_name, saved_bytes(tokenizer))
+
+
+def saved_bytes(tokenizer: Tokenizer) -> bytes:
+    """Return what `tokenizer_from_bytes` makes the same tokenizer of.
+
+    Raises:
+      TokenizerError: it would make none of it, or one of another class.
+    """
+    if type(tokenizer) not in TOKENIZERS:
+        known = " or ".join(cls.__name__ for cls in TOKENIZERS)
+        raise TokenizerError(
+            f"the tokenizer is a {type(tokenizer).__name__}, which could not be loaded again; it "
+            f"must be a {known}."
+        )
+    try:
+        data = tokenizer.to_bytes()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"the {tokenizer.kind} tokenizer is broken: {error}.") from error
+    tokenizer_from_bytes(tokenizer.kind, data)
+    return data
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -6,12 +6,15 @@ and writes files imports its framework only when a function needs it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 from jaxgru.errors import UserError
+from jaxgru.files import open_regular
 
 SUFFIXES = (".safetensors", ".onnx", ".pth")
 """The files that hold a whole model or its weights; `runs.load_run` reads them all."""
@@ -25,6 +28,22 @@ def model_suffix(path: str | Path) -> str:
 
 class InteropError(UserError):
     """Weights, or a file of them, that cannot be read or written."""
+
+
+@contextlib.contextmanager
+def open_model(path: str | Path, at_most: int | None = None) -> Iterator[BinaryIO]:
+    """Open a model's file: a regular one, of `at_most` so many bytes.
+
+    Raises:
+      InteropError: there is none, or it cannot be read, for the reason that the system gives.
+    """
+    try:
+        with open_regular(Path(path), at_most) as file:
+            yield file
+    except FileNotFoundError:
+        raise InteropError(f"there is no file {path}.") from None
+    except OSError as error:
+        raise InteropError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def import_torch() -> ModuleType:

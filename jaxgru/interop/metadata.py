@@ -10,9 +10,11 @@ sha256          of the tensors and all of the above, because the formats have no
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ from jaxgru.data.tokenizers import (
     SentencePieceTokenizer,
     Tokenizer,
     TokenizerError,
+    saved_bytes,
     tokenizer_from_bytes,
 )
 from jaxgru.interop import InteropError, check_shapes
@@ -36,17 +39,25 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
+    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`) only the
+    last name is kept, as "./text.txt": folders tell who wrote them.
+
     Raises:
-      InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
-        do not fit together.
+      InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
+        not fit together; or loading would not know the tokenizer.
     """
     tensors = check_params(where, params, config, tokenizer)
+    try:
+        data = saved_bytes(tokenizer)
+    except TokenizerError as error:
+        raise InteropError(f"{where}: {error}") from error
     metadata = {
         "format": "jaxgru",
-        "config": tomli_w.dumps(to_dict(config)),
+        "config": tomli_w.dumps(to_dict(_without_folders(config))),
         "tokenizer": tokenizer.kind,
-        "tokenizer_data": _encode(tokenizer.kind, tokenizer.to_bytes()),
+        "tokenizer_data": _encode(tokenizer.kind, data),
     }
+    read_config(where, metadata)  # so that nothing is written that cannot be loaded
     return tensors, metadata | {"sha256": _sha256(tensors, metadata)}
 
 
@@ -134,6 +145,20 @@ def check_model(
             f"{config.model.vocab_size}."
         )
     return like
+
+
+def _without_folders(config: Config) -> Config:
+    """Return the config with the last name of each path, unlike a name that is not a path."""
+
+    def last(path: str) -> str:
+        name = Path(path).name
+        return path if path == name else f"./{name}"
+
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, corpus=last(config.data.corpus)),
+        training=dataclasses.replace(config.training, init=last(config.training.init)),
+    )
 
 
 def _encode(kind: str, data: bytes) -> str:

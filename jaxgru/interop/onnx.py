@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,8 +35,8 @@ from jaxgru.cells.gru import check
 from jaxgru.config import Config
 from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import needs, shown
-from jaxgru.files import read_bytes, write_bytes
-from jaxgru.interop import InteropError, check_shapes
+from jaxgru.files import write_bytes
+from jaxgru.interop import InteropError, check_shapes, open_model
 from jaxgru.interop.gates import check_dtype, check_known, other_z, refusal
 from jaxgru.interop.metadata import (
     METADATA,
@@ -81,6 +80,9 @@ _DTYPES: dict[int, np.dtype] = {
 def save_onnx(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
     """Write a whole model into one .onnx file, which `load_onnx` reads back bit for bit.
 
+    The same model always gives the same file. Of the paths in the config, only the names of files
+    are kept: see `interop.metadata.pack`.
+
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
         not fit together; or the model cannot be exported (see `to_onnx`).
@@ -105,11 +107,11 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
       MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
     where = f"{path} cannot be used"
-    if not os.path.isfile(path):
-        raise InteropError(f"there is no file {path}.")
+    with open_model(path, at_most=_MAX_BYTES) as file:
+        data = file.read()
     try:
-        model = onnx.ModelProto.FromString(read_bytes(Path(path), at_most=_MAX_BYTES))
-    except (DecodeError, UnicodeDecodeError, OSError) as error:
+        model = onnx.ModelProto.FromString(data)
+    except (DecodeError, UnicodeDecodeError) as error:
         raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
     metadata, stored = _contents(where, model)
     check_metadata(where, metadata)

@@ -8,7 +8,7 @@ early stopping saves the `state_dict` alone; then the sizes are taken from its t
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import errno
 import io
 import math
 import os
@@ -17,7 +17,7 @@ import unicodedata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from jaxgru.data.corpus import load_corpus
 from jaxgru.data.tokenizers import Kind, Tokenizer, learn_tokenizer
 from jaxgru.errors import command, shown, warn
 from jaxgru.files import write_bytes
-from jaxgru.interop import InteropError, check_shapes, import_torch
+from jaxgru.interop import InteropError, check_shapes, import_torch, open_model
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.model import Params, flatten, init, unflatten
 
@@ -181,7 +181,7 @@ def save_pth(path: str | Path, params: Params, config: Config) -> None:
         "model_class": model_class,
         "model_name": config.name[:1].upper() + config.name[1:],
         "dropout": config.model.dropout,
-        "timestamp": datetime.datetime.now().isoformat(),
+        "timestamp": "",
         "version": 1,
     } | {key: getattr(config.model, field) for key, field in layout.integers.items()}
     file = io.BytesIO()
@@ -216,39 +216,46 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
 def _read(path: Path, where: str) -> dict[str, Any]:
     """Return the dict in the file; nothing in it is run."""
     torch = import_torch()
-    if not os.path.isfile(path):
-        raise InteropError(f"there is no file {path}.")
-    try:
-        with zipfile.ZipFile(path) as file:
-            # PyTorch writes uncompressed members; a compressed one could fill the memory.
-            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
-                raise InteropError(f"{where}: it is compressed, unlike any file of PyTorch.")
-            # Thousands of entries for one and the same member would take very long to check.
-            if sum(member.file_size for member in file.infolist()) > path.stat().st_size:
-                raise InteropError(f"{where}: its members claim to be larger than the file.")
-            damaged = file.testzip()  # PyTorch does not verify the checksums
-            for member in file.infolist():
-                if member.filename.endswith("data.pkl"):
-                    check_pickle(file.read(member))
-        if damaged is not None:
-            raise InteropError(f"{where}: it is damaged; {damaged} does not have its checksum.")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except InteropError:
-        raise
-    except zipfile.BadZipFile as error:
-        raise InteropError(
-            f"{where}: it is damaged, or no file that torch.save wrote (PyTorch 1.6 or newer)."
-        ) from error
-    except OSError as error:
-        raise InteropError(f"{path} cannot be read: {error.strerror}.") from error
-    except Exception as error:  # a hostile or damaged pickle can fail in any way
-        raise InteropError(
-            f"{where}: it is damaged, or holds more than tensors and plain values; nothing in it "
-            "was run."
-        ) from error
+    with open_model(path) as file:
+        try:
+            _check_archive(file, where)
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        except InteropError:
+            raise
+        except zipfile.BadZipFile as error:
+            raise InteropError(
+                f"{where}: it is damaged, or no file that torch.save wrote (PyTorch 1.6 or newer)."
+            ) from error
+        except Exception as error:  # a hostile or damaged pickle can fail in any way
+            # EINVAL: the archive names a place before its beginning
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            raise InteropError(
+                f"{where}: it is damaged, or holds more than tensors and plain values; nothing in "
+                "it was run."
+            ) from error
     if not isinstance(checkpoint, dict):
         raise InteropError(f"{where}: it holds a {type(checkpoint).__name__}, not a dict.")
     return checkpoint
+
+
+def _check_archive(file: BinaryIO, where: str) -> None:
+    """Raise InteropError, or any error, if the archive or its pickle is not one of PyTorch's."""
+    with zipfile.ZipFile(file) as archive:
+        # PyTorch writes uncompressed members; a compressed one could fill the memory.
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise InteropError(f"{where}: it is compressed, unlike any file of PyTorch.")
+        # Thousands of entries for one and the same member would take very long to check.
+        size = os.fstat(file.fileno()).st_size
+        if sum(member.file_size for member in archive.infolist()) > size:
+            raise InteropError(f"{where}: its members claim to be larger than the file.")
+        damaged = archive.testzip()  # PyTorch does not verify the checksums
+        for member in archive.infolist():
+            if member.filename.endswith("data.pkl"):
+                check_pickle(archive.read(member))
+    if damaged is not None:
+        raise InteropError(f"{where}: it is damaged; {damaged} does not have its checksum.")
 
 
 def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[str, Any]:

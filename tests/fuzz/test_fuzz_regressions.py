@@ -29,9 +29,15 @@ from jaxgru.data.tokenizers import (
 )
 from jaxgru.errors import UserError
 from jaxgru.interop import InteropError
+from jaxgru.interop.onnx import load_onnx
 from jaxgru.interop.pickles import check_pickle
 from jaxgru.interop.pth import load_pth_model, save_pth
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.safetensors import (
+    load_safetensors,
+    load_safetensors_config,
+    save_safetensors,
+)
+from jaxgru.runs.initial import config_from
 from pages.records import Kept, RecordError, RunMeasures, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +115,7 @@ class TestConfigs:
         assert "learning_rate is inf; it must be finite" in refusal(ConfigError, from_dict, table)
 
     def test_a_path_that_no_folder_takes(self):
-        assert "there is no config file" in refusal(ConfigError, load_config, "x" * 300 + ".toml")
+        assert "File name too long" in refusal(ConfigError, load_config, "x" * 300 + ".toml")
 
     def test_a_name_that_no_folder_takes(self):
         assert "at most 200" in refusal(ConfigError, from_dict, {"name": "x" * 201})
@@ -147,9 +153,29 @@ class TestFilesThatAreNone:
         assert "it is a pipe or a device" in refusal(TokenizerError, read_tokenizer, link)
 
     def test_models(self, pipe, tmp_path):
-        for call, suffix in ((load_safetensors, ".safetensors"), (load_pth_model, ".pth")):
-            for name in ("x" * 300 + suffix, pipe):
-                assert "there is no file" in refusal(InteropError, call, tmp_path / name)
+        for call, suffix in (
+            (load_safetensors, ".safetensors"),
+            (load_safetensors_config, ".safetensors"),
+            (config_from, ".safetensors"),  # train --init
+            (load_onnx, ".onnx"),
+            (load_pth_model, ".pth"),
+        ):
+            link = tmp_path / f"pipe{suffix}"
+            if not link.is_symlink():
+                link.symlink_to(pipe)
+            says = refusal(InteropError, call, str(link))
+            assert says == f"{link} cannot be read: it is a pipe or a device, not a file."
+        for call, suffix in (
+            (load_safetensors, ".safetensors"),
+            (load_onnx, ".onnx"),
+            (load_pth_model, ".pth"),
+        ):
+            says = refusal(InteropError, call, tmp_path / ("x" * 300 + suffix))
+            assert "cannot be read: File name too long" in says
+
+    def test_a_config(self, pipe, tmp_path):
+        (tmp_path / "x.toml").symlink_to(pipe)
+        assert "it is a pipe or a device" in refusal(ConfigError, load_config, tmp_path / "x.toml")
 
 
 class TestTokenizers:

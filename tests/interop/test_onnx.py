@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import LAYERS, layer
+from conftest import refuse_to_open
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import model_configs, random_bits, random_params, same_bits
@@ -451,9 +452,15 @@ class TestRefusals:
         assert refused > len(damaged) / 2
 
     def test_no_file(self, path, tmp_path):
-        for missing in (path, tmp_path):
-            with pytest.raises(InteropError, match=f"there is no file {missing}"):
-                load_onnx(missing)
+        with pytest.raises(InteropError, match=f"there is no file {path}"):
+            load_onnx(path)
+        with pytest.raises(InteropError, match=f"{tmp_path} cannot be read: Is a directory"):
+            load_onnx(tmp_path)
+
+    def test_why_the_system_does_not_let_it_be_read(self, saved, monkeypatch):
+        refuse_to_open(saved, monkeypatch)
+        with pytest.raises(InteropError, match=f"^{saved} cannot be read: Permission denied.$"):
+            load_onnx(saved)
 
     def test_float64_where_jax_would_round_it(self):
         with jax.enable_x64(True):

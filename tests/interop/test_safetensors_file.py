@@ -7,25 +7,49 @@ import dataclasses
 import hashlib
 import json
 import struct
+import subprocess
+import sys
 import tomllib
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import tomli_w
+from conftest import refuse_to_open, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import model_configs, only_model, random_bits, random_params, same_bits
 
 import jaxgru
 from jaxgru import Config, ModelConfig, load_config
-from jaxgru.config import to_dict
-from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.config import DataConfig, TrainingConfig, to_dict
+from jaxgru.data.tokenizers import (
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    TokenizerError,
+    save_tokenizer,
+)
 from jaxgru.interop import InteropError
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.onnx import load_onnx, save_onnx
+from jaxgru.interop.pth import save_pth
+from jaxgru.interop.safetensors import (
+    load_safetensors,
+    load_safetensors_config,
+    save_safetensors,
+)
 
 SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1)
 TOKENIZER = CharacterTokenizer('a"é')
 CONFIG = Config("small", SMALL)
+
+
+class Words(CharacterTokenizer):
+    """A user's own: "abc" is one word."""
+
+    kind = "words"
+
+    def encode(self, text):
+        return np.zeros(len(text.split("abc")) - 1, np.int32)
 
 
 @pytest.fixture
@@ -139,6 +163,71 @@ class TestTheFile:
         _, metadata = parsed(path.read_bytes())
         assert metadata["tokenizer"] == "sentencepiece"
         assert base64.b64decode(metadata["tokenizer_data"]) == pieces.to_bytes()
+
+    @pytest.mark.parametrize("corpus, stored", [
+        ("tiny_shakespeare", "tiny_shakespeare"),
+        ("/home/anna/novel/text.txt", "./text.txt"),
+        ("/home/anna/tiny_shakespeare", "./tiny_shakespeare"),  # a path is never taken for the name
+        ("../novel/text.txt", "./text.txt"),
+        ("./text.txt", "./text.txt"),
+        ("text.txt", "text.txt"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("save, load", [
+        (save_safetensors, load_safetensors), (save_onnx, load_onnx),
+    ])  # fmt: skip
+    def test_tells_no_folder_of_its_author(self, path, corpus, stored, save, load):
+        data = DataConfig(corpus=corpus, sha256="12")
+        training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"), init_sha256="34")
+        config = dataclasses.replace(CONFIG, data=data, training=training)
+        save(path, random_params(SMALL), config, TOKENIZER)
+        for word in (b"anna", b"novel"):
+            assert word not in path.read_bytes()
+        _, again, _ = load(path)
+        assert again.data == dataclasses.replace(data, corpus=stored)
+        init = stored.replace("tiny_shakespeare", "v1")
+        assert again.training == dataclasses.replace(training, init=init)
+
+    @pytest.mark.parametrize("process", ["this one", *slow("another")])
+    def test_the_same_model_gives_the_same_file(self, path, process):
+        """In another process Python hashes in another order; in Rust, each map does."""
+        params = random_params(SMALL)
+        save_safetensors(path, params, CONFIG, TOKENIZER)
+        save_onnx(path.with_suffix(".onnx"), params, CONFIG, TOKENIZER)
+        save_pth(path.with_suffix(".pth"), params, CONFIG)
+        code = (
+            "import jaxgru\n"
+            "from jaxgru.interop.safetensors import save_safetensors\n"
+            "from jaxgru.interop.onnx import save_onnx\n"
+            "from jaxgru.interop.pth import save_pth\n"
+            f"path, model = {str(path)!r}, jaxgru.load_run({str(path)!r})\n"
+            "save_safetensors(path + '.safetensors', *model)\n"
+            "save_onnx(path + '.onnx', *model)\n"
+            "save_pth(path + '.pth', *model[:2])\n"
+        )
+        if process == "another":
+            subprocess.run([sys.executable, "-c", code], check=True)
+        for _ in range(1 if process == "another" else 3):
+            if process == "this one":
+                exec(code, {})
+            for suffix in (".safetensors", ".onnx", ".pth"):
+                again = path.with_name(path.name + suffix).read_bytes()
+                assert again == path.with_suffix(suffix).read_bytes(), suffix
+
+    @settings(max_examples=8, deadline=None)
+    @given(config=model_configs(), seed=st.integers(0, 99))
+    def test_is_what_the_library_writes_but_for_the_order(self, config, seed, tmp_path_factory):
+        path = tmp_path_factory.mktemp("s") / "x.safetensors"
+        tokenizer = CharacterTokenizer('\n"\\é🎭漢'[: config.vocab_size])
+        save_safetensors(path, random_bits(config, seed), Config("x", config), tokenizer)
+        data = path.read_bytes()
+        tensors, metadata = parsed(data)
+        arrays = {
+            name: np.frombuffer(part, "<f4").reshape(shape)
+            for name, (_, shape, part) in tensors.items()
+        }
+        library = safetensors.numpy.save(arrays, metadata)
+        assert parsed(library) == (tensors, metadata)
+        assert struct.unpack("<Q", data[:8])[0] % 8 == 0  # the data is aligned
 
     def test_written_by_hand(self, path):
         weights = {"embedding": [3, 2], "layers.0.W": [2, 1], "layers.0.U": [1, 1]}
@@ -263,11 +352,44 @@ class TestRefusals:
                 load_safetensors(path)
 
     def test_no_file(self, path, tmp_path):
-        for missing in (path, tmp_path):
-            with pytest.raises(InteropError, match=f"there is no file {missing}"):
-                load_safetensors(missing)
+        for load in (load_safetensors, load_safetensors_config):
+            with pytest.raises(InteropError, match=f"there is no file {path}"):
+                load(path)
+            with pytest.raises(InteropError, match=f"{tmp_path} cannot be read: Is a directory"):
+                load(tmp_path)
         with pytest.raises(InteropError, match="there is no file"):
             jaxgru.load_run(path)
+
+    @pytest.mark.parametrize("load", [load_safetensors, load_safetensors_config])
+    def test_why_the_system_does_not_let_it_be_read(self, path, monkeypatch, load):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        refuse_to_open(path, monkeypatch)
+        with pytest.raises(InteropError, match=f"^{path} cannot be read: Permission denied.$"):
+            load(path)
+
+    @pytest.mark.parametrize(
+        "tokenizer, says",
+        [
+            (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
+            (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
+            (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
+        ],
+    )
+    def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
+        """Refused by everything that writes one: files, and run folders."""
+        for save in (save_safetensors, save_onnx):
+            with pytest.raises(InteropError, match=says) as refusal:
+                save(path, random_params(SMALL), CONFIG, tokenizer)
+            assert str(refusal.value).startswith(f"{path} cannot be written: ")
+        with pytest.raises(TokenizerError, match=says):
+            save_tokenizer(tokenizer, path.parent)
+        assert list(path.parent.iterdir()) == []
+
+    def test_a_config_that_loading_would_refuse(self, path):
+        long = dataclasses.replace(CONFIG, data=DataConfig(corpus="x" * 2**17))
+        with pytest.raises(InteropError, match="cannot be written: .* too large for a config"):
+            save_safetensors(path, random_params(SMALL), long, TOKENIZER)
+        assert not path.exists()
 
     def test_what_is_not_one_model(self, path):
         params = random_params(SMALL)
