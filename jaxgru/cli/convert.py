@@ -88,8 +88,12 @@ def check(source: Path | None, target: Path, force: bool) -> None:
 
 def check_source(source: Path, target: Path) -> None:
     """Raise InteropError if there is no such model, or the target is of the same format."""
-    if not os.path.exists(source):  # Path.exists raises where a folder cannot be read
-        raise InteropError(f"there is no {source}.")
+    try:
+        os.stat(source)
+    except FileNotFoundError:
+        raise InteropError(f"there is no {source}.") from None
+    except OSError as error:
+        raise InteropError(f"{source} cannot be read: {error.strerror}.") from error
     kind = model_suffix(source)
     if not kind and not os.path.isdir(source):
         raise InteropError(f"{source} is neither a run folder nor a {FORMATS} file.")

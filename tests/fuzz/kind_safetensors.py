@@ -19,7 +19,11 @@ from mutations import NUMBERS, mutate, text
 import jaxgru
 from jaxgru import Config, ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
+from jaxgru.interop.safetensors import (
+    load_safetensors,
+    load_safetensors_config,
+    save_safetensors,
+)
 
 VALID: list[bytes] = []
 DTYPES = ("F32", "F64", "BF16", "F16", "I64", "U8", "BOOL", "F8_E4M3", "F4", "C64", "f32", "", "X")
@@ -51,7 +55,9 @@ def make(rng: random.Random, folder: Path) -> Made:
 
 
 def load(path: Path) -> None:
+    alone = load_safetensors_config(path)
     params, config, tokenizer = load_safetensors(path)
+    assert alone == config
     tokens = tokenizer.encode(tokenizer.decode(np.arange(tokenizer.vocab_size)))
     tokenizer.num_characters(tokens)
     assert jaxgru.num_params(params) * 4 < path.stat().st_size

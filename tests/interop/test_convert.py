@@ -231,8 +231,8 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["m.safetensors"], "OUT"),
         (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
         (["nowhere", "x.safetensors"], "there is no nowhere"),
-        (["n" * 300, "x.safetensors"], "there is no nnn"),  # too long for a file's name
-        (["n" * 300 + ".pth", "x.safetensors"], "there is no nnn"),
+        (["n" * 300, "x.safetensors"], "nnn cannot be read: File name too long"),
+        (["n" * 300 + ".pth", "x.safetensors"], "nnn.pth cannot be read: File name too long"),
         (["m.safetensors", "n" * 300 + ".pth"], "cannot be written: File name too long"),
         (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
         (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
