@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.data.batching import random_crops, windows
-from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError
 from jaxgru.model import Params, apply, at_least_float32, initial_carry
 from jaxgru.parallel.sharding import ROWS, one_copy, spread
@@ -193,7 +192,7 @@ class Losses:
 def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
     """Convert a loss to nats and bits per token and per character.
 
-    Losses per character can be compared between tokenizers.
+    Losses per character of the same text can be compared between tokenizers.
     """
     nats_per_character = nats_per_token * num_tokens / num_characters
     return {
@@ -207,19 +206,21 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 def evaluate(
     params: Params,
     tokens: Int[AnyArray, "N"],
-    tokenizer: Tokenizer,
+    num_characters: int,
     window: int = 128,
 ) -> Losses:
     """Compute the loss of all tokens under all three treatments.
 
-    The numbers of tokens and characters are of the targets: they leave out the first token.
+    Args:
+      num_characters: of the text that tokens[1:], the targets, stand for, as in
+        `Dataset.num_characters`.
     """
     return Losses(
         windows=window_loss(params, tokens, window),
         stream=stream_loss(params, tokens),
         stateless=window_loss(params, tokens, 1),
         num_tokens=len(tokens) - 1,
-        num_characters=tokenizer.num_characters(np.asarray(tokens)[1:]),
+        num_characters=num_characters,
     )
 
 

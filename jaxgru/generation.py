@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.data.tokenizers import Tokenizer
@@ -34,9 +35,14 @@ class NGramModel(Protocol):
         temperature: float,
         top_k: int | None,
         top_p: float | None,
+        first: Bool[np.ndarray, "V"] | None = None,
     ) -> Int[np.ndarray, "N"]:
-        """Return the next tokens."""
+        """Return the next tokens; `first` says which may be the first."""
         ...
+
+
+Next: TypeAlias = Callable[[Bool[np.ndarray, "V"] | None], Int[np.ndarray, "N"]]
+"""Returns the next CHUNK tokens, or only the next one, of those that may come first."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ def stream_text(
 ) -> Iterator[str]:
     """Yield the prompt, then the text generated from it, in chunks of CHUNK tokens.
 
-    Each chunk starts from the state after the one before it; the last may be shorter.
+    Each chunk starts from the state after the one before it; the last may be shorter. Where the
+    tokenizer loses white space at the end of the prompt, the text begins with a new word.
 
     Args:
       sample: the sample's index; each index gives another text for the same seed.
@@ -85,36 +92,48 @@ def stream_text(
         raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
     check_num_tokens(options.num_tokens)
     known = tokenizer.encode(prompt)
-    if len(known) == 0:
+    if prompt == "":
         raise UserError("the prompt is empty; give at least one character to begin with.")
-    return _chunks(model, tokenizer, known, options, sample)
+    if len(known) == 0:
+        raise UserError(
+            f"the prompt {prompt!r} gives no token, because SentencePiece drops white space and "
+            "control characters; give at least one word to begin with."
+        )
+    return _text(model, tokenizer, prompt, known, options, sample)
 
 
-def _chunks(
+def _text(
     model: Params | NGramModel,
     tokenizer: Tokenizer,
-    prompt: Int[np.ndarray, "P"],
+    prompt: str,
+    known: Int[np.ndarray, "P"],
     options: Options,
     sample: int,
 ) -> Iterator[str]:
-    read = prompt[-1:] if options.last_token_only else prompt
+    read = known[-1:] if options.last_token_only else known
     if isinstance(model, Params):
         next_tokens = _recurrent(model, read, options, sample)
     else:
         next_tokens = _counted(model, read, options, sample)
-    known, printed = prompt, tokenizer.decode(prompt)
-    yield printed
-    for start in range(0, options.num_tokens, CHUNK):
-        known = np.concatenate([known, next_tokens()[: options.num_tokens - start]])
-        text = tokenizer.decode(known)
-        yield text[len(printed) :]
-        printed = text
+    first = tokenizer.may_follow(prompt)
+    yield prompt
+    texts = tokenizer.continuation(_chunks(next_tokens, first, options.num_tokens))
+    if first is not None:
+        yield next(texts).removeprefix(" ")  # the prompt ends with it
+    yield from texts
 
 
-def _recurrent(
-    params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int
-) -> Callable[[], Int[np.ndarray, "N"]]:
-    """Return a function that generates the next CHUNK tokens, from the state after the last ones.
+def _chunks(
+    next_tokens: Next, first: Bool[np.ndarray, "V"] | None, num_tokens: int
+) -> Iterator[Int[np.ndarray, "N"]]:
+    while num_tokens > 0:
+        tokens = next_tokens(first)[:num_tokens]
+        yield tokens
+        num_tokens, first = num_tokens - len(tokens), None
+
+
+def _recurrent(params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int) -> Next:
+    """Return a function that generates the next tokens, from the state after the last ones.
 
     All chunks run one compiled program. The first starts from the prompt's last token; the last may
     have more tokens than are needed.
@@ -129,10 +148,14 @@ def _recurrent(
     for start in range(0, len(before), READ):
         carry = _read(params, before[None, start : start + READ], carry)
 
-    def next_tokens() -> Int[np.ndarray, "N"]:
+    def next_tokens(first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "N"]:
         nonlocal tokens, carry, key
+        model, num_tokens = params, CHUNK
+        if first is not None:
+            bo = jnp.where(first, params.head.bo, -jnp.inf)
+            model, num_tokens = replace(params, head=replace(params.head, bo=bo)), 1
         new, carry, key = generate(
-            params, key, tokens, CHUNK, carry, stateful=options.stateful, **options.per_token
+            model, key, tokens, num_tokens, carry, stateful=options.stateful, **options.per_token
         )
         tokens, found = new[:, -1:], np.asarray(new[0])
         if (found < 0).any():
@@ -150,14 +173,15 @@ def _read(params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry) -> Mo
 
 def _counted(
     model: NGramModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
-) -> Callable[[], Int[np.ndarray, "N"]]:
-    """Return such a function for a model whose state is the text so far."""
+) -> Next:
+    """Return such a function for a model whose state is the end of the text so far."""
     rng, text = np.random.default_rng([options.seed, sample]), prompt
 
-    def next_tokens() -> Int[np.ndarray, "N"]:
+    def next_tokens(first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "N"]:
         nonlocal text
-        new = model.generate(rng, text, CHUNK, **options.per_token)
-        text = np.concatenate([text, new])
+        num_tokens = CHUNK if first is None else 1
+        new = model.generate(rng, text, num_tokens, first=first, **options.per_token)
+        text = np.concatenate([text, new])[-READ:]  # it reads less
         return new
 
     return next_tokens

@@ -126,10 +126,9 @@ def count(name: str) -> list[float]:
     """Return the losses of n-grams of a config's tokens, orders 1 to 8, nats per character."""
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
-    characters = dataset.tokenizer.num_characters(tokens[1:])
     largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
     models = [largest.lower(order) for order in range(1, MAX_ORDER + 1)]
-    return [float(model.token_nll(tokens).mean()) * (len(tokens) - 1) / characters
+    return [float(model.token_nll(tokens).mean()) * (len(tokens) - 1) / dataset.num_characters
             for model in models]  # fmt: skip
 
 

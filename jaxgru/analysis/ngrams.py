@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxgru.errors import UserError
 from jaxgru.sampling import check_num_tokens, check_sampling
@@ -121,13 +121,14 @@ class NGram:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        first: Bool[np.ndarray, "V"] | None = None,
     ) -> Int[np.ndarray, "N"]:
         """Sample `num_tokens` tokens, int32, after the prompt, which may be empty.
 
-        temperature, top_k and top_p are those of `sampling.generate`. Each token takes one draw
-        from rng (none at temperature 0). To continue the text exactly, pass the prompt followed by
-        these tokens as the new prompt, with the same rng: 50 tokens and 50 more are the same as
-        100.
+        temperature, top_k and top_p are those of `sampling.generate`; `first` says which tokens may
+        be the first (None: all). Each token takes one draw from rng (none at temperature 0). To
+        continue the text exactly, pass the prompt followed by these tokens as the new prompt, with
+        the same rng: 50 tokens and 50 more are the same as 100.
 
         Raises:
           UserError: num_tokens is below 1, the end of the prompt has a token outside the
@@ -139,6 +140,8 @@ class NGram:
         text = np.concatenate([prompt, np.zeros(num_tokens, np.int64)])
         for t in range(len(prompt), len(text)):
             p = self.probabilities(text[:t])
+            if t == len(prompt) and first is not None:
+                p = p * first / p[first].sum()
             if temperature == 0:
                 text[t] = np.argmax(p)
             else:

@@ -97,7 +97,7 @@ def measure(
         stream=float(stream.mean()),
         stateless=curve[1],
         num_tokens=len(tokens) - 1,
-        num_characters=tokenizer.num_characters(tokens[1:]),
+        num_characters=dataset.num_characters,
     )
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)

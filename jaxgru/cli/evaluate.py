@@ -159,11 +159,10 @@ def _losses(name: str, window: int, record: state_cost.Record) -> Table:
 
 
 def _ngram(name: str, order: int, dataset: Dataset) -> Table:
-    tokens, tokenizer = dataset.validation, dataset.tokenizer
-    model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
+    tokens = dataset.validation
+    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
     rows = [(f"order {order}", float(model.token_nll(tokens).mean()))]
-    sizes = len(tokens) - 1, tokenizer.num_characters(tokens[1:])
-    return _in_units(name, "counted n-grams", rows, *sizes)
+    return _in_units(name, "counted n-grams", rows, len(tokens) - 1, dataset.num_characters)
 
 
 def _in_units(

@@ -19,12 +19,16 @@ from jaxgru.errors import UserError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as int32 tokens, their tokenizer, and where the text came from."""
+    """Both splits as int32 tokens, their tokenizer, and where the text came from.
+
+    `num_characters` counts the text that validation[1:] stands for, the targets of its predictions.
+    """
 
     train: Int[np.ndarray, "N"]
     validation: Int[np.ndarray, "M"]
     tokenizer: Tokenizer
     source: str
+    num_characters: int
 
 
 def load_dataset(
@@ -55,7 +59,8 @@ def load_dataset(
         )
     if tokenizer is None:
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
-    train, validation = split(tokenizer.encode(corpus.text), data.validation_fraction)
+    tokens = tokenizer.encode(corpus.text)
+    train, validation = split(tokens, data.validation_fraction)
     check_length(len(train), config.training, data.sampling, "the training split")
     if len(validation) < 2:
         raise UserError(
@@ -66,7 +71,9 @@ def load_dataset(
         model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
         data=dataclasses.replace(data, corpus=_absolute(data.corpus), sha256=corpus.sha256),
     )
-    return config, Dataset(train, validation, tokenizer, corpus.source)
+    before = tokenizer.num_characters(tokens[: len(train) + 1], corpus.text)
+    num_characters = len(corpus.text) - before
+    return config, Dataset(train, validation, tokenizer, corpus.source, num_characters)
 
 
 def _absolute(corpus: str) -> str:

@@ -48,7 +48,9 @@ def main() -> None:
             f"{config.name} is larger than {MAX_BYTES:,} bytes, the limit for a release."
         )
     _, dataset = load_dataset(config, tokenizer)
-    losses = evaluate(params, dataset.validation, tokenizer, config.training.sequence_length)
+    losses = evaluate(
+        params, dataset.validation, dataset.num_characters, config.training.sequence_length
+    )
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer)
     text = card(config, num_params(params), losses, epochs, trained_by(run))
