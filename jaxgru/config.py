@@ -290,8 +290,9 @@ def override(config: Config, overrides: Mapping[str, str]) -> Config:
     if given_name is None and config.data.corpus != corpus:
         stem = Path(config.data.corpus).stem
         text = re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
-        if not text.strip("_"):  # nothing is left of it: 日本, 中国
-            text = hashlib.sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
+        if not stem.isascii() or not text.strip("_"):  # 日本, глава 1 and роман 1: not alike
+            digest = hashlib.sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
+            text = f"{text.strip('_')[:100]}-{digest}".lstrip("-")
         given_name = f"{config.name}-{text}"[:MAX_NAME]
     return config if given_name is None else dataclasses.replace(config, name=given_name)
 

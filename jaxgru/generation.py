@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -12,12 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.data.tokenizers import Tokenizer
+from jaxgru.config import DataConfig
+from jaxgru.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
+from jaxgru.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.errors import UserError
 from jaxgru.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.sampling import check_num_tokens, check_sampling, generate
 
-PROMPT = "ROMEO: "  # where the user gives none
+PROMPT = "ROMEO: "  # of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
 READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 
@@ -66,6 +69,24 @@ class Options:
     def per_token(self) -> dict[str, Any]:
         """The options that say how one token is drawn from its logits."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+def default_prompt(data: DataConfig, tokenizer: Tokenizer) -> str:
+    """Return what a model's text begins with where the user gives no prompt.
+
+    After Tiny Shakespeare it is PROMPT; after another text a newline, or a word if the tokenizer
+    has no newline.
+    """
+    candidates = ["\n", " "]
+    if data.corpus == TINY_SHAKESPEARE or data.sha256 == TINY_SHAKESPEARE_SHA256:
+        candidates.insert(0, PROMPT)
+    pieces = [piece.removeprefix(SPACE) for piece in tokenizer.pieces]
+    candidates += [piece for piece in pieces if len(piece) > 2 and piece.isalpha()]
+    for prompt in [*candidates, *pieces]:
+        with contextlib.suppress(TokenizerError):
+            if len(tokenizer.encode(prompt)):
+                return prompt
+    raise UserError("the tokenizer has no piece that a text could begin with.")
 
 
 def stream_text(

@@ -71,6 +71,7 @@ def measure(
     window: int = 128,
     progress: Callable[[str], None] = lambda _: None,
     random_batches: bool = False,
+    prompt: str = PROMPT,
 ) -> Record:
     """Measure a model; losses are nats per token on the whole validation split.
 
@@ -79,6 +80,7 @@ def measure(
       progress: called with the name of each measure before it is computed.
       random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
         of 256 tokens. This takes three times as long as all other losses.
+      prompt: what the model's texts in the record begin with, if its tokenizer knows it.
 
     Raises:
       UserError: the validation split has fewer than two tokens, or is too short for such a window.
@@ -115,7 +117,7 @@ def measure(
         progress("the stateless chain")
         record["chain"] = _chain(params, tokenizer, dataset)
     progress("text")
-    record["text"] = _text(params, tokenizer, dataset)
+    record["text"] = _text(params, tokenizer, dataset, prompt)
     if batches:
         record["random_batches"] = batches
     return record
@@ -152,7 +154,7 @@ def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
     }  # fmt: skip
 
 
-def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
+def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> Record:
     tokens = dataset.validation
     length = min(PROMPT_LENGTH, len(tokens) - 1)
     starts = np.linspace(0, len(tokens) - length, NUM_PROMPTS).astype(int)
@@ -166,12 +168,12 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
         record[name] = _loops(greedy) | _words(text, vocabulary)
         try:
-            opening = jnp.asarray(tokenizer.encode(PROMPT))[None]
+            opening = jnp.asarray(tokenizer.encode(prompt))[None]
         except TokenizerError:  # the user's vocabulary lacks it
             continue
         record[name] |= {
-            "greedy": PROMPT + tokenizer.decode(_generate(params, opening, 200, 0, **treatment)[0]),
-            "sampled": PROMPT
+            "greedy": prompt + tokenizer.decode(_generate(params, opening, 200, 0, **treatment)[0]),
+            "sampled": prompt
             + tokenizer.decode(_generate(params, opening, 300, TEMPERATURE, **treatment)[0]),
         }
     return record

@@ -18,6 +18,7 @@ from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.evaluation import in_units
 from jaxgru.files import check_writable
+from jaxgru.generation import default_prompt
 from jaxgru.interop import model_suffix
 from jaxgru.runs.folders import find_run
 from jaxgru.runs.measurements import best_kept_epoch, save_record
@@ -97,6 +98,7 @@ def main() -> None:
             window,
             lambda what: status.update(f"measuring {what}"),
             arguments.random_batches,
+            default_prompt(config.data, tokenizer),
         )
         if arguments.random_batches and run and not is_file:
             status.update("measuring the best epoch")

@@ -7,9 +7,8 @@ from jaxgru.cli.options import Parser, load_model
 from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
-from jaxgru.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.errors import UserError
-from jaxgru.generation import PROMPT, Options
+from jaxgru.generation import PROMPT, Options, default_prompt
+from jaxgru.model import Params
 
 
 def make_parser() -> Parser:
@@ -24,7 +23,10 @@ def make_parser() -> Parser:
     )
     parser.add_model()
     add = parser.add_argument_group("text").add_argument
-    add("--prompt", help=f"text to continue ({PROMPT!r})")
+    add(
+        "--prompt",
+        help=f"text to continue ({PROMPT!r}; of a text of your own, a newline or a word)",
+    )
     add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
     add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens (all)")
@@ -57,23 +59,15 @@ def main() -> None:
         seed=arguments.seed,
     )
     if arguments.ngram is not None:
-        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         tokenizer = dataset.tokenizer
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
-        model, _, tokenizer = load_model(arguments)
-        if arguments.compare:
-            print_comparison(model, tokenizer, _prompt(arguments.prompt, tokenizer), options)
-            return
-    prompt = _prompt(arguments.prompt, tokenizer)
+        model, config, tokenizer = load_model(arguments)
+    prompt = arguments.prompt
+    if prompt is None:
+        prompt = default_prompt(config.data, tokenizer)
+    if arguments.compare and isinstance(model, Params):
+        print_comparison(model, tokenizer, prompt, options)
+        return
     print_samples(model, tokenizer, prompt, options, arguments.num_samples)
-
-
-def _prompt(given: str | None, tokenizer: Tokenizer) -> str:
-    if given is not None:
-        return given
-    try:
-        tokenizer.encode(PROMPT)
-    except TokenizerError as error:
-        raise UserError(f"{error} Give a --prompt in place of {PROMPT!r}.") from error
-    return PROMPT

@@ -8,12 +8,29 @@ from collections import Counter, defaultdict
 import jax
 
 from jaxgru.config import Config
+from jaxgru.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_VOCABULARY
 from jaxgru.errors import needs
 from jaxgru.model import flatten, init, num_params
+from jaxgru.runs.initial import load_text
 
 with needs("train"):
     from rich.console import Console
     from rich.table import Table
+
+
+def as_trained(config: Config) -> Config:
+    """Return the config with the sizes that training gives it, which the text can decide.
+
+    Tiny Shakespeare is read only if its vocabulary is not the config's.
+
+    Raises:
+      UserError: the text cannot be read or trained on.
+    """
+    data, vocab_size = config.data, config.model.vocab_size
+    known = data.tokenizer != "characters" or vocab_size == TINY_SHAKESPEARE_VOCABULARY
+    if data.corpus == TINY_SHAKESPEARE and known and not config.training.init:
+        return config
+    return load_text(config)[0]
 
 
 def print_summary(config: Config, full: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, config_overrides, early_value
-from jaxgru.cli.summary import print_summary
+from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.config import Config, config_names, load_config
 from jaxgru.parallel import processes
 from jaxgru.parallel.hardware import keep_freed_memory
@@ -85,6 +85,6 @@ def main() -> None:
                 overrides = {"training.init_sha256": "", **overrides}
             config = load_config(arguments.config, overrides)
         if arguments.summary:
-            print_summary(config, arguments.summary == "full")
+            print_summary(as_trained(config), arguments.summary == "full")
         else:
             lifecycle.start_run(config, Path(arguments.runs))

@@ -29,6 +29,7 @@ TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_LENGTH = 1_115_394
+TINY_SHAKESPEARE_VOCABULARY = 65  # characters
 
 PATH_VARIABLE = "JAXGRU_CORPUS"
 """Environment variable: the path of a copy of Tiny Shakespeare."""
@@ -40,13 +41,27 @@ DOWNLOAD_LIMIT = 300.0
 """Seconds that the whole download of one megabyte may take."""
 
 
+FIRST_BYTES = {
+    b"\x1f\x8b": "is compressed by gzip; decompress it first",
+    b"BZh": "is compressed by bzip2; decompress it first",
+    b"\xfd7zXZ\0": "is compressed by xz; decompress it first",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
+    b"PK\x03\x04": "is a ZIP archive, as .docx, .odt and .epub files are; save its text as UTF-8",
+    b"%PDF-": "is a PDF file; save its text as UTF-8",
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}
+"""What a file that is not UTF-8 is, by its first bytes."""
+
+
 class CorpusError(UserError):
     """A corpus that cannot be found, read or split."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text, where it came from, and the SHA-256 (hexadecimal) of its UTF-8 bytes."""
+    """A text, where it came from, and the SHA-256 (hexadecimal) of its file's bytes."""
 
     text: str = field(repr=False)
     source: str
@@ -66,14 +81,15 @@ def load_corpus(
     A text that was rebuilt or downloaded is kept in the cache.
 
     Args:
-      name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file, which is returned
-        unchanged (with its line ends and a byte order mark).
+      name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file. Its text is returned
+        unchanged, with its line ends, but for a byte order mark, which is left out.
       path: a copy of Tiny Shakespeare to use; only together with that name. By default the
         environment variable JAXGRU_CORPUS, if it is set and not empty.
 
     Raises:
-      CorpusError: the file is missing, not a file, empty, not UTF-8 or, for Tiny Shakespeare, not
-        the canonical text; or Tiny Shakespeare cannot be found.
+      CorpusError: the file is missing, not a file, empty, not UTF-8, no text (it has NUL
+        characters) or, for Tiny Shakespeare, not the canonical text; or Tiny Shakespeare cannot be
+        found.
     """
     if name_or_path != TINY_SHAKESPEARE:
         if path is not None:
@@ -144,19 +160,29 @@ def _read_text_file(path: Path) -> Corpus:
         raise CorpusError(f"{path} is a folder; a corpus is one UTF-8 text file.") from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
-    if not data:
-        raise CorpusError(f"{path} is empty; a corpus needs some text.")
     try:
-        return _corpus(data, f"the file {path}")
+        corpus = _corpus(data, f"the file {path}")
     except UnicodeDecodeError as error:
+        if known := [what for first, what in FIRST_BYTES.items() if data.startswith(first)]:
+            raise CorpusError(f"{path} {known[0]}.") from None
         raise CorpusError(
             f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
             f" ({error.reason}); save it as UTF-8."
         ) from None
+    if not corpus.text:
+        raise CorpusError(f"{path} is empty; a corpus needs some text.")
+    if "\0" in corpus.text:
+        nuls = abs(data[0::2].count(0) - data[1::2].count(0))
+        raise CorpusError(
+            f"{path} seems to be UTF-16, because every second byte is 0; save it as UTF-8."
+            if nuls > len(data) / 4
+            else f"{path} is no text: byte {data.index(0)} is 0; a corpus is a UTF-8 text file."
+        )
+    return corpus
 
 
 def _corpus(data: bytes, source: str) -> Corpus:
-    return Corpus(data.decode("utf-8"), source, hashlib.sha256(data).hexdigest())
+    return Corpus(data.decode("utf-8-sig"), source, hashlib.sha256(data).hexdigest())
 
 
 def _find_tiny_shakespeare() -> Corpus:

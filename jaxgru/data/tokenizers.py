@@ -183,8 +183,8 @@ class SentencePieceTokenizer:
             raise TokenizerError(f"{cannot}, which has no words.")
         if vocab_size < (least := len(characters) + 3):
             raise TokenizerError(
-                f"{cannot}: its {len(characters):,} characters and 3 special pieces alone need "
-                f"model.vocab_size = {least}."
+                f"{cannot}: its {len(characters):,} characters and 3 special pieces alone are "
+                f"{least}; set model.vocab_size to that or more."
             )
         # The trainer takes the name of a special piece in the text for the end of a word.
         unk, bos, eos = (_absent(name, normal) for name in ("<unk>", "<s>", "</s>"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +16,6 @@ from jaxgru.config import Config, TrainingConfig
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import command
-from jaxgru.generation import PROMPT
 from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import save_safetensors
 from jaxgru.model import Params
@@ -27,7 +25,7 @@ from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.runs import checkpoints, folders, initial, measurements
 from jaxgru.runs.commits import current_commit, record_commit
 from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
-from jaxgru.runs.reports import opening, peak_memory, write_losses, write_samples
+from jaxgru.runs.reports import peak_memory, write_losses, write_samples
 from jaxgru.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.training import (
     NonFiniteLoss,
@@ -329,7 +327,7 @@ def _train(
         if is_first():
             check_in_place()
             bar.update(task, loss="writing samples")
-            _finish(run, dataset, params, progress)
+            _finish(run, config, dataset.tokenizer, params, progress)
 
 
 def _keep_epoch(
@@ -341,13 +339,13 @@ def _keep_epoch(
     save_safetensors(folder / f"{epoch:03}.safetensors", params, config, tokenizer)
 
 
-def _finish(run: Path, dataset: Dataset, params: Params, progress: Progress) -> None:
-    write_samples(run, params, dataset)
-    prompt = opening(dataset)
-    prompt = "" if prompt == PROMPT else f" --prompt {shlex.quote(prompt)}"
+def _finish(
+    run: Path, config: Config, tokenizer: Tokenizer, params: Params, progress: Progress
+) -> None:
+    write_samples(run, params, config, tokenizer)
     console.print(
         f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
         f"{progress.best_epoch}. Sample from the model with:\n"
-        f"  {command('sample')} --run {run}{prompt}",
+        f"  {command('sample')} --run {run}",
         soft_wrap=True,
     )

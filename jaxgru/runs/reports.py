@@ -9,11 +9,10 @@ from pathlib import Path
 import jax
 
 from jaxgru.config import Config
-from jaxgru.data.dataset import Dataset
-from jaxgru.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import warn
 from jaxgru.files import write_text
-from jaxgru.generation import PROMPT, Options, stream_text
+from jaxgru.generation import Options, default_prompt, stream_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes
 from jaxgru.runs.figure import plot_losses
@@ -37,19 +36,10 @@ def write_losses(run: Path, config: Config, progress: Progress) -> None:
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
 
 
-def write_samples(run: Path, params: Params, dataset: Dataset) -> None:
+def write_samples(run: Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
     """Write samples.txt: what the model writes after one prompt."""
-    text = sample_text(params, dataset.tokenizer, opening(dataset))
+    text = sample_text(params, tokenizer, default_prompt(config.data, tokenizer))
     write_text(run / "samples.txt", text)
-
-
-def opening(dataset: Dataset) -> str:
-    """Return PROMPT, or the validation split's first tokens if the vocabulary lacks it."""
-    try:
-        dataset.tokenizer.encode(PROMPT)
-        return PROMPT
-    except TokenizerError:
-        return dataset.tokenizer.decode(dataset.validation[:8])
 
 
 def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
