@@ -119,13 +119,13 @@ class TestTrain:
             "--- stateless, temperature 0.8, seed 0",
             "--- stateful, temperature 0.8, seed 0",
         ]
-        assert samples.count("\nROMEO: ") >= 4
+        assert len(re.findall("^---.*\n\n", samples, re.M)) == 4  # each begins with a new line
 
     @pytest.mark.parametrize("options", [[], ["--stateless"], ["--temperature", "0"]])
     def test_samples_are_those_of_the_command(self, tiny_run, script, options):
         given = [
             "--prompt",
-            "ROMEO: ",
+            "\n",
             "--num-tokens",
             "300",
             "--temperature",
@@ -305,7 +305,7 @@ class TestEvaluate:
 
 
 class TestSample:
-    PROMPT = "ROMEO: "
+    PROMPT = "\n"  # of a text of one's own
 
     def expected(self, run, num_tokens, prompt=PROMPT, sample=0, seed=0, **options) -> str:
         """The prompt and the tokens of one call of `jaxgru.generate`."""

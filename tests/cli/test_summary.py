@@ -84,6 +84,15 @@ def test_every_parameter_of_astra_alpha_has_its_row(capsys):
     assert rows == expected
 
 
+def test_the_vocabulary_is_the_texts(script, tmp_path):
+    """By hand: 5 letters, a space and a newline; a token has 64 + 128 + 1 parameters."""
+    (tmp_path / "text.txt").write_text("aé日 bc\n" * 40)
+    done = script("train", "--config", "astra_alpha", "--data.corpus", tmp_path / "text.txt",
+                  "--training.sequence_length", 16, "--summary")  # fmt: skip
+    expected = 86_913 - (65 - 7) * (64 + 128 + 1)
+    assert (done.code, done.err) == (0, "") and f"{expected:,}" in done.out
+
+
 def test_strict_single_bias(capsys):
     *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias="false")
     assert total[2] == "86,657"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import hashlib
 import http.client
 import importlib.metadata
 import io
+import lzma
 import os
 import shutil
 import socket
@@ -361,7 +364,7 @@ class TestUnusableCache:
 class TestUsersOwnText:
     @pytest.mark.parametrize(
         "text",
-        ["one\r\ntwo\rthree\n", "\ufeffÆsop – 寓言 🦊\u2028\x0b\x00", "no line end", "\n"],
+        ["one\r\ntwo\rthree\n", "Æsop – 寓言 🦊\u2028\x0b\ufeff", "no line end", "\n"],
         ids=["line ends", "not ASCII", "one line", "only a line end"],
     )
     def test_is_preserved_exactly(self, tmp_path, text):
@@ -371,6 +374,32 @@ class TestUsersOwnText:
             assert found.text == text
             assert found.sha256 == sha256(text.encode())
             assert found.source == f"the file {file}"
+
+    def test_a_byte_order_mark_is_no_part_of_the_text(self, tmp_path):
+        data = b"\xef\xbb\xbfROMEO:\r\n"
+        found = corpus.load_corpus(write(tmp_path / "mine.txt", data))
+        assert (found.text, found.sha256) == ("ROMEO:\r\n", sha256(data))
+
+    @pytest.mark.parametrize(
+        "data, says",
+        [
+            ("light".encode("utf-16-le"), "seems to be UTF-16, because every second byte is 0"),
+            ("light".encode("utf-16-be"), "seems to be UTF-16, because every second byte is 0"),
+            (b"\xff\xfel\0i\0", "is UTF-16; save it as UTF-8"),
+            ("light".encode("utf-32"), "is UTF-32; save it as UTF-8"),
+            (b"light\0light", "is no text: byte 5 is 0"),
+            (bytes(20), "is no text: byte 0 is 0"),
+            (gzip.compress(b"light"), "is compressed by gzip; decompress it first"),
+            (bz2.compress(b"light"), "is compressed by bzip2; decompress it first"),
+            (lzma.compress(b"light"), "is compressed by xz; decompress it first"),
+            (b"PK\x03\x04\xff", "is a ZIP archive, as .docx"),
+            (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
+            (b"\xef\xbb\xbf", "is empty"),
+        ],
+    )
+    def test_what_is_no_utf8_text_is_named(self, tmp_path, data, says):
+        with pytest.raises(corpus.CorpusError, match=rf"mine\.txt {says}"):
+            corpus.load_corpus(write(tmp_path / "mine.txt", data))
 
     def test_repr_does_not_print_the_text(self, tmp_path):
         found = corpus.load_corpus(write(tmp_path / "mine.txt", b"secret"))
@@ -383,7 +412,7 @@ class TestUsersOwnText:
             ("folder", r"mine\.txt is a folder"),
             (b"", r"mine\.txt is empty"),
             (b"caf\xe9 noir", r"mine\.txt is not UTF-8: byte 3 is 0xe9"),
-            ("ab".encode("utf-16"), r"mine\.txt is not UTF-8: byte 0 is 0xff"),
+            ("ab".encode("utf-16"), r"mine\.txt is UTF-16; save it as UTF-8"),
             (b"abc\xe2\x82", r"mine\.txt is not UTF-8: byte 3 is 0xe2"),
         ],
         ids=["missing", "folder", "empty", "Latin-1", "UTF-16", "cut inside a character"],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+import sentencepiece
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxgru.data import tokenizers
 from jaxgru.data.tokenizers import (
     CharacterTokenizer,
     SentencePieceTokenizer,
@@ -44,7 +48,7 @@ class TestCharacters:
         tokens = tokenizer.encode(text)
         assert tokenizer.decode(tokens) == text
         assert tokenizer.vocab_size == len(set(text))
-        assert len(tokens) == tokenizer.num_characters(tokens) == len(text)
+        assert len(tokens) == tokenizer.num_characters(tokens, text) == len(text)
 
     def test_unknown_characters_are_named(self):
         tokenizer = CharacterTokenizer.learn("abc")
@@ -67,16 +71,34 @@ def scribe(shakespeare) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.learn(shakespeare, 1000)
 
 
+def with_bytes() -> SentencePieceTokenizer:
+    """Another's model: unknown characters are bytes, one piece each."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["x y"] * 9), model_writer=model, model_type="bpe", vocab_size=264,
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return SentencePieceTokenizer(model.getvalue())
+
+
 class TestSentencePiece:
     def test_counts_of_the_corpus_are_the_published_ones(self, scribe, shakespeare):
         tokens = scribe.encode(shakespeare)
         assert tokens.shape == (403_513,) and tokens.dtype == np.int32
         assert scribe.vocab_size == 1000
         assert len(set(tokens.tolist()) - {0, 1, 2}) == len(set(tokens.tolist()))
-        validation = tokens[int(len(tokens) * 0.9) :]
-        assert len(validation) == 40_352
-        assert scribe.num_characters(validation) == 105_714
-        assert scribe.num_characters(validation) == len(scribe.decode(validation))
+        assert len(tokens[int(len(tokens) * 0.9) :]) == 40_352
+
+    def test_tokens_of_the_corpus_are_those_of_the_studys_own_call(self, scribe, shakespeare):
+        """Without the names and required characters that other texts need."""
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(shakespeare.splitlines()), model_writer=model, model_type="bpe",
+            vocab_size=1000, character_coverage=1.0, unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
+        )  # fmt: skip
+        theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        assert scribe.pieces == [theirs.id_to_piece(i) for i in range(1000)]
+        assert scribe.encode(shakespeare).tolist() == theirs.encode(shakespeare)
 
     def test_special_pieces_are_where_the_study_has_them(self, scribe, tmp_path):
         from sentencepiece import SentencePieceProcessor
@@ -85,6 +107,107 @@ class TestSentencePiece:
         theirs = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
         assert [theirs.id_to_piece(i) for i in range(3)] == ["<unk>", "<s>", "</s>"]
         assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "the <unk> of <unk> said <s> and </s>\n",
+            "<s> <s></s>\n",
+            "progress: ▅▅▁ 30 %\n▅\n",
+            "cp1252\x85as Latin-1\n",
+            "one\x0btwo\x0cthree\x1cfour\x1ffive\u2028six\n",
+            "a\ufeffb c\u200bd\n",
+            "ｆｕｌｌ ﬁ ﷺ e\u0301 ｶﾞ 각\n",
+            "x" * 999 + "e\u0301",
+            "日本語のテキスト。",
+        ],
+    )
+    def test_a_text_is_encoded_by_the_vocabulary_that_was_learned_from_it(self, text):
+        self.check_text(text * 3)
+
+    @settings(max_examples=30)
+    @given(
+        st.lists(
+            st.sampled_from(["<unk>", "<s>", "</s>", "▅", "▁", "\x85", "\u0301", "ab", " ", "\n"])
+            | st.text(
+                st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9
+            ),
+            min_size=1,
+        ).map("".join)
+    )
+    def test_any_text_is_encoded_by_the_vocabulary_that_was_learned_from_it(self, text):
+        self.check_text(text)
+
+    def check_text(self, text: str) -> None:
+        """With the smallest vocabulary that a refusal names, and with the largest one."""
+        with pytest.raises(TokenizerError) as refusal:
+            SentencePieceTokenizer.learn(text, 1)
+        if "no words" in str(refusal.value):
+            return
+        least = int(re.search(r"are (\d+); set model.vocab_size", str(refusal.value))[1])
+        with pytest.raises(TokenizerError) as refusal:
+            SentencePieceTokenizer.learn(text, 10**6)
+        most = int(re.search(r"only (\d+); set model.vocab_size", str(refusal.value))[1])
+        normal = sentencepiece.SentencePieceNormalizer(
+            rule_name="nmt_nfkc", remove_extra_whitespaces=True, escape_whitespaces=False,
+            add_dummy_prefix=False,
+        ).normalize(text)  # fmt: skip
+        for vocab_size in (least, most):
+            tokenizer = SentencePieceTokenizer.learn(text, vocab_size)
+            tokens = tokenizer.encode(text)
+            assert tokenizer.decode(tokens) == normal
+            chunks = (tokens[i : i + 2] for i in range(0, len(tokens), 2))
+            assert "".join(tokenizer.continuation(chunks)).strip(" ") == normal
+
+    @pytest.mark.slow
+    def test_a_character_among_millions_is_learned(self):
+        """Its share is below what float32 resolves, in which SentencePiece computes coverage."""
+        text = "ab ab ab\n" * 3_000_000 + "é\n"
+        with pytest.raises(TokenizerError, match="are 7; set"):
+            SentencePieceTokenizer.learn(text, 1)
+        assert "é" in SentencePieceTokenizer.learn(text, 7).pieces
+
+    def words_begin(self, tokenizer, text: str) -> list[int]:
+        """Where the tokens of words begin in the text, their white space with them."""
+        tokens = tokenizer.encode(text)
+        ends = [tokenizer.num_characters(tokens[:n], text) for n in range(len(tokens) + 1)]
+        assert ends == sorted(ends) and ends[0] == 0 and ends[-1] == len(text)
+        pieces = [tokenizer.pieces[token] for token in tokens]
+        return [end for end, piece in zip(ends, pieces, strict=False) if piece.startswith("▁")]
+
+    def test_characters_are_those_of_the_text(self):
+        """By hand: all white space before a word is the word's; ﬁ is one character, é here two."""
+        text = "so  be\n\nit \u00a0 ﬁnal e\u0301"
+        tokenizer = SentencePieceTokenizer.learn(text * 4, 16)
+        assert self.words_begin(tokenizer, text) == [0, 2, 6, 10, 17]
+
+    def test_characters_of_bytes(self):
+        tokenizer = with_bytes()
+        tokens = tokenizer.encode("日é x")
+        assert [tokenizer.num_characters(tokens[:n], "日é x") for n in range(len(tokens) + 1)] == [
+            0, 0, 1, 1, 1, 2, 2, 4,
+        ]  # fmt: skip
+
+    def test_long_texts_and_words_are_encoded_in_parts(self, scribe, monkeypatch):
+        text = "Shall I compare  thee to a summer's day?\n" + "temperate" * 9 + "  Rough winds"
+        begin = [0, 5, 7, 15, 21, 24, 26, 35, 40, 122, 129]
+        assert self.words_begin(scribe, text) == begin
+        monkeypatch.setattr(tokenizers, "BLOCK", 16)
+        assert scribe.decode(scribe.encode(text)) == " ".join(text.split())
+        for whole, part in zip(begin, self.words_begin(scribe, text), strict=True):
+            assert text[whole:part].strip() == ""  # at most white space is counted elsewhere
+        with pytest.raises(TokenizerError, match="lacks 'ü'"):
+            scribe.encode("ü" * 99)
+
+    def test_bytes_wait_for_the_rest_of_their_character(self):
+        tokenizer = with_bytes()
+        text = "日本 é🎭" * 3
+        tokens = tokenizer.encode(text)
+        for size in (1, 2, 3, 5):
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            parts = list(tokenizer.continuation(chunks))
+            assert "".join(parts) == " " + text and len(parts) == len(chunks)
+        assert "".join(tokenizer.continuation([tokens[1:3]])) == "��"  # of three bytes
 
     def test_learning_is_deterministic(self, tiny_text):
         text = tiny_text.read_text()

@@ -194,12 +194,6 @@ class TestTokenizers:
             monkeypatch.setattr(tokenizers, "BLOCK", block)
             np.testing.assert_array_equal(pieces.encode(text), whole)
 
-    def test_a_long_text_without_a_word(self, pieces, monkeypatch):
-        monkeypatch.setattr(tokenizers, "BLOCK", 100)
-        assert "no word begins in 50 characters" in refusal(
-            TokenizerError, pieces.encode, "to" * 99
-        )
-
 
 class TestSafetensors:
     MODEL = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1)

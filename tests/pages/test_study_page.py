@@ -363,7 +363,7 @@ def make_run(folder: Path, seed: int = 0, **fields: str) -> Path:
 def with_a_small_corpus(monkeypatch):
     """To learn the tokens and to count the n-grams of the real corpus takes seconds."""
     tokens = np.tile([0, 1], 50)
-    text = Dataset(tokens, tokens[:8], CharacterTokenizer("ab"), "a test")
+    text = Dataset(tokens, tokens[:8], CharacterTokenizer("ab"), "a test", 7)
     monkeypatch.setattr(dataset, "load_dataset", lambda config: (config, text))
 
 

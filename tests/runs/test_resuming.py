@@ -274,10 +274,11 @@ class TestNames:
         assert config.name == "astra_alpha-my_text_2_"
 
     def test_texts_whose_names_have_no_latin_letter_are_told_apart(self):
-        texts = ("日本.txt", "中国.txt")
+        texts = ("日本.txt", "中国.txt", "глава 1.txt", "роман 1.txt", f"{'я' * 120}.txt", "((.txt")
         names = [load_config("astra_alpha", {"data.corpus": text}).name for text in texts]
-        assert len(set(names)) == 2
-        assert all(len(name) == len("astra_alpha-") + 8 for name in names)
+        assert len(set(names)) == len(texts)
+        lengths = [8, 8, len("1-") + 8, len("1-") + 8, 8, 8]
+        assert [len(name) - len("astra_alpha-") for name in names] == lengths
 
     def test_a_name_can_be_given(self):
         assert load_config("astra_alpha", {"name": "mine"}).name == "mine"
