@@ -12,11 +12,12 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import generation
+from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.printing import print_comparison, print_samples
-from jaxgru.config import ModelConfig
+from jaxgru.config import DataConfig, ModelConfig
 from jaxgru.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.errors import UserError
-from jaxgru.generation import Options, stream_text
+from jaxgru.generation import Options, default_prompt, stream_text
 
 TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
 
@@ -136,6 +137,67 @@ class TestChunks:
         prompt = tokenizer.encode("ROMEO: what light")
         assert text == tokenizer.decode(np.concatenate([prompt, order]))
         assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_text) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+
+
+class TestPromptsOfSubwords:
+    """SentencePiece reads "in " as "in", so "clined" could follow."""
+
+    @pytest.mark.parametrize("prompt", ["ROMEO: what ", "what\n", " light\u3000"])
+    @pytest.mark.parametrize("stateful", [True, False])
+    def test_after_white_space_a_word_begins(self, tokenizer, prompt, stateful):
+        """The likeliest token of those that begin with a space, then the likeliest of all."""
+        params = wild(60)
+        known = tokenizer.encode(prompt)
+        logits, _ = jaxgru.apply(params, jnp.array(known)[None] if stateful else known[None, -1:])
+        begin = [piece.startswith("▁") for piece in tokenizer.pieces]
+        first = np.where(begin, logits[0, -1], -np.inf).argmax()
+        assert first != logits[0, -1].argmax()  # or this would show nothing
+        read = np.array([[*known, first]])
+        rest, _, _ = jaxgru.generate(
+            params, jax.random.key(0), read, N - 1, temperature=0, stateful=stateful
+        )
+        expected = tokenizer.decode(np.concatenate([known, [first], rest[0]]))
+        text = text_of(params, prompt, tokenizer, temperature=0.0, stateful=stateful)
+        assert text == prompt + expected[len(tokenizer.decode(known)) + 1 :]
+
+    def test_a_counted_model_begins_a_word_too(self, tokenizer, tiny_text):
+        model = count_ngrams(tokenizer.encode(tiny_text.read_text()), 60, 2)
+        begin = np.array([piece.startswith("▁") for piece in tokenizer.pieces])
+        known = tokenizer.encode("wh")
+        for temperature in (0.0, 3.0):
+            options = dict(temperature=temperature, first=begin)
+            rng = np.random.default_rng(0)
+            assert all(begin[model.generate(rng, known, 3, **options)[0]] for _ in range(20))
+            text = text_of(model, "wh ", tokenizer, temperature=temperature)
+            assert text.startswith("wh ") and text[3] != " "
+
+    def test_the_prompt_itself_is_printed(self, tokenizer):
+        prompt = "ROMEO:\n\twhat  light"
+        assert text_of(wild(60), prompt, tokenizer).startswith(prompt)
+
+    def test_a_prompt_of_white_space_gives_no_token(self, tokenizer):
+        with pytest.raises(UserError, match=r"the prompt ' \\n ' gives no token"):
+            stream_text(wild(60), tokenizer, " \n ", Options())
+
+
+class TestDefaultPrompt:
+    def test_is_the_studys_for_its_text_only(self):
+        tokenizer = CharacterTokenizer.learn("ROMEO: 日本\n")
+        assert default_prompt(DataConfig(), tokenizer) == "ROMEO: "
+        own = DataConfig(corpus="日本.txt", sha256="0" * 64)
+        assert default_prompt(own, tokenizer) == "\n"
+        assert default_prompt(own, CharacterTokenizer.learn("日本 ROMEO:")) == " "
+        assert default_prompt(own, CharacterTokenizer.learn("acgt")) == "a"
+        assert default_prompt(DataConfig(), CharacterTokenizer.learn("acgt")) == "a"
+
+    def test_of_subwords_is_a_word(self, tokenizer, tiny_text):
+        prompt = default_prompt(DataConfig(corpus="own.txt"), tokenizer)
+        assert len(prompt) > 1 and prompt in tiny_text.read_text()
 
 
 class TestWrite:

@@ -63,5 +63,5 @@ def load(made: tuple[int, str, Options]) -> None:
     short = len(tokenizer.encode(prompt)) <= 2 or options.last_token_only
     said = list(text) if short else list(itertools.islice(text, 1))
     "".join(said).encode()
-    if which == 0 and said[0] != prompt:
+    if said[0] != prompt:
         raise Finding("the prompt is not what was given")

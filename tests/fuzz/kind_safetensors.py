@@ -58,8 +58,8 @@ def load(path: Path) -> None:
     alone = load_safetensors_config(path)
     params, config, tokenizer = load_safetensors(path)
     assert alone == config
-    tokens = tokenizer.encode(tokenizer.decode(np.arange(tokenizer.vocab_size)))
-    tokenizer.num_characters(tokens)
+    text = tokenizer.decode(np.arange(tokenizer.vocab_size))
+    tokenizer.num_characters(tokenizer.encode(text), text)
     assert jaxgru.num_params(params) * 4 < path.stat().st_size
     repr(config)
 

@@ -46,7 +46,10 @@ def use(tokenizer) -> None:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < tokenizer.vocab_size:
             raise Finding("tokens outside the vocabulary")
         tokenizer.decode(tokens).encode()
-        tokenizer.num_characters(tokens)
+        if not 0 <= tokenizer.num_characters(tokens, sentence) <= len(sentence):
+            raise Finding("more characters than the text has")
+        "".join(tokenizer.continuation([tokens[:1], tokens[1:]])).encode()
+        tokenizer.may_follow(sentence)
     for token in (*range(min(tokenizer.vocab_size, 40)), tokenizer.vocab_size - 1):
         tokenizer.decode(np.array([token])).encode()
     tokenizer.decode(np.arange(min(tokenizer.vocab_size, 2000)))

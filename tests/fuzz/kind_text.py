@@ -11,8 +11,20 @@ from mutations import mutate, text
 
 from jaxgru.config import load_config
 from jaxgru.data.dataset import load_dataset
+from jaxgru.data.tokenizers import TokenizerError
 
 PLAIN = "But soft, what light through yonder window breaks?\nIt is the east – né.\n" * 20
+SPECIAL = (
+    "<unk>",
+    "<s> ",
+    "</s>\n",
+    "▅",
+    "▁",
+    "\ufeff",
+    "\u0301",
+    "\x1c",
+    "<<unk>>",
+)  # to SentencePiece
 NAMES = ("text.txt", "caf\udce9.txt", "[red].txt", "a\nb.txt", " ", "\u202etxt", "x" * 200, "a'\".")
 
 
@@ -50,20 +62,29 @@ def make(rng: random.Random, folder: Path) -> Made:
 
 def load(made: tuple[dict[str, str], bytes]) -> None:
     options, data = made
-    config, dataset = load_dataset(load_config("astra_alpha", options))
+    try:
+        config, dataset = load_dataset(load_config("astra_alpha", options))
+    except TokenizerError as error:
+        if "lacks" in str(error):
+            raise Finding(f"learned from this very text: {error}") from error
+        raise
     tokenizer = dataset.tokenizer
+    text = data.removeprefix(b"\xef\xbb\xbf").decode()
     for split in (dataset.train, dataset.validation):
         said = tokenizer.decode(split)
         said.encode()
-        tokenizer.num_characters(split)
         if tokenizer.kind == "characters" and tokenizer.encode(said).tolist() != split.tolist():
             raise Finding("decode and encode change the tokens")
     if tokenizer.kind == "characters":
-        if (tokenizer.decode(dataset.train) + said).encode() != data:
+        if tokenizer.decode(dataset.train) + said != text:
             raise Finding("the text is not what is in the file")
+        if dataset.num_characters != len(dataset.validation) - 1:
+            raise Finding("the characters are miscounted")
         again = type(tokenizer).from_bytes(tokenizer.to_bytes())
         if again.vocabulary != tokenizer.vocabulary:
             raise Finding("another vocabulary when written and read")
+    if not 0 <= dataset.num_characters < len(text):
+        raise Finding(f"{dataset.num_characters} characters of {len(text)}")
     load_config("astra_alpha", {"data.corpus": config.data.corpus})
     str(dataset.source).encode()
 
@@ -88,6 +109,7 @@ def _text(rng: random.Random) -> bytes:
         lambda: PLAIN.replace("\n", rng.choice(("\r\n", "\r", "\x0b", "\x0c", "\u2028", "\x85",
                                                 "\0", " ", ""))),
         lambda: PLAIN + text(rng) * 5,
+        lambda: PLAIN + rng.choice(SPECIAL) + text(rng) + rng.choice(SPECIAL),
         lambda: rng.choice("ab\n \u200f\u0661") * rng.choice((1, 2, 18, 5000, 200_000)),
         lambda: "".join(chr(rng.randrange(32, 0xD7FF)) for _ in range(rng.choice((30, 3000)))),
         lambda: "".join(chr(rng.randrange(0x10000, 0x10FFFF)) for _ in range(300)),
