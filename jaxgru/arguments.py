@@ -70,12 +70,24 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
     return tokens
 
 
+def is_pair(layers: Any) -> bool:
+    """Return whether these are the layers of two directions, as of a bidirectional module."""
+    several = lambda part: isinstance(part, list | tuple)
+    return several(layers) and len(layers) == 2 and all(map(several, layers))
+
+
 def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     """Return the layers as a tuple, and whether a single layer was given.
 
     Raises:
-      ValueError: there are none, or one is not the parameters of a layer, in floating point.
+      ValueError: there are none, they are those of two directions, or one is not the parameters
+        of a layer, in floating point.
     """
+    if is_pair(layers):
+        raise ValueError(
+            f"{name} is a pair, with the layers of two directions, as of a bidirectional module; "
+            "call jaxgru.bidirectional(*pair, x)."
+        )
     one = not isinstance(layers, Sequence)
     stack = (layers,) if one else tuple(layers)
     if not stack:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import haiku as hk
@@ -20,6 +22,7 @@ from jaxtyping import Array
 
 from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError, check_shapes
 from jaxgru.interop.gates import (
     as_state,
@@ -44,10 +47,13 @@ def dynamic_unroll(
     reverse: bool = False,
     return_all_states: bool = False,
     unroll: int = 1,
+    implementation: str = "auto",
 ) -> tuple[Array, Any]:
     """Compute `hk.dynamic_unroll` of an hk.GRU or hk.LSTM, with a hand-written gradient.
 
-    The core's parameters stay its own, with the same names and initial values.
+    The core's parameters stay its own, with the same names and initial values. Policies of
+    `hk.mixed_precision` act as they do there; where they round the state between the steps, the
+    steps here do not.
 
     Args:
       core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one.
@@ -58,6 +64,7 @@ def dynamic_unroll(
       reverse: read from the last step to the first.
       return_all_states: return the state of every step, not only the last.
       unroll: has no effect.
+      implementation: as for `jaxgru.unroll`; forward mode needs "plain".
 
     Returns:
       The output of every step, and the last state or all states.
@@ -105,33 +112,27 @@ def dynamic_unroll(
         inputs = jnp.expand_dims(inputs, 1)
         resets = None if resets is None else resets.reshape(inputs.shape[:2])
         state = jax.tree.map(lambda s: s[None], state)
-    hk.scan(lambda carry, _: (carry, None), None, None, 1)  # reserves random keys as Haiku's does
+    _reserve_keys()
 
-    holder = _in_scope(own, lambda: hk.Linear(4 * H)) if pair else own
-    shapes = (_lstm_shapes if pair else _gru_shapes)(inputs.shape[-1], H)
-
-    def missing(shape: Any, dtype: Any) -> Array:
-        raise InteropError(
-            f"the parameters are not those of {holder.module_name}: {', '.join(shapes)}."
+    def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
+        """Compute what the core would, in its scope: in the dtypes of its precision policy."""
+        layer, products = _layer_of(own, inputs, state.hidden if pair else state)
+        dtype = jnp.result_type(products, *jax.tree.leaves(state))
+        state = jax.tree.map(lambda s: s.astype(dtype), state)
+        outputs, *states = unroll_layers(
+            cast(layer, products, dtype),
+            inputs,
+            tuple(state) if pair else state,
+            reset=None if resets is None else jnp.asarray(resets, bool),
+            reverse=reverse,
+            time_major=time_major,
+            return_carries=return_all_states,
+            implementation=implementation,
         )
+        return outputs, hk.LSTMState(*states[-1]) if pair else states[-1]
 
-    def parameters() -> dict[str, Array]:  # as custom getters leave them
-        dtype = inputs.dtype
-        return {n: hk.get_parameter(n, s, dtype, init=missing) for n, s in shapes.items()}
-
-    layer = from_haiku(_in_scope(holder, parameters))
-    dtype = jnp.result_type(inputs, *jax.tree.leaves((layer, state)))
-    state = jax.tree.map(lambda s: s.astype(dtype), state)
-    outputs, *states = unroll_layers(
-        cast(layer, dtype, dtype),
-        inputs,
-        tuple(state) if pair else state,
-        reset=None if resets is None else jnp.asarray(resets, bool),
-        reverse=reverse,
-        time_major=time_major,
-        return_carries=return_all_states,
-    )
-    state = hk.LSTMState(*states[-1]) if pair else states[-1]
+    in_core = partial(_in_scope, own, all_steps)
+    outputs, state = (in_core if own is core else partial(_in_scope, core, in_core))(inputs, state)
     if one:
         outputs = outputs.squeeze(1)
         state = jax.tree.map(lambda s: s.squeeze(1 if return_all_states else 0), state)
@@ -139,12 +140,59 @@ def dynamic_unroll(
 
 
 class _Scope(hk.Module):
-    def __call__(self, function: Callable[[], Any]) -> Any:
-        return function()
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
 
 
-_in_scope: Callable[[Any, Callable[[], Any]], Any] = _Scope.__call__
-"""Run a function in a module's scope, as if it were the module's own `__call__`."""
+_in_scope: Callable[..., Any] = _Scope.__call__
+"""Call a function in a module's scope, as if it were the module's own `__call__`."""
+
+
+def _reserve_keys() -> None:
+    """Reserve random keys as `hk.scan` does, so that what is drawn afterwards is the same.
+
+    It does so before it traces its body. A body that ended would make a loop, which would be
+    compiled in every call outside `jit`.
+    """
+
+    def body(*_: Any) -> Any:
+        raise _KeysReserved
+
+    with suppress(_KeysReserved):
+        hk.scan(body, None, None, 1)
+
+
+class _KeysReserved(Exception):
+    pass
+
+
+def _layer_of(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]:
+    """Return the layer of the core whose scope this is, and the dtype of its products.
+
+    Its parameters are taken as custom getters and precision policies leave them.
+    """
+    pair, sizes = isinstance(core, hk.LSTM), (x.shape[-1], core.hidden_size)
+    holder = hk.Linear(4 * core.hidden_size) if pair else core
+    shapes = (_lstm_shapes if pair else _gru_shapes)(*sizes)
+    known, parameters = f"those of {holder.module_name}: {', '.join(shapes)}", {}
+
+    def missing(shape: Any, dtype: Any) -> Array:
+        raise InteropError(f"the parameters are not {known}.")
+
+    def product(x_and_h: Array) -> Array:
+        for name, shape in shapes.items():
+            parameters[name] = hk.get_parameter(name, shape, x_and_h.dtype, init=missing)
+        return jnp.zeros((), jnp.result_type(x_and_h, *parameters.values()))
+
+    x_and_h = jnp.zeros((), jnp.result_type(x, h))
+    dtype = (_in_scope(holder, product, x_and_h) if pair else product(x_and_h)).dtype
+    for module, names in hk.get_params().items():
+        own = f"{module}/".startswith(f"{core.module_name}/")
+        if own and (unknown := names.keys() - (shapes if module == holder.module_name else ())):
+            raise InteropError(
+                f"{module} has a parameter {min(unknown)}, but the parameters must be {known}."
+            )
+    return from_haiku(parameters), dtype
 
 
 def from_haiku(params: Mapping[str, Array]) -> CellParams:

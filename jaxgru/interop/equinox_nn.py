@@ -44,6 +44,7 @@ def unroll(
     *,
     reset: Bool[AnyArray, "... T"] | None = None,
     reverse: bool = False,
+    implementation: str = "auto",
 ) -> tuple[Any, Float[Array, "... T H"]]:
     """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
 
@@ -56,6 +57,7 @@ def unroll(
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
       reset: (..., T); where True, the state is set to zeros before that step.
       reverse: read from the last step to the first.
+      implementation: as for `jaxgru.unroll`; forward mode needs "plain".
 
     Returns:
       The state after the last step, and h of every step (..., T, H).
@@ -79,6 +81,7 @@ def unroll(
         jax.tree.map(lambda leaf: leaf.astype(dtype), state),
         reset=None if reset is None else reshaped("reset", reset, (*batch, T), (B, T)),
         reverse=reverse,
+        implementation=implementation,
     )
     return jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state), ys.reshape(*batch, T, H)
 
@@ -122,7 +125,6 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
       InteropError: a GRU resets before the product, as Equinox's cannot; or the layer is an RNN,
         which Equinox does not have.
     """
-    E, H, dtype = sizes(layer)
     match layer:
         case GRUParams():
             check_reset(layer, "after", "equinox.nn.GRUCell")
@@ -131,6 +133,7 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
             p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
         case _:
             raise refusal(layer, "Equinox has a GRUCell and an LSTMCell")
+    E, H, dtype = sizes(layer)
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
     W, U, b = (joined(p, side, order) for side in "WUb")
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}

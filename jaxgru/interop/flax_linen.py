@@ -58,14 +58,16 @@ class RNN(nn.RNN):
         reverse: bool | None = None,
         keep_order: bool | None = None,
         reset: Bool[AnyArray, "..."] | None = None,
+        implementation: str = "auto",
     ) -> Any:
-        """Run over a sequence; all arguments but `reset` are those of `nn.RNN`.
+        """Run over a sequence; all arguments but the last two are those of `nn.RNN`.
 
         Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
           reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
             cell's initial carry before that step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
 
         Returns:
           The outputs, or (carry, outputs) with `return_carry`.
@@ -98,6 +100,7 @@ class RNN(nn.RNN):
             reset=reset,
             initial=_unless_zeros(self.cell, start),
             lengths=seq_lengths,
+            implementation=implementation,
             **options,
         )
 
@@ -120,13 +123,18 @@ class ScannedRNN(nn.Module):
 
     @nn.compact
     def __call__(
-        self, carry: Any, x: tuple[Float[AnyArray, "T B F"], Bool[AnyArray, "T B"]]
+        self,
+        carry: Any,
+        x: tuple[Float[AnyArray, "T B F"], Bool[AnyArray, "T B"]],
+        *,
+        implementation: str = "auto",
     ) -> tuple[Any, Float[Array, "T B H"]]:
         """Run over a sequence.
 
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
           x: the inputs, and where the carry is set to the cell's initial carry before the step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
 
         Returns:
           The carry after the last step, and the outputs.
@@ -166,6 +174,7 @@ class ScannedRNN(nn.Module):
             reset=jnp.asarray(resets, bool),
             initial=_unless_zeros(cell, start),
             time_major=True,
+            implementation=implementation,
         )
 
     @staticmethod

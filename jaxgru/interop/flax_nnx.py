@@ -66,14 +66,16 @@ class RNN(nnx.RNN):
         keep_order: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         reset: Bool[AnyArray, "..."] | None = None,
+        implementation: str = "auto",
     ) -> Any:
-        """Run over a sequence; all arguments but `reset` are those of `nnx.RNN`.
+        """Run over a sequence; all arguments but the last two are those of `nnx.RNN`.
 
         Outputs in the padding are not zero, as in `nnx.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
           reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
             cell's initial carry before that step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
 
         Returns:
           The outputs, or (carry, outputs) with `return_carry`.
@@ -99,6 +101,7 @@ class RNN(nnx.RNN):
             reset=reset,
             initial=None if cell.carry_init is None else start,
             lengths=seq_lengths,
+            implementation=implementation,
             **options,
         )
 

@@ -18,11 +18,18 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CellParams, LSTMParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
-from jaxgru.interop.gates import as_state, cast, reshaped, sizes, with_steps
+from jaxgru.interop.gates import (
+    SIGMOID,
+    TANH,
+    as_state,
+    cast,
+    computes,
+    reshaped,
+    sizes,
+    with_steps,
+)
 from jaxgru.layers import unroll
 
-SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
-TANH = (jnp.tanh, jax.lax.tanh)
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
@@ -31,9 +38,9 @@ def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -
     if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
         raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
-    if getattr(cell, "gate_fn", SIGMOID[0]) not in SIGMOID:
+    if not computes(getattr(cell, "gate_fn", jax.nn.sigmoid), SIGMOID):
         raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
-    if cell.activation_fn not in TANH:
+    if not computes(cell.activation_fn, TANH):
         raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
     if getattr(cell, "residual", False):
         raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
@@ -63,6 +70,7 @@ def rnn(
     reverse: bool = False,
     keep_order: bool = False,
     return_carry: bool = True,
+    implementation: str = "auto",
 ) -> Any:
     """Compute a layer over time as Flax's RNN does.
 
@@ -76,6 +84,7 @@ def rnn(
       lengths: (*batch); the carry returned is then that after this number of steps.
       reverse: read from the last real step to the first.
       keep_order: with `reverse`, return the outputs in the order of the inputs.
+      implementation: as for `jaxgru.unroll`.
 
     Returns:
       The outputs (*batch, T, H) or (T, *batch, H); with `return_carry`, (carry, outputs).
@@ -117,11 +126,18 @@ def rnn(
         reverse=reverse and lengths is None,
         time_major=time_major,
         return_carries=return_carry and lengths is not None,
+        implementation=implementation,
     )
     if return_carry and lengths is not None:
         last = (lengths - 1).reshape((1, B, 1) if time_major else (B, 1, 1))
-        # As in Flax, −1 is T − 1. Each row takes from itself, so a sharded batch stays where it is.
-        pick = lambda c: jnp.take_along_axis(c, last, axis, mode="clip").squeeze(axis)
+        # As in Flax, −1 is T − 1, and what is beyond either end has the value there, but no
+        # gradient. Each row takes from itself, so a sharded batch stays where it is.
+        within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
+
+        def pick(c: Array) -> Array:
+            picked = jnp.take_along_axis(c, last, axis, mode="clip")
+            return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
+
         carry = jax.tree.map(pick, carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths)
@@ -137,6 +153,6 @@ def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Arr
     if lengths is None:
         return jnp.flip(x, axis)
     T = x.shape[axis]
-    order = (jnp.arange(T)[::-1] + lengths[:, None]) % T
+    order = (jnp.arange(T)[::-1][None] + lengths[:, None]) % T
     order = order if axis else order.T
     return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis)

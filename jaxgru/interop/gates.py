@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -21,6 +22,26 @@ from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
+
+
+SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
+TANH = (jnp.tanh, jax.lax.tanh)
+
+
+def computes(function: Any, known: Sequence[Callable[..., Any]]) -> bool:
+    """Return whether a function is one of these, or a copy of one.
+
+    `copy.deepcopy` makes a new object of what `jax.jit` returned, as `jax.nn.sigmoid` is; it has
+    neither name nor code, but traces to the same program.
+    """
+    if function in known:
+        return True
+    return isinstance(function, type(known[0])) and _program(function) == _program(known[0])
+
+
+@lru_cache(maxsize=64)
+def _program(function: Callable[..., Any]) -> str:
+    return str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2, 3), np.float32)))
 
 
 def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
@@ -144,6 +165,8 @@ def check_mapping(params: Any) -> None:
 
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for what the other library has no cell for."""
+    if isinstance(layer, list | tuple):
+        theirs = "convert its layers one by one"
     return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
 
 

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgru.arguments import is_pair
 from jaxgru.cells import CELLS, CellParams, GRUParams, LSTMParams, MLPParams, RNNParams
 from jaxgru.cells.gru import check
 from jaxgru.config import Config
@@ -135,11 +136,16 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         most runtimes lack the operators.
 
     Raises:
-      InteropError: there is no layer; ONNX has no operator for one of them; one's output has
+      InteropError: there is no layer, or they read in two directions; ONNX has no operator for one of them; one's output has
         another size than the next one's input; the weights are not all of one such dtype, or are
         too large for a file, which can have 2 GiB, or not known, as under `jit`.
     """
     check_known(params, "an ONNX graph")
+    if is_pair(params):
+        raise InteropError(
+            "the layers are those of two directions, but a graph reads in one: export each layer "
+            "alone, give the backward one the sequence reversed, and concatenate the outputs."
+        )
     if isinstance(params, Params):
         model, layers = params, params.layers
     else:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxgru.arguments import is_pair
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
-from jaxgru.interop import InteropError, import_torch
+from jaxgru.interop import InteropError, check_shapes, import_torch
 from jaxgru.interop.gates import (
     added,
     check_dtype,
@@ -46,9 +47,10 @@ def from_torch(module: Any) -> Any:
       `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: PyTorch is not installed; the module is of another class, has a projection
-        (`proj_size`) or a nonlinearity other than tanh, or is on the device "meta"; or its dtype
-        is neither float32 nor, where JAX has 64 bits enabled, float64.
+      InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
+        or something may change what it computes: hooks, parametrized weights, parameters of its
+        own; it has a projection (`proj_size`) or a nonlinearity other than tanh, or is on the
+        device "meta"; or its dtype is neither float32 nor, where JAX has 64 bits enabled, float64.
     """
     torch = import_torch()
     _check_module(torch, module)
@@ -67,7 +69,8 @@ def to_torch(
     for bit (absent second biases of a GRU as zeros).
 
     Args:
-      layers: one layer, or the layers of the module, or of its forward direction.
+      layers: one layer, or the layers of the module, or of its forward direction; or, as from
+        `from_torch`, the pair of both directions.
       backward: the layers of the backward direction; None: the module has one direction.
 
     Raises:
@@ -77,6 +80,8 @@ def to_torch(
     """
     torch = import_torch()
     check_known((layers, backward), "a PyTorch module")
+    if backward is None and is_pair(layers):
+        layers, backward = layers
     layers = layers if isinstance(layers, Sequence) else [layers]
     if not layers:
         raise InteropError("there is no layer to make a module of.")
@@ -119,10 +124,31 @@ def to_torch(
 
 
 def _check_module(torch: ModuleType, module: Any) -> None:
-    if not isinstance(module, (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN)):
+    kinds, name = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), type(module).__name__
+    if not isinstance(module, kinds):
+        raise InteropError(f"a {name} cannot be converted; a torch.nn.GRU, LSTM or RNN can.")
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        names = ", ".join(module.parametrizations)
         raise InteropError(
-            f"a {type(module).__name__} cannot be converted; a torch.nn.GRU, LSTM or RNN can."
+            f"{names} of this {name} is parametrized, that is, computed anew in each call: fix the "
+            "values first, with torch.nn.utils.parametrize.remove_parametrizations."
         )
+    if type(module) not in kinds:
+        theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
+        raise InteropError(
+            f"a {name} may compute something other than a torch.nn.{theirs}, of which it is a "
+            f"subclass: if it does not, load its state_dict into a torch.nn.{theirs} and convert "
+            "that."
+        )
+    if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
+        raise InteropError(
+            f"this {name} has forward hooks, or a forward of its own, which may change what it "
+            "computes: remove them first; for those of weight_norm, spectral_norm and prune, call "
+            "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove."
+        )
+    have = {weight: tuple(tensor.shape) for weight, tensor in module.state_dict().items()}
+    known = [weight for layer in module._all_weights for weight in layer]
+    check_shapes(f"this {name}", have, {weight: have.get(weight, ()) for weight in known})
     if module.proj_size:
         raise InteropError(
             f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
