@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru import layers
+from jaxgru.arguments import as_array
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError, check_shapes
@@ -94,7 +95,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights, or of other shapes.
+        weights, or of other names or shapes.
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
@@ -102,17 +103,25 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
         )
     if cell.weight_ih is None or cell.weight_hh is None:
         raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
-    gates, H = 4 if isinstance(cell, eqx.nn.LSTMCell) else 3, cell.hidden_size
+    given: dict[str, Any] = {n: w for n, w in vars(cell).items() if n not in _STATIC}
+    given = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    lstm, H = isinstance(cell, eqx.nn.LSTMCell), cell.hidden_size
+    gates = 4 if lstm else 3
     want: dict[str, tuple[int, ...]] = {"weight_ih": (gates * H, cell.input_size)}
-    want |= {"weight_hh": (gates * H, H), "bias": (gates * H,), "bias_n": (H,)}
-    given = {name: getattr(cell, name, None) for name in want}
-    have = {name: weight.shape for name, weight in given.items() if weight is not None}
-    check_shapes(f"a {type(cell).__name__}", have, {name: want[name] for name in have})
-    weights = dict(W=cell.weight_ih.T, U=cell.weight_hh.T, b=cell.bias)
-    if isinstance(cell, eqx.nn.LSTMCell):
+    want |= {"weight_hh": (gates * H, H)}
+    if cell.use_bias:  # or Equinox ignores them
+        want |= {"bias": (gates * H,)} | ({} if lstm else {"bias_n": (H,)})
+    have = {name: weight.shape for name, weight in given.items()}
+    check_shapes(f"a {type(cell).__name__}", have, want)
+    weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
+    if lstm:
         return layer_of(LSTMParams, "ifgo", **weights)
-    gru = partial(GRUParams, cn=cell.bias_n, reset="after")
+    gru = partial(GRUParams, cn=given.get("bias_n"), reset="after")
     return other_z(layer_of(gru, "rzn", **weights))
+
+
+_STATIC = ("input_size", "hidden_size", "use_bias")
+"""The fields of a cell that are no weights; whatever else it has is compared with what is known."""
 
 
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:

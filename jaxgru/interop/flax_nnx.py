@@ -116,8 +116,11 @@ class Layer(nnx.Module):
         """Take one layer's parameters, as of `init_gru`, `init_lstm` or `init_rnn`.
 
         Raises:
+          InteropError: they are several layers.
           TypeError: they are of another class.
         """
+        if isinstance(layer, list | tuple):
+            raise InteropError(f"a Layer holds one layer; make one for each of the {len(layer)}.")
         cell_of(layer)
         self.params = type(layer)
         for field in dataclasses.fields(layer):
@@ -146,7 +149,7 @@ def from_nnx(cell: Any) -> CellParams:
 
     Raises:
       InteropError: the cell is of another class, has other functions than sigmoid and tanh, is
-        residual, or has weights of other shapes.
+        residual, or has weights of other names or shapes.
     """
     _check_cell(cell)
     kind = type(cell)
@@ -168,7 +171,7 @@ def from_nnx(cell: Any) -> CellParams:
 
 
 def _check_weights(cell: Any) -> None:
-    """Raise InteropError unless the weights have the shapes that follow from the cell's sizes."""
+    """Raise InteropError unless the weights are the known ones, of the shapes that follow."""
     F, H = cell.in_features, cell.hidden_features
     if type(cell) is nnx.LSTMCell:
         inputs, states, width = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], H
@@ -176,17 +179,29 @@ def _check_weights(cell: Any) -> None:
         inputs, states = ["dense_i"], ["dense_h"]
         width = {nnx.GRUCell: 3 * H, nnx.SimpleCell: H}.get(type(cell), 4 * H)
     with_bias = inputs if type(cell) in (nnx.GRUCell, nnx.SimpleCell) else states
-    have = {
-        f"{part}.{name}": weight[...].shape
-        for part in (*inputs, *states)
-        for name in ("kernel", "bias")
-        if (weight := getattr(getattr(cell, part), name)) is not None
-    }
+    have = _shapes(cell)
+    for name, part in vars(cell).items():
+        if isinstance(part, nnx.Module):
+            if type(part) is not nnx.Linear:
+                raise InteropError(
+                    f"{name} of this {type(cell).__name__} is a {type(part).__name__}; only an "
+                    "nnx.Linear is known to be a product with its kernel."
+                )
+            have |= _shapes(part, f"{name}.")
     want = {f"{part}.kernel": (F, width) for part in inputs}
     want |= {f"{part}.kernel": (H, width) for part in states}
     check_shapes(
         f"a {type(cell).__name__}", have, want | {f"{n}.bias": (width,) for n in with_bias}
     )
+
+
+def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's own variables."""
+    return {
+        prefix + name: value[...].shape
+        for name, value in vars(module).items()
+        if isinstance(value, nnx.Variable)
+    }
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:

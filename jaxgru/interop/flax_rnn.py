@@ -31,7 +31,6 @@ from jaxgru.interop.gates import (
 from jaxgru.layers import unroll
 
 
-
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
     """Raise InteropError if a cell is of no known class or computes with other functions."""
     name = type(cell).__name__

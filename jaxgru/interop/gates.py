@@ -23,7 +23,6 @@ from jaxgru.cells import CellParams, GRUParams, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.interop import InteropError
 
-
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
 
@@ -36,7 +35,7 @@ def computes(function: Any, known: Sequence[Callable[..., Any]]) -> bool:
     """
     if function in known:
         return True
-    return isinstance(function, type(known[0])) and _program(function) == _program(known[0])
+    return type(function) is type(known[0]) and _program(function) == _program(known[0])
 
 
 @lru_cache(maxsize=64)

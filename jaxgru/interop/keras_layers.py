@@ -33,6 +33,11 @@ from jaxgru.interop.gates import (
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
+CELLS = {
+    keras.layers.GRU: keras.layers.GRUCell,
+    keras.layers.LSTM: keras.layers.LSTMCell,
+    keras.layers.SimpleRNN: keras.layers.SimpleRNNCell,
+}
 
 
 def from_keras(
@@ -68,10 +73,15 @@ def from_keras(
         weights = list(layer.get_weights() if weights is None else weights)
         ahead = len(first.weights)
         return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
-    if type(layer) not in (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN):
+    if type(layer) not in CELLS:
         raise InteropError(
             f"a {type(layer).__name__} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
             "Bidirectional can."
+        )
+    if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
+        raise InteropError(
+            f"this {type(layer).__name__} may compute something else: its cell is a "
+            f"{type(layer.cell).__name__}, or a call was replaced."
         )
     if not layer.built:
         raise InteropError(f"the {type(layer).__name__} has no weights yet: build it first.")
@@ -81,10 +91,12 @@ def from_keras(
             f"the activations of this {type(layer).__name__} are not tanh and sigmoid, as jaxgru's."
         )
     given: list[Any] = layer.get_weights() if weights is None else list(weights)
-    if len(given) != (count := 3 if layer.use_bias else 2):
-        raise InteropError(
-            f"there are {len(given)} weights; this {type(layer).__name__} has {count}."
-        )
+    count = 3 if layer.use_bias else 2
+    for size in (len(layer.weights), len(given)):
+        if size != count:
+            raise InteropError(
+                f"there are {size} weights; this {type(layer).__name__} has {count}."
+            )
     given = [as_array("a weight", weight) for weight in given]
     for weight in given:
         check_dtype("the weights", str(weight.dtype))

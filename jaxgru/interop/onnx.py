@@ -136,9 +136,10 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         most runtimes lack the operators.
 
     Raises:
-      InteropError: there is no layer, or they read in two directions; ONNX has no operator for one of them; one's output has
-        another size than the next one's input; the weights are not all of one such dtype, or are
-        too large for a file, which can have 2 GiB, or not known, as under `jit`.
+      InteropError: there is no layer, or they are of two directions; ONNX has no operator for one
+        of them; one's output has another size than the next one's input; the weights are not all
+        of one such dtype, or are too large for a file, which can have 2 GiB, or not known, as
+        under `jit`.
     """
     check_known(params, "an ONNX graph")
     if is_pair(params):

@@ -55,6 +55,13 @@ def precision(dtype):
         yield
 
 
+def alike_under_strict_promotion(run):
+    """What many set for their own code: no axis is added and no dtype converted unasked."""
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        strict = run()
+    jax.tree.map(close, strict, run())
+
+
 def layer(kind, E=4, H=6, dtype=np.float32, seed=0):
     """A layer whose every weight and bias is random."""
     like = jax.eval_shape(lambda: LAYERS[kind](jax.random.key(0), E, H, dtype))

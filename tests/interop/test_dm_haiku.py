@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from against import (
     CASES,
+    alike_under_strict_promotion,
     carry_of,
     layer,
     normal,
@@ -19,11 +20,13 @@ from against import (
     same_numbers,
 )
 from annotations import unchecked
+from conftest import slow
 from random_models import same_bits
 
 from jaxgru.interop import InteropError
 
 hk = pytest.importorskip("haiku")
+jmp = pytest.importorskip("jmp")
 
 from jaxgru.interop.dm_haiku import dynamic_unroll, from_haiku, to_haiku  # noqa: E402
 
@@ -120,6 +123,98 @@ def test_parameters_as_the_core_sees_them():
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+class Model(hk.Module):
+    """A core, with resets or without, from zeros; which dynamic_unroll is the one changed line."""
+
+    def __init__(self, unroll, kind, dones=None):
+        super().__init__()
+        self.unroll, self.core, self.dones = unroll, getattr(hk, kind)(6), dones
+
+    def __call__(self, x, **options):
+        core = self.core if self.dones is None else hk.ResetCore(self.core)
+        inputs = x if self.dones is None else (x, self.dones)
+        return self.unroll(core, inputs, core.initial_state(x.shape[1]), **options)
+
+
+@pytest.mark.parametrize(
+    "kind, policy, where",
+    [
+        *((kind, "p=f32,c=bf16,o=f32", kind) for kind in ("GRU", "LSTM")),
+        *((kind, "p=f32,c=bf16,o=bf16", "ResetCore") for kind in ("GRU", "LSTM")),
+        ("LSTM", "p=f32,c=bf16,o=f32", "Linear"),
+        ("GRU", "p=f32,c=bf16,o=bf16", "Model"),
+        *slow(
+            ("LSTM", "p=f32,c=bf16,o=f32", "Model"),
+            ("LSTM", "p=f32,c=bf16,o=bf16", "Linear"),
+            ("GRU", "p=f16,c=f16,o=f32", "GRU"),
+            ("LSTM", "p=f32,c=f32,o=bf16", "LSTM"),
+            ("GRU", "p=f32,c=f32,o=bf16", "GRU"),
+        ),
+        ("GRU", "p=bf16,c=f32,o=f32", "GRU"),
+    ],
+)
+def test_policies_of_mixed_precision(kind, policy, where):
+    """Values, to the rounding of the narrowest dtype, all dtypes, those of gradients, too."""
+    x, dones = normal(5, 3, 4, dtype=np.float32), resets(5, 3) if where == "ResetCore" else None
+    policy = jmp.get_policy(policy)
+    with hk.mixed_precision.push_policy(Model if where == "Model" else getattr(hk, where), policy):
+
+        def results(unroll):
+            model = hk.without_apply_rng(hk.transform(lambda x: Model(unroll, kind, dones)(x)))
+            params = jax.eval_shape(model.init, jax.random.key(0), x)
+
+            def loss(params, x):
+                outputs = model.apply(params, x)
+                return sum(jnp.sum(jnp.float32(y) ** 2) for y in jax.tree.leaves(outputs)), outputs
+
+            gradients = jax.grad(loss, argnums=(0, 1), has_aux=True)
+            return jax.jit(gradients)(randomized(params), x)
+
+        ours, theirs = results(dynamic_unroll), results(hk.dynamic_unroll)
+    chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
+    exact = policy.compute_dtype == policy.output_dtype == jnp.float32
+    as_float32 = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+    (d_ours, ours), (d_theirs, theirs) = as_float32(ours), as_float32(theirs)
+    chex.assert_trees_all_close(ours, theirs, rtol=0, atol=1e-6 if exact else 0.03)
+    for d, e in zip(jax.tree.leaves(d_ours), jax.tree.leaves(d_theirs), strict=True):
+        assert np.linalg.norm(d - e) < (0.01 if exact else 0.05) * np.linalg.norm(e)
+
+
+def test_it_compiles_once_outside_of_jit(compilations):
+    """Also with keys, which a scan would reserve; a second call of Haiku's compiles again."""
+    x = normal(5, 3, 4, dtype=np.float32)
+
+    def function(x):
+        return Model(dynamic_unroll, "GRU")(x), hk.next_rng_key()
+
+    model, key = hk.transform(function), jax.random.key(0)
+    params = model.init(key, x)
+    model.apply(params, key, x)
+    assert compilations
+    compilations.clear()
+    model.apply(params, key, x)
+    assert not compilations
+
+
+def test_forward_mode_of_the_plain_implementation():
+    x = normal(3, 2, 4, dtype=np.float32)
+
+    def derivative(unroll, **options):
+        model = hk.transform(lambda x: Model(unroll, "LSTM")(x, **options)[0])
+        params = randomized(jax.eval_shape(model.init, jax.random.key(0), x))
+        return jax.jit(jax.jacfwd(lambda x: model.apply(params, None, x)))(x)
+
+    ours = derivative(dynamic_unroll, implementation="plain")
+    np.testing.assert_allclose(ours, derivative(hk.dynamic_unroll), 1e-5, 1e-5)
+
+
+def test_strict_promotion():
+    x, dones = normal(5, 3, 4, dtype=np.float32), resets(5, 3)
+    model = hk.transform(lambda x: Model(dynamic_unroll, "LSTM", dones)(x, reverse=True))
+    params = randomized(jax.eval_shape(model.init, jax.random.key(0), x))
+    alike_under_strict_promotion(lambda: model.apply(params, None, x))
+
+
 def test_weights_there_and_back():
     p = layer("gru")
     assert same_bits(from_haiku(to_haiku(p)), p)
@@ -203,6 +298,21 @@ class TestRefusals:
         )
         with pytest.raises(InteropError, match="the parameters are not those of gru: w_i, w_h, b"):
             model.apply(params, None)
+
+    @pytest.mark.parametrize("core", ["GRU", "LSTM"])
+    def test_parameters_that_haiku_may_add(self, core):
+        x = np.zeros((5, 3, 4), np.float32)
+        model = hk.transform(lambda x: Model(dynamic_unroll, core)(x))
+        params = model.init(jax.random.key(0), x)
+        module = "model/~/gru" if core == "GRU" else "model/~/lstm/linear"
+        more = params | {module: params[module] | {"b_h": jnp.ones(6)}}
+        with pytest.raises(InteropError, match=f"{module} has a parameter b_h, but the parameters"):
+            model.apply(more, None, x)
+        more = params | {f"{module}/linear_1": {"w": jnp.ones(6)}}
+        with pytest.raises(InteropError, match=f"{module}/linear_1 has a parameter w, but the"):
+            model.apply(more, None, x)
+        other = params | {f"{module}_1": {"w": jnp.ones(6)}}
+        model.apply(other, None, x)
 
     def test_resets(self):
         x = np.zeros((5, 3, 4)), resets(3, 5)

@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, layer, normal, precision, randomized, resets, same_cost, same_numbers
+from against import (
+    CASES,
+    alike_under_strict_promotion,
+    layer,
+    normal,
+    precision,
+    randomized,
+    resets,
+    same_cost,
+    same_numbers,
+)
 from annotations import unchecked
 from random_models import same_bits
 
@@ -99,6 +109,45 @@ def test_weights_there_and_back(kind):
         assert not from_equinox(to_equinox(layer("gru after"))).cn.any()
     else:
         assert same_bits(q, p)
+
+
+def test_forward_mode_of_the_plain_implementation():
+    cell, xs = made("GRUCell"), normal(5, 4, dtype=np.float32)
+    ours = jax.jacfwd(lambda xs: unroll(cell, xs, implementation="plain")[1])(xs)
+    theirs = jax.jacfwd(lambda xs: scanned(cell, xs, jnp.zeros(6))[1])(xs)
+    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
+
+
+def test_strict_promotion():
+    cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
+    run = lambda: unroll(cell, xs, jnp.ones((3, 6)), reset=resets(3, 5), reverse=True)
+    alike_under_strict_promotion(run)
+
+
+def test_cells_with_other_fields(monkeypatch):
+    """A bias that the cell does not use, one that it lacks, and one that Equinox may add."""
+    cell, xs = made("GRUCell"), normal(5, 4, dtype=np.float32)
+    unbiased = made("GRUCell")
+    object.__setattr__(unbiased, "use_bias", False)
+    with pytest.raises(InteropError, match="there is a tensor bias that does not belong there"):
+        unroll(unbiased, xs)
+    with pytest.raises(InteropError, match="the tensor bias_n is missing"):
+        unroll(eqx.tree_at(lambda c: c.bias_n, cell, None), xs)
+    with pytest.raises(ValueError, match="weight_ih is a str; it must be an array"):
+        unroll(eqx.tree_at(lambda c: c.weight_ih, cell, "W"), xs)
+
+    class GRUCell(eqx.nn.GRUCell):
+        bias_hh: jax.Array
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.bias_hh = jnp.ones(6)
+
+    with unchecked(), pytest.raises(InteropError, match="the cell is a GRUCell; it must be an equ"):
+        unroll(GRUCell(4, 6, key=jax.random.key(0)), xs)
+    monkeypatch.setattr(eqx.nn, "GRUCell", GRUCell)
+    with unchecked(), pytest.raises(InteropError, match="a tensor bias_hh that does not belong"):
+        unroll(GRUCell(4, 6, key=jax.random.key(0)), xs)
 
 
 def test_refusals():

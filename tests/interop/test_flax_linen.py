@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from against import (
     FLAX_CASES,
+    alike_under_strict_promotion,
     carry_of,
     layer,
     normal,
@@ -222,6 +224,42 @@ def test_partitioned_parameters():
     assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
     theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
+
+
+def test_strict_promotion():
+    rnn, x, first = RNN(nn.GRUCell(6)), normal(3, 5, 4, dtype=np.float32), jnp.zeros((3, 6))
+    params = randomized(jax.eval_shape(rnn.init, jax.random.key(0), x))
+    scanned = {"params": {"GRUCell_1": params["params"]["cell"]}}
+    lengths, pair = jnp.array([5, 2, 1]), (x.swapaxes(0, 1), resets(5, 3))
+    alike_under_strict_promotion(
+        lambda: (
+            rnn.apply(params, x, seq_lengths=lengths, reverse=True, return_carry=True),
+            ScannedRNN().apply(scanned, first, pair),
+        )
+    )
+
+
+def test_a_copy_of_a_module():
+    """`deepcopy` makes new objects of jax.nn.sigmoid and jnp.tanh, which have no names."""
+    rnn, x = RNN(nn.GRUCell(6)), normal(3, 5, 4, dtype=np.float32)
+    params = randomized(jax.eval_shape(rnn.init, jax.random.key(0), x))
+    assert same_bits(copy.deepcopy(rnn).apply(params, x), rnn.apply(params, x))
+
+
+def test_forward_mode_of_the_plain_implementation():
+    x, first = normal(3, 2, 4, dtype=np.float32), jnp.ones((2, 4))
+    dones, scanned = resets(3, 2), PureJaxRL()
+    params = randomized(jax.eval_shape(scanned.init, jax.random.key(0), first, (x, dones)))
+    rnn = {"params": {"cell": params["params"]["GRUCell_1"]}}
+    plain = dict(implementation="plain")
+
+    def derivatives(scan, run, **options):
+        of_scan = lambda x: scan.apply(params, first, (x, dones), **options)
+        of_run = lambda x: run(nn.GRUCell(4)).apply(rnn, x, **options)
+        return jax.jit(jax.jacfwd(lambda x: (of_scan(x), of_run(x))))(x)
+
+    ours, theirs = derivatives(ScannedRNN(), RNN, **plain), derivatives(scanned, nn.RNN)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_products_beside_a_float32_state():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from against import (
     FLAX_CASES,
+    alike_under_strict_promotion,
     carry_of,
     close,
     layer,
@@ -151,6 +153,49 @@ def test_the_carry_after_lengths_that_flax_takes(T, lengths, time_major):
     call = nnx.jit(lambda rnn, lengths: rnn(x, seq_lengths=lengths, **options))
     ours, theirs = call(RNN(cell), lengths), call(nnx.RNN(cell), lengths.astype(np.int32))
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_lengths_beyond_either_end():
+    """Flax takes the value at the end, from which no gradient comes."""
+    cell, x = made(nnx.GRUCell), normal(5, 5, 4, dtype=np.float32)
+    lengths = jnp.array([6, 0, -4, -5, 3])
+
+    def gradient(rnn_class):
+        rnn = rnn_class(cell, return_carry=True)
+        last = lambda rnn, x: jnp.sum(jnp.sin(rnn(x, seq_lengths=lengths)[0]))
+        return nnx.jit(nnx.grad(last, argnums=1))(rnn, x)
+
+    ours, theirs = gradient(RNN), gradient(nnx.RNN)
+    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-6)
+    assert [bool(row.any()) for row in theirs] == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, nnx.clone])
+def test_a_copy_of_a_module(copied):
+    """`deepcopy` makes new objects of jax.nn.sigmoid and jnp.tanh, which have no names."""
+    rnn, x = RNN(made(nnx.GRUCell)), normal(3, 5, 4, dtype=np.float32)
+    assert same_bits(copied(rnn)(x), rnn(x))
+    hard = made(nnx.GRUCell, gate_fn=jax.jit(jax.nn.hard_sigmoid))
+    with pytest.raises(InteropError, match="the gate_fn of this GRUCell is not sigmoid"):
+        from_nnx(copied(hard))
+
+
+def test_forward_mode_of_the_plain_implementation():
+    cell, x = made(nnx.LSTMCell), normal(2, 3, 4, dtype=np.float32)
+
+    def derivative(rnn_class, **options):
+        graph, state = nnx.split(rnn_class(cell))
+        out = lambda state, x: nnx.merge(graph, state)(x, rngs=nnx.Rngs(0), **options)
+        return jax.jit(jax.jacfwd(out, argnums=1))(state, x)
+
+    ours, theirs = derivative(RNN, implementation="plain"), derivative(nnx.RNN)
+    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
+
+
+def test_strict_promotion():
+    cell, x = made(nnx.LSTMCell), normal(3, 5, 4, dtype=np.float32)
+    options = dict(seq_lengths=jnp.array([5, 2, 1]), reverse=True, return_carry=True)
+    alike_under_strict_promotion(lambda: RNN(cell, rngs=nnx.Rngs(0))(x, **options))
 
 
 def test_bfloat16_products_beside_a_float32_state():
@@ -323,13 +368,42 @@ class TestRefusals:
         with pytest.raises(InteropError, match="dense_i.bias is missing"):
             from_nnx(cell)
 
+    def test_parameters_that_flax_may_add(self):
+        """As a hidden bias of the GRU, which google/flax PR 5595 proposes."""
+        cell = made(nnx.GRUCell)
+        cell.bias_hn = nnx.Param(jnp.ones(6))
+        with pytest.raises(InteropError, match="a tensor bias_hn that does not belong there"):
+            RNN(cell)(normal(3, 5, 4, dtype=np.float32))
+        cell = made(nnx.LSTMCell)
+        cell.peephole = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+        with pytest.raises(InteropError, match="a tensor peephole.bias that does not belong"):
+            from_nnx(cell)
+        cell = made(nnx.GRUCell)
+        cell.dense_h.scale = nnx.BatchStat(jnp.ones(6))
+        with pytest.raises(InteropError, match="a tensor dense_h.scale that does not belong"):
+            from_nnx(cell)
+        cell = made(nnx.GRUCell)
+        cell.dense_i = nnx.LoRALinear(4, 18, lora_rank=2, rngs=nnx.Rngs(0))
+        with pytest.raises(InteropError, match="dense_i of this GRUCell is a LoRALinear; only an"):
+            from_nnx(cell)
+
     def test_an_input_without_steps(self):
         with pytest.raises(InteropError, match=r"inputs has shape \(4,\); it must have steps"):
             RNN(made(nnx.GRUCell))(np.ones(4, np.float32))
 
     def test_layers(self):
-        with pytest.raises(TypeError, match="no cell has parameters of type list"):
-            Layer([layer("gru")])
+        with unchecked(), pytest.raises(TypeError, match="no cell has parameters of type dict"):
+            Layer({})
+        with (
+            unchecked(),
+            pytest.raises(InteropError, match="one layer; make one for each of"),
+        ):
+            Layer([layer("gru"), layer("gru")])
+        with (
+            unchecked(),
+            pytest.raises(InteropError, match="a list .* convert its layers one by"),
+        ):
+            to_nnx([layer("gru")])
         with pytest.raises(
             InteropError,
             match="nnx.GRUCell applies the reset gate after the product, this GRU before",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import CASES, layer, normal, precision, same_numbers
+from against import CASES, alike_under_strict_promotion, layer, normal, precision, same_numbers
 from random_models import same_bits
 
 import jaxgru
@@ -119,6 +119,14 @@ def test_without_biases_and_with_second_ones():
     assert same_bits(q, p.replace(cz=-zeros, cr=zeros, cn=zeros))
 
 
+@pytest.mark.parametrize("kind", ["GRU, reset after", "LSTM"])
+def test_strict_promotion(kind):
+    built = made(kind, two=True)
+    weights = from_keras(built)
+    alike_under_strict_promotion(lambda: from_keras(built))
+    alike_under_strict_promotion(lambda: to_keras(weights).get_weights())
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_biases_in_one_direction_only(ahead):
     """The first three weights, or the first two, are the forward layer's."""
@@ -152,6 +160,28 @@ class TestRefusals:
     def test_keras_layers(self, make, says):
         with pytest.raises(InteropError, match=says):
             from_keras(make())
+
+    def test_what_may_change_what_a_layer_computes(self):
+        class Mine(keras.layers.GRU):
+            pass
+
+        def built(layer, **parts):
+            for name, part in parts.items():
+                setattr(layer, name, part)
+            layer.build((None, None, 2))
+            return layer
+
+        with pytest.raises(InteropError, match="a Mine cannot be converted"):
+            from_keras(built(Mine(3)))
+        with pytest.raises(InteropError, match="something else: its cell is a LSTMCell"):
+            from_keras(built(keras.layers.GRU(3), cell=keras.layers.LSTMCell(3)))
+        with pytest.raises(InteropError, match="its cell is a GRUCell, or a call was replaced"):
+            from_keras(built(keras.layers.GRU(3), call=lambda x: x))
+        more = keras.layers.GRU(3)
+        more.add_weight(shape=(2,))
+        for weights in (None, made("GRU, reset after", 2, 3).get_weights()):
+            with pytest.raises(InteropError, match="there are 4 weights; this GRU has 3"):
+                from_keras(built(more) if weights is None else more, weights)
 
     def test_directions(self):
         summed = keras.layers.Bidirectional(keras.layers.GRU(3), merge_mode="sum")

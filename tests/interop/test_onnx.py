@@ -225,6 +225,8 @@ class TestLayers:
             to_onnx([{}])
         with pytest.raises(InteropError, match="layer 1 has 4 input features, but is given 6"):
             to_onnx([gru, gru])
+        with pytest.raises(InteropError, match="of two directions, but a graph reads in one"):
+            to_onnx(((gru,), (gru,)))
         with pytest.raises(InteropError, match="are bfloat16; they must be float32 or float64"):
             to_onnx(jax.tree.map(lambda w: w.astype(jnp.bfloat16), gru))
         with pytest.raises(InteropError, match="are bfloat16 and float32; they must be all"):

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against import alike_under_strict_promotion
+from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import random_params, same_bits
 
-from jaxgru import ModelConfig, apply, bidirectional, cells, num_params, step
+from jaxgru import ModelConfig, apply, bidirectional, cells, initial_carry, num_params, step, unroll
 from jaxgru.cells import GRUParams
 from jaxgru.cells.base import Mask, Steps
 from jaxgru.interop import InteropError
@@ -20,6 +22,7 @@ from jaxgru.interop.torch_nn import from_torch, to_torch
 from jaxgru.layers import unroll_layer, unroll_plain
 
 torch = pytest.importorskip("torch")
+prune = pytest.importorskip("torch.nn.utils.prune")
 
 KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
 SIZES = [(7, 3, 4, 5, 2), (1, 1, 2, 1, 1), (5, 2, 6, 3, 1)]  # T, B, E, H, L
@@ -289,7 +292,7 @@ class TestTwoDirections:
             for name, weight in theirs.named_parameters():
                 if "bias_hh" in name:  # acts only in a sum with the other
                     weight.data.zero_()
-        again = to_torch(*from_torch(theirs))
+        again = to_torch(from_torch(theirs))
         assert list(again.state_dict()) == list(theirs.state_dict())
         for name, weight in theirs.state_dict().items():
             assert again.state_dict()[name].numpy().tobytes() == weight.numpy().tobytes()
@@ -301,6 +304,14 @@ class TestTwoDirections:
         with pytest.raises(InteropError, match="layer 1 is 4 → 4, .* it must be 8 → 4"):
             stack = from_torch(module("gru", 3, 4, 2))
             to_torch(stack, stack)
+
+    def test_what_takes_layers_of_one_direction_says_so(self):
+        """`from_torch` returns a pair, which looks like a stack."""
+        both, x = from_torch(module("gru", 3, 4, 2, bidirectional=True)), jnp.ones((2, 5, 3))
+        says = r"layers is a pair, .* call jaxgru.bidirectional\(\*pair, x\)"
+        for call in (unroll, lambda both, x: step(both, x[:, 0], ()), initial_carry):
+            with unchecked(), pytest.raises(ValueError, match=says):
+                call(both, x)
 
 
 class TestThereAndBack:
@@ -365,6 +376,13 @@ class TestThereAndBack:
         assert all(parameter.grad is not None for parameter in made.parameters())
 
 
+def test_strict_promotion():
+    theirs = module("lstm", 3, 4, 2, bidirectional=True)
+    alike_under_strict_promotion(
+        lambda: (from_torch(theirs), from_torch(to_torch(from_torch(theirs))))
+    )
+
+
 def test_one_layer_needs_no_list():
     p = cells.init_lstm(jax.random.key(0), 2, 3)
     with torch.no_grad():
@@ -392,6 +410,62 @@ class TestRefusals:
     def test_modules(self, make, says):
         with pytest.raises(InteropError, match=says):
             from_torch(make())
+
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (
+                lambda m: torch.nn.utils.weight_norm(m, "weight_hh_l0"),
+                "has forward hooks, .* call torch.nn.utils.remove_weight_norm",
+            ),
+            (lambda m: torch.nn.utils.spectral_norm(m, "weight_hh_l0"), "has forward hooks"),
+            (lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5), "has forward hooks"),
+            (lambda m: m.register_forward_hook(lambda m, x, y: y), "has forward hooks"),
+            (lambda m: setattr(m, "forward", lambda x: x), "or a forward of its own"),
+            (
+                lambda m: torch.nn.utils.parametrizations.weight_norm(m, "weight_hh_l0"),
+                "weight_hh_l0 of this ParametrizedLSTM is parametrized, .*remove_parametrizations",
+            ),
+            (
+                lambda m: m.register_parameter("bias_n", torch.nn.Parameter(torch.ones(3))),
+                "this LSTM: there is a tensor bias_n that does not belong there",
+            ),
+            (lambda m: m.register_buffer("scale", torch.ones(3)), "a tensor scale that does not"),
+            (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "a tensor lora.bias that does"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::FutureWarning")
+    def test_what_may_change_what_a_module_computes(self, change, says):
+        """Behind hooks the weights are stale until the next call: they are not those computed."""
+        lstm = torch.nn.LSTM(2, 3)
+        change(lstm)
+        with pytest.raises(InteropError, match=says):
+            from_torch(lstm)
+
+    def test_a_subclass(self):
+        class Doubled(torch.nn.LSTM):
+            def forward(self, x, hx=None):
+                y, h = super().forward(x, hx)
+                return 2 * y, h
+
+        with pytest.raises(InteropError, match="a Doubled may compute .* load its state_dict into"):
+            from_torch(Doubled(2, 3))
+
+    @pytest.mark.filterwarnings("ignore::FutureWarning")
+    def test_normalized_and_pruned_weights_once_they_are_fixed(self):
+        """As the sentence says; their own values changed before, which only `remove` sees."""
+        normed, pruned, parametrized = (torch.nn.LSTM(2, 3) for _ in range(3))
+        torch.nn.utils.weight_norm(normed, "weight_hh_l0").weight_hh_l0_g.data.mul_(2)
+        torch.nn.utils.remove_weight_norm(normed, "weight_hh_l0")
+        prune.l1_unstructured(pruned, "weight_hh_l0", 0.5).weight_hh_l0_orig.data.mul_(2)
+        prune.remove(pruned, "weight_hh_l0")
+        torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
+        parametrized.parametrizations.weight_hh_l0.original0.data.mul_(2)
+        torch.nn.utils.parametrize.remove_parametrizations(parametrized, "weight_hh_l0")
+        x = torch.randn(4, 1, 2)
+        for lstm in (normed, pruned, parametrized):
+            ours, _ = unroll(from_torch(lstm), x.numpy(), time_major=True)
+            np.testing.assert_allclose(ours, lstm(x)[0].detach(), atol=1e-6)
 
     def test_float64_where_jax_would_round_it(self):
         with jax.enable_x64(False), pytest.raises(InteropError, match="JAX_ENABLE_X64"):
