@@ -311,7 +311,7 @@ class TestRefusals:
         more = params | {f"{module}/linear_1": {"w": jnp.ones(6)}}
         with pytest.raises(InteropError, match=f"{module}/linear_1 has a parameter w, but the"):
             model.apply(more, None, x)
-        other = params | {f"{module}_1": {"w": jnp.ones(6)}}
+        other = params | {"model/~/gru_1": {"w": jnp.ones(6)}, "model/~/lstm_1/linear": {}}
         model.apply(other, None, x)
 
     def test_resets(self):

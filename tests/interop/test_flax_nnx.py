@@ -184,12 +184,16 @@ def test_forward_mode_of_the_plain_implementation():
     cell, x = made(nnx.LSTMCell), normal(2, 3, 4, dtype=np.float32)
 
     def derivative(rnn_class, **options):
-        graph, state = nnx.split(rnn_class(cell))
-        out = lambda state, x: nnx.merge(graph, state)(x, rngs=nnx.Rngs(0), **options)
-        return jax.jit(jax.jacfwd(out, argnums=1))(state, x)
+        graph, *arguments, rest = nnx.split(rnn_class(cell), nnx.Param, ...)
+        arguments.append(x)
+
+        def outputs(params, x):
+            return nnx.merge(graph, params, rest)(x, rngs=nnx.Rngs(0), **options)
+
+        return jax.jit(lambda *args: jax.jvp(outputs, args, randomized(args)))(*arguments)
 
     ours, theirs = derivative(RNN, implementation="plain"), derivative(nnx.RNN)
-    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_strict_promotion():

@@ -122,9 +122,7 @@ def test_without_biases_and_with_second_ones():
 @pytest.mark.parametrize("kind", ["GRU, reset after", "LSTM"])
 def test_strict_promotion(kind):
     built = made(kind, two=True)
-    weights = from_keras(built)
-    alike_under_strict_promotion(lambda: from_keras(built))
-    alike_under_strict_promotion(lambda: to_keras(weights).get_weights())
+    alike_under_strict_promotion(lambda: from_keras(built))  # Keras cannot build a layer so
 
 
 @pytest.mark.parametrize("ahead", [False, True])
