@@ -16,17 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import (
-    CellParams,
-    GRUParams,
-    LSTMParams,
-    RNNParams,
-    cell_of,
-    hidden,
-    zero_carry,
-)
-from jaxgru.cells.base import AnyArray, Recurrent, Size
-from jaxgru.errors import UserError
+from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells.base import AnyArray, Size, widest
 
 
 def as_array(name: str, value: Any) -> AnyArray:
@@ -152,53 +143,21 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 @lru_cache(maxsize=1024)
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
-    if isinstance(layer, GRUParams | LSTMParams | RNNParams) and not _is_layer(layer):
-        raise ValueError(_contradiction(layer, i, features))
     cell = cell_of(layer)
-    takes = _features(layer)
-    if takes is not None:
-        check_features(features, takes, i)
+    if cell.sizes is not None:
+        if (sizes := cell.sizes(layer)) is None:
+            raise ValueError(_contradiction(layer, i, features))
+        check_features(features, sizes[0], i)
 
     def one_step(params: CellParams) -> tuple:
         carry = cell.zero_carry(params, 2)
         x = jnp.zeros((2, features), hidden(carry).dtype)
         return carry, cell.step(params, carry, x), hidden(carry)
 
-    try:
-        before, after, h = jax.eval_shape(one_step, layer)
-    except UserError:
-        raise
-    except Exception as error:
-        raise ValueError(_contradiction(layer, i, features)) from error
+    before, after, h = jax.eval_shape(one_step, layer)
     if before != after:
         raise ValueError(_contradiction(layer, i, features))
     return h.shape[-1]
-
-
-def _is_layer(p: GRUParams | LSTMParams | RNNParams) -> bool:
-    """Return whether W is (E, H), U (H, H), and b and c are (H,), with one E and H."""
-    shapes = {name: leaf.shape for name, leaf in vars(p).items() if hasattr(leaf, "shape")}
-    E_H = next(shape for name, shape in shapes.items() if name[0] == "W")
-    H = E_H[-1:]
-    expected = {"W": (*E_H[:1], *H), "U": H + H, "b": H, "c": H}
-    return all(shape == expected[name[0]] for name, shape in shapes.items())
-
-
-def _features(layer: CellParams) -> int | None:
-    """Return how many features a gated layer takes; None if that is not known."""
-    make, found = cell_of(layer).fast, []
-
-    def look(params: CellParams) -> None:
-        if make and isinstance(fast := make(params), Recurrent):
-            found.append(fast.W.shape[0])
-
-    try:
-        jax.eval_shape(look, layer)
-    except UserError:
-        raise
-    except Exception:  # its weights cannot be concatenated: the step says more
-        return None
-    return found[0] if found else None
 
 
 def _contradiction(layer: CellParams, i: int, features: int) -> str:
@@ -232,10 +191,10 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
             "one entry per layer, made by initial_carry or returned by the step before."
         )
     for entry, like_entry in zip(carry, like, strict=True):
-        needed = jnp.result_type(*jax.tree.leaves(like_entry))
+        needed = widest(*jax.tree.leaves(like_entry))
         dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(entry)}
         for dtype in dtypes:
-            wide = jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(dtype, needed) == dtype
+            wide = jnp.issubdtype(dtype, jnp.floating) and widest(dtype, needed) == dtype
             if not wide:
                 raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed}.")
         if len(dtypes) > 1:
@@ -311,7 +270,9 @@ def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
             raise ValueError(
                 f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
             )
-    return jnp.arange(T)[:, None] < jnp.asarray(lengths)
+    steps = jnp.arange(T)
+    dtype = widest(steps, lengths)
+    return steps.astype(dtype)[:, None] < jnp.asarray(lengths, dtype)[None]
 
 
 def check_flags(**flags: Any) -> None:

@@ -52,6 +52,7 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
+    plus,
     vary_alike,
     with_hidden,
 )
@@ -339,13 +340,13 @@ def unroll_layer(
 
         kernel = gru_hopper if implementation == "hopper" else gru_hopper_rows
         if gru_hopper.supports_layer(layer, hidden(carry)):
-            a = times_W(of_steps) + layer.b
+            a = plus(times_W(of_steps), layer.b).astype(hidden(carry).dtype)
             return kernel.over_time(layer, hidden(carry), a, steps.mask)
 
     def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         """Compute some of the steps."""
         x, keep, reset, real = inputs
-        a = times_W(x) + layer.b
+        a = plus(times_W(x), layer.b)
         mask = steps.mask and steps.mask._replace(keep=keep)
         some = Steps(mask, reset, steps.initial, real)
         h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, return_carries)
@@ -509,10 +510,10 @@ def layer_stepper(
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
     W, b, H = layer.W, layer.b, layer.U[0].shape[0]
     gates = lambda a: IN_ROWS.gates(a, H)
-    tables = None if table is None else gates(dot(table, W) + b)
+    tables = None if table is None else gates(plus(dot(table, W), b))
 
     def step(carry: Carry, x: Array) -> Carry:
-        a = gates(dot(x, W) + b) if tables is None else [rows(gate, x) for gate in tables]
+        a = gates(plus(dot(x, W), b)) if tables is None else [rows(gate, x) for gate in tables]
         return layer.recurrence.step(IN_ROWS, layer.U, carry, a)[0]
 
     return step

@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 from jaxgru import layers as recurrent
 from jaxgru.arguments import as_carry, as_tokens, carry_like
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Mask, Size, exportable, struct
-from jaxgru.cells.products import Lookup, dot, rows
+from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.layers import layer_stepper, sharded_by_xla, unroll_stack
@@ -187,7 +187,7 @@ def _apply(
     if known and B * T < len(params.embedding):
         x = x.rows()
     h, last = unroll_stack(params.layers, x, carry, masks, implementation)
-    multiply = jnp.matmul if implementation == "plain" else dot  # forward mode
+    multiply = matmul if implementation == "plain" else dot  # forward mode
     return _logits(params, h, multiply).swapaxes(0, 1), last
 
 
@@ -267,16 +267,17 @@ def _logits(
 ) -> Float[Array, "... V"]:
     if params.norm is not None:
         x = layer_norm(params.norm, x)
-    return multiply(x, params.head.Wo) + params.head.bo
+    return plus(multiply(x, params.head.Wo), params.head.bo)
 
 
 def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
     """Widen logits of 16 bits, which have too few digits to add up probabilities."""
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return logits.astype(widest(logits, jnp.float32))
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
+    p, _, x = aligned(p, None, x)
     x = x - x.mean(axis=-1, keepdims=True)
     variance = (x * x).mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift

@@ -10,7 +10,7 @@ elementwise product. Arrays are time-major.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
@@ -67,6 +67,8 @@ class Cell:
       options: the config's fields that this cell uses, besides the sizes.
       fast: params → a faster computation of many steps, with a hand-written gradient; with None,
         `step` is scanned over time.
+      sizes: params → (E, H); None if their shapes contradict each other. Without this function, the
+        first error about a wrong shape is that of `step`.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Cell:
     zero_carry: Callable[[Any, int], Any]
     options: frozenset[str] = frozenset()
     fast: Callable[[Any], Recurrent | AtOnce] | None = None
+    sizes: Callable[[Any], tuple[int, int] | None] | None = None
 
 
 class Recurrence(NamedTuple):
@@ -164,7 +167,7 @@ def with_hidden(carry: Carry, h: Array) -> Carry:
 
 def apply_mask(h: Array, mask: Mask | None) -> Array:
     """Return h with dropped units set to zero and the others scaled; without a mask, h itself."""
-    return h if mask is None else jnp.where(mask.keep, h * mask.scale, 0)
+    return h if mask is None else jnp.where(mask.keep, h * mask.scale.astype(h.dtype), 0)
 
 
 def vary_alike(tree: Any) -> Any:
@@ -186,9 +189,42 @@ def vary_alike(tree: Any) -> Any:
     return jax.tree.map(vary, tree)
 
 
-def plus(b: Float[Array, "*n H"], c: Float[Array, "H"] | None) -> Float[Array, "*n H"]:
-    """Return b + c, or b if there is no second bias c."""
-    return b if c is None else b + c
+# JAX promotes nothing implicitly under `jax_numpy_rank_promotion="raise"` and
+# `jax_numpy_dtype_promotion="strict"`, so these do it.
+
+
+def widest(*arrays: Any) -> DTypeLike:
+    """Return the dtype, of arrays or dtypes, that all of them are promoted to."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*arrays)
+
+
+def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Array, "*n H"]:
+    """Return a + b in the wider dtype, with the bias b in each row; a, if there is no bias."""
+    if b is None:
+        return a
+    dtype = widest(a, b)
+    return a.astype(dtype) + jax.lax.broadcast_to_rank(b.astype(dtype), a.ndim)
+
+
+def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
+    """Return the operands of a step in their widest dtype, and the biases as rows."""
+    dtype = widest(*jax.tree.leaves((params, carry, x)))
+    operands = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, carry, x))
+    row = lambda leaf: jax.lax.broadcast_to_rank(leaf, x.ndim) if leaf.ndim == 1 else leaf
+    return jax.tree.map(row, operands[0]), *operands[1:]
+
+
+def sizes_of_gates(
+    W: Sequence[Array], U: Sequence[Array], biases: Sequence[Array | None]
+) -> tuple[int, int] | None:
+    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,) or None; else None."""
+    H = W[0].shape[-1:]
+    E_H = W[0].shape[:1] + H
+    wanted = [*((w, E_H) for w in W), *((u, H + H) for u in U)]
+    wanted += [(bias, H) for bias in biases if bias is not None]
+    fit = len(E_H) == 2 and all(leaf.shape == shape for leaf, shape in wanted)
+    return (E_H[0], E_H[1]) if fit else None
 
 
 def initializers(
@@ -231,7 +267,7 @@ def initializers(
             )
 
         def drawn(key: PRNGKeyArray) -> Array:
-            values: Any = given(key, shape, jnp.promote_types(dtype, jnp.float32))
+            values: Any = given(key, shape, widest(dtype, jnp.float32))
             kind = getattr(values, "dtype", None)
             if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
                 seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"

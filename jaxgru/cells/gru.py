@@ -21,7 +21,18 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, plus, struct
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    Recurrence,
+    Recurrent,
+    Size,
+    aligned,
+    initializers,
+    plus,
+    sizes_of_gates,
+    struct,
+)
 from jaxgru.cells.over_time import IN_ROWS
 from jaxgru.cells.products import outer
 from jaxgru.errors import UserError
@@ -113,6 +124,7 @@ def check(p: GRUParams) -> None:
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     check(p)
+    p, h, x = aligned(p, h, x)
     z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
     r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
     if p.reset == "before":
@@ -120,6 +132,13 @@ def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     else:
         n = jnp.tanh(x @ p.Wn + r * plus(h @ p.Un, p.cn) + p.bn)
     return (1 - z) * h + z * n
+
+
+def sizes(p: GRUParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    return sizes_of_gates(
+        [p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, p.cz, p.cr, p.cn]
+    )
 
 
 def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
@@ -222,4 +241,5 @@ GRU = Cell(
     zero_carry=zero_carry,
     options=frozenset({"second_bias", "reset"}),
     fast=fast,
+    sizes=sizes,
 )

@@ -15,7 +15,17 @@ from jax.nn.initializers import Initializer, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, struct
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    Recurrence,
+    Recurrent,
+    Size,
+    aligned,
+    initializers,
+    sizes_of_gates,
+    struct,
+)
 from jaxgru.cells.over_time import gradients_of_one_matrix
 
 
@@ -89,13 +99,20 @@ def lstm_cell(
     p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]
 ) -> tuple[Hidden, Hidden]:
     """Compute one step: (h, c) → (h', c')."""
-    h, c = carry
+    p, (h, c), x = aligned(p, carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
     i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
     o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
     g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
     c = f * c + i * g
     return o * jnp.tanh(c), c
+
+
+def sizes(p: LSTMParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    return sizes_of_gates(
+        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg]
+    )
 
 
 def zero_carry(p: LSTMParams, batch_size: Size) -> tuple[Hidden, Hidden]:
@@ -151,4 +168,5 @@ LSTM = Cell(
     step=lstm_cell,
     zero_carry=zero_carry,
     fast=fast,
+    sizes=sizes,
 )

@@ -21,9 +21,12 @@ from jaxgru.cells.base import (
     Hidden,
     Mask,
     Size,
+    aligned,
     apply_mask,
     initializers,
+    plus,
     struct,
+    widest,
 )
 from jaxgru.cells.products import product
 
@@ -49,10 +52,15 @@ def mlp_cell(
     p: MLPParams, carry: tuple[Hidden, Context], x: Float[Array, "B E"]
 ) -> tuple[Hidden, Context]:
     """Compute one step: (h, the K − 1 inputs before x) → (h', the K − 1 inputs up to x)."""
-    _, context = carry
+    p, (_, context), x = aligned(p, carry, x)
     context = jnp.concatenate([context, x[:, None]], axis=1)
     h = jnp.tanh(jnp.einsum("bke,keh->bh", context, p.W) + p.b)
     return h, context[:, 1:]
+
+
+def sizes(p: MLPParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    return p.W.shape[1:] if p.W.ndim == 3 and p.b.shape == p.W.shape[2:] else None
 
 
 def zero_carry(p: MLPParams, batch_size: Size) -> tuple[Hidden, Context]:
@@ -68,9 +76,9 @@ def fast(p: MLPParams) -> AtOnce:
     def all_steps(
         x: Float[Array, "T B E"], carry: tuple[Hidden, Context], mask: Mask | None
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
-        T = len(x)
-        x = jnp.concatenate([carry[1].swapaxes(0, 1), x])
-        a = sum(product(x[j : j + T], W) for j, W in enumerate(p.W)) + p.b
+        T, dtype = len(x), widest(carry[1], x)
+        x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
+        a = plus(sum(product(x[j : j + T], W) for j, W in enumerate(p.W)), p.b)
         h = apply_mask(jnp.tanh(a), mask)
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
@@ -85,4 +93,5 @@ MLP = Cell(
     zero_carry=zero_carry,
     options=frozenset({"context_length"}),
     fast=fast,
+    sizes=sizes,
 )

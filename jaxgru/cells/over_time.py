@@ -47,9 +47,8 @@ class Layout(NamedTuple):
 
     def turn(self, x: Array) -> Array:
         """Transpose between (..., B, H) and this layout; a vector (H) becomes a row or a column."""
-        if self.axis == -1:
-            return x
-        return x[:, None] if x.ndim == 1 else jnp.swapaxes(x, -1, -2)
+        x = x[None] if x.ndim == 1 else x
+        return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
 
     def gates(self, x: Array, H: int) -> list[Array]:
         """Split x into gates of H units."""
@@ -127,10 +126,13 @@ def over_time(
     Returns:
       h (T, B, H) of every step, or the carry of every step; and the carry after the last one.
     """
+    # The carry can be wider than the layer, and `_backward` computes all gradients in its dtype. What
+    # is converted here gets a gradient of its own dtype.
+    as_carry = lambda leaf: leaf.astype(hidden(carry).dtype)
+    U = tuple(leaf if leaf.ndim > 1 else as_carry(leaf) for leaf in U)
+    a, initial = jax.tree.map(as_carry, (a, steps.initial))
     flags = steps.mask, steps.reset, steps.real
-    outputs: Any = _over_time(
-        recurrence, reverse, return_carries, U, carry, a, steps.initial, flags
-    )
+    outputs: Any = _over_time(recurrence, reverse, return_carries, U, carry, a, initial, flags)
     h, c = outputs
     end = 0 if reverse else -1
     if not isinstance(carry, tuple):

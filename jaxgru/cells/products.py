@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.base import vary_alike
+from jaxgru.cells.base import vary_alike, widest
 
 
 class Lookup(NamedTuple):
@@ -86,6 +86,12 @@ def _dot_backward(residuals, dy):
 
 
 _dot.defvjp(_dot_forward, _dot_backward)
+
+
+def matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+    """Return x·W in the wider dtype, differentiated by JAX: for forward mode."""
+    dtype = widest(x, W)
+    return x.astype(dtype) @ W.astype(dtype)
 
 
 def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:

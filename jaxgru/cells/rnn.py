@@ -11,7 +11,17 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, Recurrence, Recurrent, Size, initializers, struct
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    Recurrence,
+    Recurrent,
+    Size,
+    aligned,
+    initializers,
+    sizes_of_gates,
+    struct,
+)
 from jaxgru.cells.over_time import gradients_of_one_matrix
 
 
@@ -57,7 +67,13 @@ def init_rnn(
 
 def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h' = tanh(x·W + h·U + b)."""
+    p, h, x = aligned(p, h, x)
     return jnp.tanh(x @ p.W + h @ p.U + p.b)
+
+
+def sizes(p: RNNParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    return sizes_of_gates([p.W], [p.U], [p.b])
 
 
 def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:
@@ -99,4 +115,5 @@ RNN = Cell(
     step=rnn_cell,
     zero_carry=zero_carry,
     fast=fast,
+    sizes=sizes,
 )

@@ -16,7 +16,7 @@ def random_crops(
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
     """Draw inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1)."""
     starts = jax.random.randint(key, (batch_size, 1), 0, tokens.shape[0] - sequence_length - 1)
-    crops = tokens[starts + jnp.arange(sequence_length + 1)]
+    crops = tokens[starts + jnp.arange(sequence_length + 1)[None]]
     return crops[:, :-1], crops[:, 1:]
 
 
@@ -33,7 +33,7 @@ def stream_windows(
     length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
     window = step % (length // sequence_length)
     starts = length * jnp.arange(batch_size)[:, None] + sequence_length * window
-    parts = tokens[starts + jnp.arange(sequence_length + 1)]
+    parts = tokens[starts + jnp.arange(sequence_length + 1)[None]]
     return parts[:, :-1], parts[:, 1:], window == 0
 
 

@@ -295,7 +295,7 @@ def _columns(*U: Float[Array, "H H"]) -> Float[Array, "_ _ 64"]:
 
 def scaled(mask: Mask | None) -> list[Array]:
     """Return the float32 factor of h' in a list, which is empty without a mask."""
-    return [] if mask is None else [mask.keep * mask.scale]
+    return [] if mask is None else [jnp.where(mask.keep, mask.scale.astype(jnp.float32), 0)]
 
 
 def gru_forward(

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask, vary_alike
+from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask, plus, vary_alike
 from jaxgru.cells.over_time import over_time
 from jaxgru.cells.products import Lookup, product
 
@@ -64,11 +64,10 @@ def unroll_stack(
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers that `supports` accepts."""
     L, recurrence = len(layers), layers[0].recurrence
-    first_a = product(x, layers[0].W) + layers[0].b
+    first_a = plus(product(x, layers[0].W), layers[0].b)
     (T, B), H = first_a.shape[:2], layers[1].W.shape[0]
     C = T // part_length(T)
     W, b = _stack([layer.W for layer in layers[1:]]), _stack([layer.b for layer in layers[1:]])
-    b = b[:, None, None]
     U, stacked_carry = _stack([layer.U for layer in layers]), _stack(carry)
 
     def waves(y: Array, layer: int) -> Array:
@@ -88,11 +87,12 @@ def unroll_stack(
     run = jax.vmap(
         lambda U, carry, a, keep: over_time(recurrence, U, carry, a, Steps(mask_of(keep)))
     )
+    input_product = jax.vmap(lambda x, W, b: plus(product(x, W), b))
     layer = jnp.arange(L)
 
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:
         (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
-        a = jnp.concatenate([first_a[None], jax.vmap(product)(below, W) + b])
+        a = jnp.concatenate([first_a[None], input_product(below, W, b)])
         h, new_carry = run(U, carry, a, state_keep)
         busy = (layer <= number) & (number < layer + C)
         carry = jax.tree.map(
