@@ -7,7 +7,7 @@ batch need: shapes and dtypes, with an entry per layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -23,15 +23,36 @@ from jaxgru.cells.base import AnyArray, Size, widest
 def as_array(name: str, value: Any) -> AnyArray:
     """Return an array as it is, and lists of numbers or another library's array as JAX's.
 
+    NumPy's arrays become ones of native byte order: JAX's compiled functions take others for such.
+
     Raises:
-      ValueError: it is something else.
+      ValueError: it is something else, or JAX has no such numbers.
     """
-    if isinstance(value, jax.Array | np.ndarray):
+    if isinstance(value, jax.Array):
         return value
     try:
-        return jnp.asarray(value)
+        array = jax.tree.map(_native, value)
+        array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
+        jax.typeof(array)
+    except OverflowError:
+        raise ValueError(f"{name} has a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is a {type(value).__name__}; it must be an array.") from None
+        is_array = isinstance(value, np.ndarray)
+        seen = f"{value.dtype} {value.shape}" if is_array else f"a {type(value).__name__}"
+        raise ValueError(
+            f"{name} is {seen}; it must be an array of a dtype that JAX has."
+        ) from None
+    return array
+
+
+def _native(leaf: Any) -> Any:
+    swapped = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
+    return leaf.astype(leaf.dtype.newbyteorder("=")) if swapped else leaf
+
+
+def as_jax(name: str, value: Any) -> Array:
+    """Return `as_array` as JAX's. A call of `jnp.asarray` takes 15 µs, even of JAX's own arrays."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
 
 
 def as_input(x: Any) -> AnyArray:
@@ -53,11 +74,18 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
     """Return tokens: an array, or lists of whole numbers.
 
     Raises:
-      ValueError: they are neither integers nor bool.
+      ValueError: they are neither integers nor bool, or one does not fit into JAX's integers.
     """
     tokens = as_array(name, tokens)
     if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
         raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
+    dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
+    if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
+        known = np.asarray(tokens)
+        least, most, limits = known.min(), known.max(), np.iinfo(dtype)
+        if not limits.min <= least <= most <= limits.max:
+            outside = most if most > limits.max else least
+            raise ValueError(f"{name} has {outside}, which does not fit into {dtype}.")
     return tokens
 
 
@@ -95,9 +123,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             seen = f"a {type(leaf).__name__}" if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
-    # a call of jnp.asarray takes 15 µs, even of JAX's own arrays
-    as_jax = lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-    return jax.tree.map(as_jax, stack), one
+    return jax.tree.map(partial(as_jax, f"a weight in {name}"), stack), one
 
 
 def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
@@ -181,7 +207,7 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
       ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
         floating point, or the parts of an entry have different dtypes.
     """
-    carry = _with_layers(carry, one)
+    carry = _with_layers("the carry", carry, one)
     seen, wanted = jax.tree.map(jnp.shape, carry), jax.tree.map(jnp.shape, like)
     if seen != wanted:
         if one:
@@ -213,7 +239,7 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
     Raises:
       ValueError: its shapes do not fit, or it is not in floating point.
     """
-    initial = _with_layers(initial, one)
+    initial = _with_layers("initial", initial, one)
     seen, wanted = jax.tree.map(jnp.shape, initial), jax.tree.map(jnp.shape, like)
     without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], like)
     if seen not in (wanted, without_batch):
@@ -232,13 +258,14 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
     return jax.tree.map(widened, initial, like if carry is None else carry)
 
 
-def _with_layers(carry: Any, one: bool) -> Any:
+def _with_layers(name: str, carry: Any, one: bool) -> Any:
     """Return a carry with lists and named tuples as tuples, and of one layer as a tuple, too."""
 
     def as_tuples(tree: Any) -> Any:
         return tuple(map(as_tuples, tree)) if isinstance(tree, list | tuple) else tree
 
-    return (as_tuples(carry),) if one else as_tuples(carry)
+    arrays = jax.tree.map(partial(as_array, name), as_tuples(carry))
+    return (arrays,) if one else arrays
 
 
 def as_reset(reset: Any, shape: tuple) -> AnyArray:
@@ -273,10 +300,3 @@ def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
     steps = jnp.arange(T)
     dtype = widest(steps, lengths)
     return steps.astype(dtype)[:, None] < jnp.asarray(lengths, dtype)[None]
-
-
-def check_flags(**flags: Any) -> None:
-    """Raise ValueError if an option is neither True nor False."""
-    for name, value in flags.items():
-        if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"{name} is a {type(value).__name__}; it must be True or False.")

@@ -69,7 +69,12 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)` for a message, shortened; it works for any value."""
+    """Return `repr(value)` for a message, shortened, of an array its dtype and shape.
+
+    It works for any value.
+    """
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return f"an array, {value.dtype} {value.shape}"
     try:
         return _REPR.repr(value)
     except ValueError:  # Python refuses to convert a number of so many digits

@@ -18,10 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from jaxgru.arguments import as_array, as_tokens
 from jaxgru.cells.base import AnyArray
 from jaxgru.data.batching import random_crops, windows
 from jaxgru.errors import UserError
-from jaxgru.model import Params, apply, at_least_float32, initial_carry
+from jaxgru.model import Params, apply, at_least_float32, initial_carry, on_device
 from jaxgru.parallel.sharding import ROWS, one_copy, spread
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
@@ -35,7 +36,8 @@ def token_nll(
 
     In float32 at least. NaN for a target outside the vocabulary.
     """
-    logits = at_least_float32(logits)
+    logits = at_least_float32(as_array("logits", logits))
+    targets = as_array("targets", targets)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
@@ -57,13 +59,13 @@ def window_nll(
     Raises:
       UserError: fewer than two tokens, or a window below 1.
     """
-    _check_tokens(tokens)
+    tokens = _checked(tokens)
     if window < 1:
         raise UserError(f"the window is {window}; it must be at least 1.")
     n = len(tokens) - 1
     window = min(window, n)
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
-    batches = windows(jnp.asarray(tokens), window, batch_size)
+    params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
         nll = _nll(one_copy(params, mesh), *batches)
     else:
@@ -79,9 +81,9 @@ def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, 
     Raises:
       UserError: fewer than two tokens.
     """
-    _check_tokens(tokens)
+    tokens = _checked(tokens)
     n = len(tokens) - 1
-    nll = _stream_nll(params, *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
+    nll = _stream_nll(on_device(params), *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -108,12 +110,14 @@ def random_batch_losses(
     Raises:
       UserError: the text is too short for a window.
     """
+    tokens = as_tokens("tokens", tokens)
     if len(tokens) < window + 2:
         raise UserError(
             f"the text has {len(tokens)} tokens, but windows of {window} need {window + 2}."
         )
     keys = jax.random.split(key, num_batches)
-    return np.asarray(_random_nll(params, jnp.asarray(tokens), keys, batch_size, window), float)
+    nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window)
+    return np.asarray(nll, float)
 
 
 def stream_loss(params: Params, tokens: Int[AnyArray, "N"]) -> float:
@@ -152,7 +156,7 @@ def recovery(
     Raises:
       UserError: fewer than two tokens, or a length or stride below 1.
     """
-    _check_tokens(tokens)
+    tokens = _checked(tokens)
     if length < 1 or stride < 1:
         raise UserError(f"length {length} and stride {stride} must both be at least 1.")
     if stream is None:
@@ -165,7 +169,9 @@ def recovery(
     padded = np.pad(at, ((0, num_batches * batch_size - len(at)), (0, 0)), mode="edge")
     inputs = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length)]
     targets = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length) + 1]
-    nll = np.asarray(_nll(params, inputs, targets), np.float64).reshape(-1, length)[: len(at)]
+    nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)[
+        : len(at)
+    ]
     return (nll - stream[at]).mean(axis=0)
 
 
@@ -277,6 +283,8 @@ def _stream_nll(
     return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
 
 
-def _check_tokens(tokens: Int[AnyArray, "N"]) -> None:
+def _checked(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
+    tokens = as_tokens("tokens", tokens)
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
+    return tokens

@@ -16,7 +16,8 @@ Weights may be bfloat16 beside biases and states of float32: see `cells.products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -34,11 +35,11 @@ from jaxgru.arguments import (
     as_carry,
     as_initial,
     as_input,
+    as_jax,
     as_reset,
     as_stack,
     carry_like,
     check_features,
-    check_flags,
     check_layer,
     real_steps,
 )
@@ -52,6 +53,7 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
+    check_flags,
     plus,
     vary_alike,
     with_hidden,
@@ -59,6 +61,7 @@ from jaxgru.cells.base import (
 from jaxgru.cells.over_time import IN_ROWS, over_time
 from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
 from jaxgru.dropout import Dropout, dropout_masks
+from jaxgru.errors import shown
 from jaxgru.kernels import wavefront
 
 IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper", "hopper_rows")
@@ -98,12 +101,15 @@ def unroll(
       x: the input, in floating point. It is converted to the dtype of the layer's biases.
       carry: the state before the first step, as returned here or by `initial_carry`: for one layer
         h (B, H), or (h, c) for an LSTM; for a list of layers a tuple of these. None: `initial`.
-      reset: where True, the carry is set to `initial` BEFORE that step: a new episode begins.
+      reset: where True, the carry is set to `initial` BEFORE that step: a new episode begins. Steps
+        are read backward with `reverse`, so True must then stand at the LAST step of an episode. If
+        `starts` (B, T) is True where an episode begins, these are
+        `jnp.pad(starts[:, 1:], ((0, 0), (0, 1)))`, also with `lengths`.
       lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
         the carry stays that of the last real step, and no gradient comes from them.
       initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
         have the same. It gets its gradient, so it can be learned. None: zeros.
-      reverse: read from the last real step to the first. Padding stays at the end.
+      reverse: read from the last real step to the first. Padding stays at the end. See `reset`.
       time_major: x and the output are (T, B, ...), and so is `reset`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
@@ -118,6 +124,7 @@ def unroll(
       ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
         length is not in 0 … T, if the lengths are known (traced ones act as if within it); the
         implementation or the dropout is unknown.
+      TypeError: in forward mode, without the implementation "plain".
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
@@ -149,7 +156,8 @@ def unroll(
         return _run(implementation, reverse, return_carries, layers, x, carry, masks, *of_steps)
 
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
-    y, carry, carries = run(stack, x, carry, dropout, reset, initial, real)
+    with forward_mode_explained():
+        y, carry, carries = run(stack, x, carry, dropout, reset, initial, real)
     if real is not None:
         y = jnp.where(real[..., None], y, 0)
     if not time_major:
@@ -171,7 +179,8 @@ def bidirectional(
     """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
 
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
-    For resets, dropout or the carry of every step, call `unroll` in each direction.
+    For resets, dropout or the carry of every step, call `unroll` in each direction; the resets of
+    the backward direction are shifted, see `reset` of `unroll`.
 
     Args:
       forward: a layer, or a list of layers, that reads from the first step to the last.
@@ -194,7 +203,7 @@ def bidirectional(
             "equal."
         )
     check_flags(time_major=time_major)
-    y = jnp.asarray(as_input(x))
+    y = as_jax("x", as_input(x))
     (B, features), size = (y.shape[1 if time_major else 0], y.shape[2]), len(ahead)
     carries: list[Any] = [(None,) * size, (None,) * size]
     if carry is not None:
@@ -227,6 +236,7 @@ def step(
     *,
     reset: Bool[AnyArray, "B"] | None = None,
     initial: Any = None,
+    implementation: str = "scan",
 ) -> tuple[Float[Array, "B H"], Any]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
 
@@ -236,12 +246,14 @@ def step(
       layers: as for `unroll`, and so are `carry` and `initial`.
       x: the input (B, F) of this step.
       reset: where True, the carry is set to `initial` before the step.
+      implementation: one of `IMPLEMENTATIONS`; "plain" for forward mode.
 
     Returns:
       h' of the last layer (B, H), and the next carry.
 
     Raises:
       ValueError: the shape or dtype of an argument does not fit, or the carry is None.
+      TypeError: in forward mode, without the implementation "plain".
     """
     if carry is None:
         raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")
@@ -249,9 +261,10 @@ def step(
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F).")
     flags = None if reset is None else as_reset(reset, x.shape[:1])[None]
-    y, carry = unroll(
-        layers, x[None], carry, reset=flags, initial=initial, time_major=True, implementation="scan"
+    options: dict[str, Any] = dict(
+        reset=flags, initial=initial, time_major=True, implementation=implementation
     )
+    y, carry = unroll(layers, x[None], carry, **options)
     return y[0], carry
 
 
@@ -264,7 +277,9 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     symbolic = is_symbolic_dim(batch_size)
     whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
     if not symbolic and not (whole and batch_size >= 0):
-        raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number, 0 or more.")
+        raise ValueError(
+            f"batch_size is {shown(batch_size)}; it must be a whole number, 0 or more."
+        )
     stack, one = as_stack("layers", layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
     return carry[0] if one else carry
@@ -424,11 +439,25 @@ def unroll_stack(
     return _run(implementation, False, False, layers, x, carry, masks)[:2]
 
 
+@contextmanager
+def forward_mode_explained() -> Iterator[None]:
+    """Let JAX's error about forward mode through a hand-written gradient say what would work."""
+    try:
+        yield
+    except TypeError as error:
+        if not {"forward-mode", "custom_vjp"} <= set(str(error).split()):
+            raise
+        raise TypeError(
+            "forward mode (jvp, jacfwd, hessian) cannot pass a hand-written gradient; it needs "
+            'implementation="plain".'
+        ) from None
+
+
 def check_implementation(implementation: Any) -> None:
     """Raise ValueError if it is not one of IMPLEMENTATIONS."""
     if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"the implementation is {implementation!r}; it must be one of "
+            f"the implementation is {shown(implementation)}; it must be one of "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
 

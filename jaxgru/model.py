@@ -17,13 +17,18 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru import layers as recurrent
-from jaxgru.arguments import as_carry, as_tokens, carry_like
+from jaxgru.arguments import as_carry, as_jax, as_tokens, carry_like
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.config import ModelConfig
 from jaxgru.dropout import Dropout, dropout_masks
-from jaxgru.layers import layer_stepper, sharded_by_xla, unroll_stack
+from jaxgru.layers import (
+    forward_mode_explained,
+    layer_stepper,
+    sharded_by_xla,
+    unroll_stack,
+)
 
 
 @struct
@@ -154,6 +159,7 @@ def apply(
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
         and batch, or its dtype is narrower than the model's.
+      TypeError: in forward mode, without the implementation "plain".
     """
     tokens = as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
@@ -170,7 +176,8 @@ def apply(
 
     tokens = jnp.asarray(tokens)
     run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
-    return run(_on_device(params), tokens, start, dropout)
+    with forward_mode_explained():
+        return run(on_device(params), tokens, start, dropout)
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
@@ -199,7 +206,7 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
     Args:
       token: (B,), one token per row.
       carry: the state before the token, from `initial_carry`, `apply` or a step.
-      options: for layers only, `reset` and `initial` of `jaxgru.layers.step`.
+      options: for layers only, `reset`, `initial` and `implementation` of `jaxgru.layers.step`.
 
     Returns:
       The logits of the next token (B, V), and the next carry.
@@ -217,7 +224,8 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
     carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
-    return _step(_on_device(params), jnp.asarray(token), carry)
+    with forward_mode_explained():
+        return _step(on_device(params), jnp.asarray(token), carry)
 
 
 @jax.jit
@@ -234,7 +242,7 @@ def stepper(
     It computes once what does not depend on the token: the concatenated weights and, for a small
     vocabulary, the first layer's product with the whole embedding.
     """
-    params, V = _on_device(params), len(params.embedding)
+    params, V = on_device(params), len(params.embedding)
     table = params.embedding if V <= SMALL_VOCABULARY else None
     layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
 
@@ -245,9 +253,13 @@ def stepper(
     return step
 
 
-def _on_device(params: Params) -> Params:
-    """Return the parameters as JAX arrays; a caller may pass NumPy arrays."""
-    return jax.tree.map(jnp.asarray, params)
+def on_device(params: Params) -> Params:
+    """Return the parameters as JAX arrays; a caller may pass NumPy arrays.
+
+    Raises:
+      ValueError: a parameter is of a dtype that JAX does not have.
+    """
+    return jax.tree.map(partial(as_jax, "a parameter"), params)
 
 
 def _one_step(

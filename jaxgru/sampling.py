@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,22 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
-from jaxgru.arguments import as_array, as_carry
-from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError
-from jaxgru.model import ModelCarry, Params, apply, at_least_float32, initial_carry, stepper
+from jaxgru.arguments import as_array, as_carry, carry_like
+from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.errors import UserError, shown
+from jaxgru.model import (
+    ModelCarry,
+    Params,
+    apply,
+    at_least_float32,
+    initial_carry,
+    on_device,
+    stepper,
+)
 
 Scalar: TypeAlias = float | Real[Array, ""]
+
+MOST_TOKENS = 2**31 - 1  # as many as the loop can count
 
 
 def generate(
@@ -39,7 +49,8 @@ def generate(
 ) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
     """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
 
-    It is compiled once per prompt shape, num_tokens, top_k and set of options in use.
+    It is compiled once per prompt shape, top_k, set of options in use, and num_tokens rounded up to a
+    power of two; within `jit`, `grad` or `vmap`, for each num_tokens.
 
     Args:
       key: for the random choices; returned as the key of the next call.
@@ -65,26 +76,55 @@ def generate(
 
     Raises:
       UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
-        vocabulary; num_tokens is below 1, the temperature is negative or not finite, top_k is
-        outside [1, V], or top_p is outside (0, 1]. Of traced values only the shape and the dtype
-        are checked.
-      ValueError: the carry does not fit this model and batch.
+        vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative or not
+        finite, top_k is outside [1, V], or top_p is outside (0, 1]. Of traced values only the shape
+        and the dtype are checked.
+      ValueError: the carry does not fit this model and batch, or `stateful` is neither True nor
+        False.
       TypeError: num_tokens or top_k is not a whole number.
     """
     num_tokens = operator.index(num_tokens)
     top_k = None if top_k is None else operator.index(top_k)
-    V = params.head.bo.shape[0]
+    params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_array("prompt", prompt)
     _check_prompt(prompt, V)
     check_num_tokens(num_tokens)
+    temperature = _as_number("temperature", temperature)
+    top_p = None if top_p is None else _as_number("top_p", top_p)
     check_sampling(V, temperature, top_k, top_p)
+    if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
+        stateful = stateful.item() if not stateful.shape else stateful
+    check_flags(stateful=stateful)
+    if carry is not None:
+        carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
     traced = isinstance(temperature, Tracer)
-    greedy = not traced and bool(temperature == 0)
-    near_zero = traced or bool(temperature < _near_zero(params.head.bo.dtype))
-    return _generate(
-        params, key, prompt, num_tokens, carry, temperature, top_k, top_p,
-        greedy, near_zero, bool(stateful),
-    )  # fmt: skip
+    greedy = not traced and temperature == 0
+    near_zero = traced or temperature < _near_zero(params.head.bo.dtype)
+    arguments = params, key, jnp.asarray(prompt), carry, temperature, top_p
+    options = top_k, greedy, near_zero, bool(stateful)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
+        return _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
+    most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
+    tokens, carry, key = _generate(most, *options, *arguments, num_tokens)
+    return tokens[:, :num_tokens], carry, key
+
+
+def _as_number(name: str, value: Any) -> Any:
+    """Return a number as Python's; a traced one as it is.
+
+    Raises:
+      UserError: it is no number.
+    """
+    if isinstance(value, Tracer):
+        return value
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except OverflowError:  # a whole number
+        return float("inf") if value > 0 else -float("inf")
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"{name} is {shown(value)}; it must be a number.")
 
 
 def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
@@ -103,20 +143,25 @@ def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
 
 
 def check_num_tokens(num_tokens: int) -> None:
-    """Raise UserError if the number of tokens to generate is below 1."""
-    if num_tokens < 1:
-        raise UserError(f"num_tokens is {num_tokens}; it must be at least 1.")
+    """Raise UserError if the number of tokens to generate is below 1, or at least 2³¹."""
+    if not 1 <= num_tokens <= MOST_TOKENS:
+        raise UserError(
+            f"num_tokens is {shown(num_tokens)}; it must be at least 1 and at most {MOST_TOKENS}."
+        )
 
 
 def check_sampling(
     vocab_size: int, temperature: Scalar, top_k: int | None, top_p: Scalar | None
 ) -> None:
     """Raise UserError if an option of `generate` is out of range; traced values pass."""
+    temperature = _as_number("temperature", temperature)
+    top_p = None if top_p is None else _as_number("top_p", top_p)
     if not isinstance(temperature, Tracer) and not 0 <= temperature < float("inf"):
         raise UserError(f"temperature is {temperature}; it must be at least 0 and finite.")
     if top_k is not None and not 1 <= top_k <= vocab_size:
         raise UserError(
-            f"top_k is {top_k}; it must be at least 1 and at most the vocabulary's {vocab_size}."
+            f"top_k is {shown(top_k)}; it must be at least 1 and at most the vocabulary's "
+            f"{vocab_size}."
         )
     if top_p is not None and not isinstance(top_p, Tracer) and not 0 < top_p <= 1:
         raise UserError(f"top_p is {top_p}; it must be above 0 and at most 1.")
@@ -127,13 +172,15 @@ def _near_zero(dtype: DTypeLike) -> float:
     return float(jnp.finfo(dtype).tiny) ** 0.5
 
 
-@partial(jax.jit, static_argnames=("num_tokens", "top_k", "greedy", "near_zero", "stateful"))
+@partial(jax.jit, static_argnums=range(5))
 def _generate(
-    params, key, prompt, num_tokens, carry, temperature, top_k, top_p, greedy, near_zero, stateful
-):
+    most, top_k, greedy, near_zero, stateful, params, key, prompt, carry, temperature, top_p,
+    num_tokens=None,
+):  # fmt: skip
+    """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
     prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
     start = initial_carry(params, prompt.shape[0])
-    carry = start if carry is None else as_carry(carry, start)
+    carry = start if carry is None else carry
     if stateful and prompt.shape[1] > 1:
         _, carry = apply(params, prompt[:, :-1], carry)
 
@@ -150,8 +197,17 @@ def _generate(
         token = token.astype(prompt.dtype)
         return (carry, token, key), token
 
+    def write_next(i, state_and_tokens):
+        state, tokens = state_and_tokens
+        state, token = next_token(state, None)
+        return state, tokens.at[i].set(token)
+
     state = (carry, prompt[:, -1], key)
-    (carry, _, key), tokens = jax.lax.scan(next_token, state, length=num_tokens)
+    if num_tokens is None:
+        (carry, _, key), tokens = jax.lax.scan(next_token, state, length=most)
+    else:
+        tokens = jnp.zeros((most, len(prompt)), prompt.dtype)
+        (carry, _, key), tokens = jax.lax.fori_loop(0, num_tokens, write_next, (state, tokens))
     return tokens.T, carry, key
 
 

@@ -26,11 +26,16 @@ CELLS: dict[str, Cell] = {}
 def register(cell: Cell) -> None:
     """Add a recurrence, so that a config's `model.cell` can name it.
 
+    A cell that is defined once more, as when a notebook's cell runs again, replaces the one before;
+    `jax.export` then knows the first class of parameters only.
+
     Raises:
       ValueError: another cell has the same name or class of parameters.
     """
+    place = lambda cell: (cell.name, cell.params.__module__, cell.params.__qualname__)
     for other in CELLS.values():
-        if other is not cell and (other.name == cell.name or other.params is cell.params):
+        same = other.name == cell.name or other.params is cell.params
+        if same and place(other) != place(cell):
             raise ValueError(f"the cell {other.name} has the same name or class of parameters.")
     if cell.name not in CELLS:
         exportable(cell.params)

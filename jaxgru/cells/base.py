@@ -22,6 +22,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from jaxgru.errors import shown
+
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
@@ -29,6 +31,13 @@ Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from la
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
 CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
 T = TypeVar("T")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError if an option is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} is a {type(value).__name__}; it must be True or False.")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -216,15 +225,15 @@ def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
 
 
 def sizes_of_gates(
-    W: Sequence[Array], U: Sequence[Array], biases: Sequence[Array | None]
+    W: Sequence[Any], U: Sequence[Any], biases: Sequence[Any]
 ) -> tuple[int, int] | None:
-    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,) or None; else None."""
-    H = W[0].shape[-1:]
-    E_H = W[0].shape[:1] + H
-    wanted = [*((w, E_H) for w in W), *((u, H + H) for u in U)]
-    wanted += [(bias, H) for bias in biases if bias is not None]
-    fit = len(E_H) == 2 and all(leaf.shape == shape for leaf, shape in wanted)
-    return (E_H[0], E_H[1]) if fit else None
+    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None."""
+    shapes = lambda leaves: {getattr(leaf, "shape", None) for leaf in leaves}
+    W_shapes, U_shapes, b_shapes = map(shapes, (W, U, biases))
+    if len(W_shapes) > 1 or len(E_H := W_shapes.pop() or ()) != 2:
+        return None
+    E, H = E_H
+    return (E, H) if U_shapes == {(H, H)} and b_shapes == {(H,)} else None
 
 
 def initializers(
@@ -246,13 +255,13 @@ def initializers(
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"{name} is {size!r}; it must be a whole number, 1 or more.")
+            raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
     try:
         floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:  # it names none
         floating = False
     if not floating:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of floating-point numbers.")
+        raise ValueError(f"dtype is {shown(dtype)}; it must be one of floating-point numbers.")
 
     def draw(
         name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int

@@ -28,6 +28,7 @@ from jaxgru.cells.base import (
     Recurrent,
     Size,
     aligned,
+    check_flags,
     initializers,
     plus,
     sizes_of_gates,
@@ -35,7 +36,7 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.over_time import IN_ROWS
 from jaxgru.cells.products import outer
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, shown
 
 
 @struct
@@ -94,11 +95,13 @@ def init_gru(
 
     Raises:
       ValueError: a size is not positive, an initializer is no function or returns something else
-        than such numbers, or `reset` is neither "before" nor "after".
+        than such numbers, `second_bias` is neither True nor False, or `reset` is neither "before"
+        nor "after".
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
     )
+    check_flags(second_bias=second_bias)
     k, H = jax.random.split(key, 9), hidden_dim
     p = GRUParams(
         Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
@@ -116,7 +119,7 @@ def init_gru(
 def check(p: GRUParams) -> None:
     """Raise UserError if the parameters contradict each other."""
     if p.reset not in ("before", "after"):
-        raise UserError(f"reset is {p.reset!r}; it must be before or after.")
+        raise UserError(f"reset is {shown(p.reset)}; it must be before or after.")
     if p.reset == "before" and p.cn is not None:
         raise UserError("cn is a bias inside the reset: it needs reset='after'.")
 
@@ -136,9 +139,8 @@ def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
 
 def sizes(p: GRUParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    return sizes_of_gates(
-        [p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, p.cz, p.cr, p.cn]
-    )
+    second = [c for c in (p.cz, p.cr, p.cn) if c is not None]
+    return sizes_of_gates([p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, *second])
 
 
 def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:

@@ -9,6 +9,8 @@ optional direct connections from the inputs to the logits are left out.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -29,6 +31,10 @@ from jaxgru.cells.base import (
     widest,
 )
 from jaxgru.cells.products import product
+
+UNROLLED = (
+    16  # up to so many positions, a program has a product for each; XLA takes minutes for 100
+)
 
 
 @struct
@@ -78,8 +84,18 @@ def fast(p: MLPParams) -> AtOnce:
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         T, dtype = len(x), widest(carry[1], x)
         x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
-        a = plus(sum(product(x[j : j + T], W) for j, W in enumerate(p.W)), p.b)
-        h = apply_mask(jnp.tanh(a), mask)
+        K = len(p.W)
+
+        @partial(jax.checkpoint, prevent_cse=False)  # keeps W, and not the inputs of each position
+        def add(a: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
+            j, W = position
+            return a + product(jax.lax.dynamic_slice_in_dim(x, j, T), W), None
+
+        if K <= UNROLLED:
+            a = sum(product(x[j : j + T], W) for j, W in enumerate(p.W))
+        else:
+            a, _ = jax.lax.scan(add, product(x[:T], p.W[0]), (jnp.arange(1, K), p.W[1:]))
+        h = apply_mask(jnp.tanh(plus(a, p.b)), mask)
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
     return AtOnce(all_steps)

@@ -126,8 +126,8 @@ def over_time(
     Returns:
       h (T, B, H) of every step, or the carry of every step; and the carry after the last one.
     """
-    # The carry can be wider than the layer, and `_backward` computes all gradients in its dtype. What
-    # is converted here gets a gradient of its own dtype.
+    # The carry can be wider than the layer, and `_backward` computes all gradients in its dtype.
+    # What is converted here gets a gradient of its own dtype.
     as_carry = lambda leaf: leaf.astype(hidden(carry).dtype)
     U = tuple(leaf if leaf.ndim > 1 else as_carry(leaf) for leaf in U)
     a, initial = jax.tree.map(as_carry, (a, steps.initial))
