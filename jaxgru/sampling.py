@@ -49,8 +49,8 @@ def generate(
 ) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
     """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
 
-    It is compiled once per prompt shape, top_k, set of options in use, and num_tokens rounded up to a
-    power of two; within `jit`, `grad` or `vmap`, for each num_tokens.
+    It is compiled once per prompt shape, top_k, set of options in use, and power of two to which
+    num_tokens is rounded up; within `jit`, `grad` or `vmap`, for each num_tokens.
 
     Args:
       key: for the random choices; returned as the key of the next call.
@@ -106,7 +106,9 @@ def generate(
         return _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
     most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
     tokens, carry, key = _generate(most, *options, *arguments, num_tokens)
-    return tokens[:, :num_tokens], carry, key
+    if num_tokens < most:
+        tokens = jax.lax.slice_in_dim(tokens, 0, num_tokens, axis=1)
+    return tokens, carry, key
 
 
 def _as_number(name: str, value: Any) -> Any:

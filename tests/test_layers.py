@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxgru import cells, layers
+from jaxgru.cells import mlp
 from jaxgru.cells.base import Mask, Steps
 from jaxgru.cells.over_time import over_time
 from jaxgru.cells.products import Lookup, dot
@@ -175,6 +176,24 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
             seen = step(seen, x_or_index)
             expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
             chex.assert_trees_all_close(seen, expected, rtol=1e-12)
+
+
+def test_an_mlp_of_many_positions(monkeypatch):
+    """Which has one product in a loop: outputs, carry and all gradients are the definition's."""
+    args = problem("mlp", 5, 2, 3, 4, masked=True)
+    expected = value_and_gradients(unroll_plain, *args)
+    monkeypatch.setattr(mlp, "UNROLLED", 1)
+    seen = value_and_gradients(lambda *a: unroll_layer(*a), *args)
+    chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
+    size = lambda K: str(
+        jax.make_jaxpr(lambda p, x: unroll_layer(p, x, cells.zero_carry(p, 2)))(
+            cells.init_mlp(jax.random.key(0), 3, 4, K), jnp.ones((5, 2, 3), jnp.float32)
+        )
+    ).count("dot_general")
+    assert size(1023) <= size(16)
 
 
 @pytest.mark.parametrize("kind", KINDS)

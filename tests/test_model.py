@@ -17,6 +17,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout, ModelConfig, apply, step
+from jaxgru.evaluation import token_nll
 from jaxgru.layers import unroll_plain
 from jaxgru.model import dropout_masks, flatten, layer_norm, round_weights, stepper
 
@@ -377,3 +378,49 @@ def test_tokens_may_be_lists():
         first_logits, _ = step(params, TOKENS[:, 0].tolist(), carry)
     np.testing.assert_array_equal(logits, apply(params, TOKENS)[0])
     np.testing.assert_array_equal(first_logits, step(params, TOKENS[:, 0], carry)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_promotes_nothing_implicitly(kind):
+    """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and evaluation."""
+    params = jax.eval_shape(lambda p: round_weights(p, jnp.bfloat16), perturbed(KINDS[kind]))
+    dropout = Dropout(jax.random.key(0), 0.3)
+
+    def loss(params, implementation):
+        logits, _ = apply(params, TOKENS, None, dropout, implementation)
+        return token_nll(logits, TOKENS).mean()
+
+    def others(params):
+        carry = jaxgru.initial_carry(params, len(TOKENS))
+        sampled = jaxgru.generate(
+            params, jax.random.key(1), TOKENS, 2, temperature=0.5, top_k=2, top_p=0.9
+        )
+        return jaxgru.step(params, TOKENS[:, 0], carry), sampled
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for implementation in ("auto", "plain", "wavefront"):
+            jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
+        jax.eval_shape(others, params)
+
+
+def test_without_jit():
+    """`JAX_DISABLE_JIT=1`: greedy tokens are the likeliest of `apply`."""
+    params = perturbed(KINDS["gru"])
+    expected, _, _ = jaxgru.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
+    with jax.disable_jit():
+        seen, _, _ = jaxgru.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
+    np.testing.assert_array_equal(seen, expected)
+
+
+def test_tokens_that_do_not_fit_into_32_bits_are_refused():
+    """2³² + 1 would be 1."""
+    with pytest.raises(ValueError, match="tokens has 4294967297, which does not fit into int32"):
+        apply(perturbed(KINDS["gru"]), np.array([[2**32 + 1, 0]]))
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, object])
+def test_parameters_that_jax_does_not_have_are_refused(dtype):
+    params = perturbed(KINDS["gru"])
+    head = params.head.replace(bo=np.zeros(params.head.bo.shape, dtype))
+    with unchecked(), pytest.raises(ValueError, match=f"a parameter is {np.dtype(dtype)}"):
+        apply(params.replace(head=head), TOKENS)

@@ -11,6 +11,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import ModelConfig, apply, generate
+from jaxgru.evaluation import stream_nll, token_nll, window_nll
 from jaxgru.sampling import _kth_largest_by_bisection, draw, filter_logits, kth_largest
 
 V = 7
@@ -68,7 +69,61 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     generate(other, key, prompt, 6, carry, temperature=0.5, top_k=3, top_p=0.4)
     assert compilations == []
     generate(params, key, prompt, 8, carry, temperature=0.5, top_k=3, top_p=0.4)
+    assert compilations == []
+    generate(params, key, prompt, 9, carry, temperature=0.5, top_k=3, top_p=0.4)
     assert compilations != []  # the listener does hear a compilation
+
+
+@pytest.mark.parametrize("params", ["gru", "lstm"], indirect=True)
+@pytest.mark.parametrize("n", [1, 5, 8])
+def test_a_number_of_tokens_that_is_rounded_up_is_generated_exactly(params, n):
+    """As the scan over so many steps that runs within `jit`: tokens, carry and key."""
+    run = lambda key: generate(params, key, PROMPT, n, temperature=0.7)
+    (tokens, carry, key), (expected, last, next_key) = run(KEY), jax.jit(run)(KEY)
+    np.testing.assert_array_equal(tokens, expected)
+    chex.assert_trees_all_close(carry, last, rtol=1e-5, atol=1e-6)
+    assert (jax.random.key_data(key) == jax.random.key_data(next_key)).all()
+
+
+def other_order(leaf):
+    """The same numbers in the other byte order."""
+    return np.asarray(leaf).astype(leaf.dtype.newbyteorder("S"))
+
+
+@pytest.mark.parametrize("params", ["lstm"], indirect=True)
+def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(params):
+    """After calls with native arrays of the same shapes, for which programs were compiled."""
+    carry = jax.tree.map(lambda leaf: leaf + 0.5, jaxgru.initial_carry(params, 2))
+    logits, _ = apply(params, PROMPT, carry)
+
+    def outputs(params, tokens, carry, logits, numbers):
+        return [
+            generate(params, KEY, tokens, 3, carry, temperature=numbers[0], top_p=numbers[1])[:2],
+            apply(params, tokens, carry),
+            jaxgru.step(params, tokens[:, 0], carry),
+            window_nll(params, tokens.ravel(), 2),
+            stream_nll(params, tokens.ravel()),
+            token_nll(logits, tokens),
+        ]
+
+    native = params, PROMPT, carry, logits, (np.float32(0.7), np.float32(0.9))
+    with unchecked():  # the annotations say that a parameter or a carry is JAX's
+        expected = outputs(*jax.tree.map(np.asarray, native))
+        chex.assert_trees_all_equal(outputs(*jax.tree.map(other_order, native)), expected)
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+@pytest.mark.parametrize("flag", [None, "no", 0, 1, jnp.int32(1), jnp.array([True])])
+def test_stateful_is_true_or_false(params, flag):
+    with unchecked(), pytest.raises(ValueError, match="^stateful is a .*; it must be True or Fal"):
+        generate(params, KEY, PROMPT, 3, stateful=flag)
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+def test_a_traced_flag_is_refused_in_one_sentence(params):
+    run = lambda flag: generate(params, KEY, PROMPT, 3, stateful=flag)
+    with pytest.raises(ValueError, match="^stateful is a .*; it must be True or False"):
+        jax.jit(run)(True)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +193,13 @@ def test_top_p_1_leaves_no_token_out():
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"num_tokens": 0}, "num_tokens is 0"),
+        ({"num_tokens": 2**31}, "num_tokens is 2147483648; it must be at least 1 and at most"),
+        ({"temperature": 10**400}, "temperature is inf"),
+        ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"),
+        ({"temperature": None}, "temperature is None; it must be a number"),
+        ({"temperature": np.ones(2)}, r"temperature is an array, float64 \(2,\); it must be a"),
+        ({"top_p": -(10**400)}, "top_p is -inf"),
+        ({"top_k": 10**400}, "top_k is "),
         ({"prompt": PROMPT[:, :0]}, "prompt must be"),
         ({"prompt": PROMPT[0]}, "prompt must be"),
         ({"prompt": PROMPT.at[1, 0].set(-1)}, f"a token -1; the vocabulary's are 0 to {V - 1}"),

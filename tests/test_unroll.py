@@ -1,6 +1,7 @@
 """`unroll`, `bidirectional` and `step` against the cells run one row and one episode at a time."""
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -668,6 +669,42 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
         (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), implementation="fast"),
+            "the implementation is 'fast'; it must be one of auto, scan, plain",
+        ),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, time_major="no"),
+            "time_major is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, second_bias="no"),
+            "second_bias is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**70, 1]),
+            "lengths has a whole number that is too large",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**40, 1]),
+            "lengths go from 1 to 1099511627776; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
+            "first_row of the dropout is -1; it must be a whole number, 0 or more",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
+            "first_step of the dropout is 1099511627776; it must be a whole number",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=x),
+            "dropout is an array, float32 (2, 3, 3); it must be a Dropout(",
+        ),
+        (
+            lambda x: jaxgru.initial_carry(GRU, x),
+            "batch_size is an array, float32 (2, 3, 3); it must be a whole number",
+        ),
+        (
             lambda x: jaxgru.unroll(GRU, x, implementation=["scan"]),
             "implementation is ['scan']; it",
         ),
@@ -706,3 +743,188 @@ def test_parameters_that_contradict_each_other_are_refused_in_use_only():
     wrong = GRU.replace(cn=jnp.zeros(H))
     with pytest.raises(ValueError, match="cn is a bias inside the reset: it needs reset='after'"):
         jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
+
+
+# What a setting may forbid or get wrong, seen when a program is traced: nothing is compiled
+def shapes_of(kind, dtype):
+    """A layer's shapes: its biases in `dtype`, its matrices in bfloat16."""
+    layer = jax.eval_shape(partial(INIT[kind], jax.random.key(0), F, H, dtype=dtype))
+    narrow = lambda leaf: leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+    return jax.tree.map(narrow, layer)
+
+
+def wide_carry(layer):
+    shapes = jax.eval_shape(lambda layer: jaxgru.initial_carry(layer, 2), layer)
+    return jax.tree.map(lambda leaf: leaf.update(dtype=jnp.float32), shapes)
+
+
+def gradient_shapes(function, *arguments):
+    scalar = lambda *a: sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+    return jax.eval_shape(jax.grad(scalar, tuple(range(len(arguments)))), *arguments)
+
+
+ALL_OPTIONS = dict(
+    reset=np.array([[False, True, False]] * 2),
+    lengths=np.array([3, 2]),
+    reverse=True,
+    return_carries=True,
+    dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "plain"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
+@pytest.mark.parametrize("kind", INIT)
+def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
+    kind, dtype, implementation
+):
+    """With narrow matrices, layers of bfloat16 that carry float32, and every option at once."""
+    layer, x = shapes_of(kind, dtype), jax.ShapeDtypeStruct((2, 3, F), "float32")
+    carry = initial = wide_carry(layer)
+    run = partial(jaxgru.unroll, implementation=implementation)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for function, arguments in (
+            (run, (layer, x, carry)),
+            (
+                lambda *a: run(*a[:3], initial=a[3], **ALL_OPTIONS),
+                (layer, x, carry, initial),
+            ),
+            (
+                lambda layer, x, carry: jaxgru.step(
+                    layer, x[:, 0], carry, reset=x[:, 0, 0] > 0, implementation=implementation
+                ),
+                (layer, x, carry),
+            ),
+            (
+                lambda layer, x: jaxgru.bidirectional(
+                    layer, layer, x, lengths=np.array([3, 2]), implementation=implementation
+                ),
+                (layer, x),
+            ),
+        ):
+            seen = gradient_shapes(function, *arguments)
+            assert jax.tree.map(lambda leaf: leaf.dtype, seen) == jax.tree.map(
+                lambda leaf: leaf.dtype, arguments
+            )
+
+
+def test_without_jit():
+    """`JAX_DISABLE_JIT=1`: what a debugger shows is what is computed."""
+    layer, x = stack_of("gru", 1), random_like(np.zeros((1, 2, F)), 1)
+    loss = lambda layer, x: jaxgru.unroll(layer, x)[0].sum()
+    expected = jax.grad(loss)(layer, x)
+    with jax.disable_jit():
+        chex.assert_trees_all_close(jax.grad(loss)(layer, x), expected, rtol=1e-12)
+
+
+def test_an_error_in_a_users_cell_is_the_users():
+    """Not one about parameters that do not fit."""
+
+    @cells.base.struct
+    class Odd:
+        b: jax.Array
+
+    def step(p, h, x):
+        raise TypeError("mine")
+
+    zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
+    cells.register(cells.Cell("odd", Odd, lambda *a: Odd(jnp.zeros(H)), step, zeros))
+    try:
+        with pytest.raises(TypeError, match="^mine"):
+            jaxgru.unroll(Odd(jnp.zeros(H)), jnp.ones((1, 1, F)))
+    finally:
+        del cells.CELLS["odd"]
+
+
+# --- Arrays that JAX does not have
+
+
+def swapped(tree):
+    """The same numbers in the other byte order."""
+    other = lambda leaf: np.asarray(leaf).astype(leaf.dtype.newbyteorder("S"))
+    return jax.tree.map(other, tree)
+
+
+@pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "lengths"])
+def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(argument):
+    """After a call with native arrays of the same shapes, for which a program was compiled."""
+    layers = stack_of("lstm", 1)
+    x, carry = np.asarray(random_like(np.zeros((2, 3, F)), 1)), jaxgru.initial_carry(layers, 2)
+    carry, initial = random_like(carry, 2), random_like(carry, 3)
+    arguments = dict(layers=layers, x=x, carry=carry, initial=initial, lengths=np.array([3, 2]))
+    arguments = jax.tree.map(np.asarray, arguments)
+    flags = np.array([[False, True, False]] * 2)
+    expected = jaxgru.unroll(**arguments, reset=flags)
+    other = arguments | {argument: swapped(arguments[argument])}
+    with unchecked():
+        chex.assert_trees_all_equal(jaxgru.unroll(**other, reset=flags), expected)
+        layer, x_0, carry_ = other["layers"], other["x"][:, 0], other["carry"]
+        expected = jaxgru.step(layers, x[:, 0], carry)
+        chex.assert_trees_all_equal(jaxgru.step(layer, x_0, carry_), expected)
+        expected = jaxgru.bidirectional(layers, layers, jnp.asarray(x), (None, carry))
+        seen = jaxgru.bidirectional(layers, layer, other["x"], (None, carry_))
+        chex.assert_trees_all_equal(seen, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, object, "U1", "M8[s]", [("a", "f4")]])
+@pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "reset", "lengths"])
+def test_arrays_that_jax_does_not_have_are_refused(argument, dtype):
+    shapes = dict(x=(2, 3, F), carry=(2, H), initial=(H,), reset=(2, 3), lengths=(2,))
+    wrong = np.zeros(shapes.get(argument, (H,)), dtype)
+    arguments: dict = dict(layers=GRU, x=jnp.ones((2, 3, F)))
+    arguments[argument] = GRU.replace(bz=wrong) if argument == "layers" else wrong
+    with unchecked(), pytest.raises(ValueError) as raised:
+        jaxgru.unroll(**arguments)
+    assert "\n" not in str(raised.value) and str(np.dtype(dtype)) in str(raised.value)
+
+
+# --- Forward mode
+
+
+def test_forward_mode_through_a_step():
+    """A slope against that of reverse mode; without "plain", one sentence says what is needed."""
+    (layer,), x = stack_of("lstm", 1), random_like(np.zeros((2, F)), 1)
+    carry, along = (random_like(jaxgru.initial_carry(layer, 2), i) for i in (2, 3))
+    loss = lambda carry, **options: jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+    plain = partial(loss, implementation="plain")
+    _, slope = jax.jvp(plain, (carry,), (along,))
+    expected = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(carry), along)))
+    np.testing.assert_allclose(slope, expected, rtol=1e-12)
+    for function in (loss, lambda c: jaxgru.unroll(layer, x[:, None], c)[0].sum()):
+        with pytest.raises(TypeError, match='it needs implementation="plain"') as raised:
+            jax.jvp(function, (carry,), (along,))
+        assert "\n" not in str(raised.value)
+
+
+# --- Episodes backward
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 3]])
+def test_each_episode_backward_by_itself(lengths):
+    """With the resets that the docstring shows, from where episodes begin."""
+    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 5, F)), 1)
+    starts = np.array([[True, False, True, True, False], [True, False, True, False, False]])
+    resets = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)))
+    options = {} if lengths is None else {"lengths": np.array(lengths)}
+    y, _ = jaxgru.unroll(layer, x, reset=resets, reverse=True, **options)
+    for b, length in enumerate(lengths or [5, 5]):
+        cuts = [*np.flatnonzero(starts[b, :length]), length]
+        for begin, end in itertools.pairwise(cuts):
+            h = jaxgru.initial_carry(layer, 1)
+            for t in reversed(range(begin, end)):
+                h = cells.gru_cell(layer, h, x[b : b + 1, t])
+                np.testing.assert_allclose(y[b, t], h[0], rtol=1e-12)
+
+
+# --- A dropout rate that is traced
+
+
+def test_a_traced_dropout_rate():
+    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 3, F)), 1)
+    run = lambda rate: jaxgru.unroll(layer, x, dropout=jaxgru.Dropout(jax.random.key(1), rate))[0]
+    rates = jnp.array([0.0, 0.4, 0.75, 1.0, -0.1])
+    seen = jax.jit(jax.vmap(run))(rates)
+    for y, rate in zip(seen[:3], (0.0, 0.4, 0.75), strict=True):
+        np.testing.assert_allclose(y, run(rate), rtol=1e-12)
+        np.testing.assert_array_equal(run(jnp.asarray(rate)), run(rate))
+    assert np.isnan(seen[3:]).all()

@@ -127,3 +127,29 @@ def test_another_of_its_name_is_refused(registered):
 def test_parameters_of_no_cell(registered):
     with pytest.raises(TypeError, match="no cell has parameters of type dict"):
         cells.cell_of({})
+
+
+def test_a_cell_that_is_defined_again_replaces_the_one_before():
+    """As when a notebook's cell runs twice; a cell from another place does not."""
+
+    def define(scale):
+        @cells.base.struct
+        class Params:
+            b: jax.Array
+
+        step = lambda p, h, x: scale * h + p.b
+        zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
+        return cells.Cell("twice", Params, lambda *a: Params(jnp.ones(2)), step, zeros)
+
+    try:
+        cells.register(define(2))
+        again = define(3)
+        cells.register(again)
+        cells.register(again)
+        layer = again.init(None)
+        y, _ = jaxgru.unroll(layer, jnp.ones((1, 2, 1)))
+        np.testing.assert_array_equal(y, [[[1, 1], [4, 4]]])
+        with pytest.raises(ValueError, match="the cell twice has the same name or class"):
+            cells.register(dataclasses.replace(MGU, name="twice"))
+    finally:
+        del cells.CELLS["twice"]

@@ -128,3 +128,20 @@ def test_it_is_taken_where_it_is_asked_for_and_can_run(monkeypatch):
     monkeypatch.setattr(gru_hopper, "gru", lambda *_: jnp.full((1, 2, 64), 7.0))
     assert unroll_layer(params, x, h0, implementation="hopper")[1].max() == 7
     assert unroll_layer(params, x, h0)[1].max() < 7
+
+
+def test_a_kernel_computes_in_the_carrys_dtype(monkeypatch):
+    """Of a bfloat16 layer, too: each gradient then has the dtype of its argument."""
+
+    def kernel(layer, h, a, mask):
+        assert a.dtype == h.dtype == jnp.float32
+        return a[..., :64], h
+
+    monkeypatch.setattr(gru_hopper, "supports_layer", lambda layer, h: True)
+    monkeypatch.setattr(gru_hopper, "over_time", kernel)
+    loss = lambda p, x, h: unroll_layer(p, x, h, implementation="hopper")[0].sum()
+    layer = jax.eval_shape(lambda: init_gru(jax.random.key(0), 3, 64, dtype=jnp.bfloat16))
+    x, h = jax.ShapeDtypeStruct((2, 5, 3), "bfloat16"), jax.ShapeDtypeStruct((5, 64), "float32")
+    seen = jax.eval_shape(jax.grad(loss, (0, 1, 2)), layer, x, h)
+    dtypes = lambda tree: jax.tree.map(lambda leaf: leaf.dtype, tree)
+    assert dtypes(seen) == dtypes((layer, x, h))
