@@ -22,6 +22,27 @@ PART = ".jaxgru-{}.part"
 """The name of a file that is being written. It is short, whatever the file's own name is."""
 
 
+def resolved(path: Path) -> Path:
+    """Return a path without links. Links in a circle stay: whoever opens the path is told of them.
+
+    Raises:
+      OSError: the path is relative, and the working folder was deleted.
+    """
+    try:
+        return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
+    except FileNotFoundError:
+        raise OSError(errno.ENOENT, "the working folder was deleted") from None
+
+
+def reason(error: OSError) -> str:
+    """Return the system's message, and the name of the file in brackets if the error has one."""
+    said = error.strerror or str(error) or type(error).__name__
+    file = error.filename2 or error.filename  # of the new name and the old one, the new one
+    if not isinstance(file, (str, bytes)) or (name := os.path.basename(os.fsdecode(file))) == "":
+        return said
+    return f"{said} ({name})"
+
+
 def open_regular(path: Path, at_most: int | None = None) -> BinaryIO:
     """Open a regular file. Reading a pipe might never return, reading a device never end.
 

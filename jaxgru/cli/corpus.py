@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser
 from jaxgru.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
-from jaxgru.files import write_bytes
+from jaxgru.files import resolved, write_bytes
 
 
 def make_parser() -> Parser:
@@ -59,7 +59,7 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
         if path.exists() and not force:
             raise CorpusError(f"{path} has other content; to replace it, add --force.")
         # Resolved, because renaming would replace a link instead of its target.
-        write_bytes(path.resolve(), data)
+        write_bytes(resolved(path), data)
     except OSError as error:
         raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
 

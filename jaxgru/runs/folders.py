@@ -11,9 +11,9 @@ and `runs/<config>/latest` points at the newest.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,21 +24,30 @@ import tomli_w
 from jaxgru.config import Config, ConfigError, load_config, to_dict
 from jaxgru.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.errors import UserError, command
-from jaxgru.files import check_writable, locked, write_text
+from jaxgru.files import check_writable, locked, reason, resolved, write_text
 from jaxgru.parallel.processes import is_first
 
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
 UNREADABLE = ("**", "\\")
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, above a quota, above a limit on files
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-)
+OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in TensorStore's messages
 
 
 class RunError(UserError):
     """A run folder that cannot be created, found or used."""
+
+
+class RunLost(RunError):
+    """A run's folder was moved or deleted while it was trained."""
+
+
+class WriteError(RunError):
+    """A run's folder cannot be written any more, and `why`: its disk is full, for example."""
+
+    def __init__(self, run: Path, why: str, left: str) -> None:
+        super().__init__(f"the run {run} cannot be written: {why}; {left}")
+        self.why = why
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
@@ -49,6 +58,7 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
     """
     family = root / config.name
     check_path(family, UNWRITABLE)
+    run = None
     try:
         family.mkdir(parents=True, exist_ok=True)
         latest = family / "latest"
@@ -57,9 +67,15 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
         run = _next_version(family)
         save_tokenizer(tokenizer, run)
         save_config(run, config)
-        _point(latest, run)
-    except OSError as error:
-        raise RunError(f"the run folder {family} cannot be written: {error.strerror}.") from error
+        _point(family)
+    except BaseException as error:
+        if run is not None:
+            discard_empty(run)
+        if isinstance(error, OSError):
+            raise RunError(
+                f"the run folder {family} cannot be written: {reason(error)}."
+            ) from error
+        raise
     return run
 
 
@@ -73,7 +89,10 @@ def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
 
     Orbax takes some characters of a path for glob patterns, and "gs:" for a bucket.
     """
-    path = folder.resolve()
+    try:
+        path = resolved(folder)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be used: {reason(error)}.") from error
     for part in path.parts[1:]:
         wrong = [text for text in forbidden if text in part]
         if part == "gs:":
@@ -85,39 +104,51 @@ def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
             )
 
 
+def saved_steps(run: Path) -> list[int]:
+    """Return the steps of which a run has checkpoints, whole or not, in order."""
+    names = (path.name for path in (run / "checkpoints").glob("*"))
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]+", name))
+
+
 def discard_empty(run: Path) -> bool:
     """Delete a new run that has no checkpoint, and point `latest` at the run before it.
 
-    Returns whether it was deleted.
+    Returns whether it was deleted. Where it cannot be, nothing is raised.
     """
-    if any((run / "checkpoints").glob("*")):
-        return False
     family = run.parent
-    shutil.rmtree(run)
-    if any((other / "config.toml").is_file() for other in versions(family)):
-        _point(family / "latest", run)
-    else:
-        (family / "latest").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if saved_steps(run):
+            return False
+        _despite_threads(lambda: shutil.rmtree(run))
+        _point(family)
+        if not versions(family):
             family.rmdir()  # fails where it holds anything else
-    return True
+    return not os.path.lexists(run)
 
 
-def _point(latest: Path, run: Path) -> None:
-    """Point the link at the newest version, even while other processes create versions.
+def _point(family: Path) -> None:
+    """Point `latest` at the newest version, even while other processes create and delete versions.
 
-    A version gets its config before it is linked, so the last process to link sees the newest.
+    A version gets its config before it is linked, and whoever changes the link looks again, so the
+    last process to change it sees what is there. Where there is no version, the link is deleted.
     """
-    link = latest.with_name(f".latest.{run.name}")
-    linked = ""
-    while linked != (newest := _newest_usable(latest.parent)):
-        link.symlink_to(newest)
-        os.replace(link, latest)
+    latest, linked = family / "latest", ""
+    while linked != (newest := _newest_usable(family)):
+        if newest is None:
+            latest.unlink(missing_ok=True)
+        else:
+            link = latest.with_name(f".latest.{secrets.token_hex(4)}")
+            try:
+                link.symlink_to(newest)
+                os.replace(link, latest)
+            finally:
+                link.unlink(missing_ok=True)
         linked = newest
 
 
-def _newest_usable(family: Path) -> str:
-    return next(run.name for run in versions(family) if (run / "config.toml").is_file())
+def _newest_usable(family: Path) -> str | None:
+    names = (run.name for run in versions(family) if (run / "config.toml").is_file())
+    return next(names, None)
 
 
 def _next_version(family: Path) -> Path:
@@ -125,7 +156,7 @@ def _next_version(family: Path) -> Path:
         newest = [int(run.name[1:]) for run in versions(family)[:1]]
         run = family / f"v{max(newest, default=0) + 1}"
         try:
-            run.mkdir()  # fails where another process has taken the number
+            run.mkdir(parents=True)  # another process may have taken the number, or the folder away
             return run
         except FileExistsError:
             continue
@@ -133,9 +164,10 @@ def _next_version(family: Path) -> Path:
 
 def versions(family: Path) -> list[Path]:
     """Return a config's run folders, newest first; none where there is no such folder."""
-    if not family.is_dir():
+    try:
+        runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    runs = (run for run in family.iterdir() if re.fullmatch(r"v\d+", run.name))
     return sorted(runs, key=lambda run: -int(run.name[1:]))
 
 
@@ -153,7 +185,7 @@ def find_run(path: str | Path) -> Path:
     path = Path(path)
     for run in (path, path / "latest"):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
-            return run.resolve()
+            return resolved(run)
     if os.path.isfile(path):
         raise RunError(f"{path} is a file; a run is a folder.")
     raise RunError(f"there is no run in {path}: neither it nor its 'latest' has a config.toml.")
@@ -161,8 +193,10 @@ def find_run(path: str | Path) -> Path:
 
 def from_here(run: Path) -> Path:
     """Return a run's path relative to the working folder, if the run is below it."""
-    here = Path.cwd()
-    return run.relative_to(here) if run.is_relative_to(here) else run
+    try:
+        return run.relative_to(Path.cwd())
+    except (ValueError, OSError):  # it is elsewhere; the working folder was deleted
+        return run
 
 
 def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Config:
@@ -182,8 +216,8 @@ def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Co
 def claim(run: Path) -> Iterator[Callable[[], None]]:
     """Lock a run for training, and delete the partial checkpoints of killed processes.
 
-    Yields a function that raises RunError once the folder has been moved or deleted. If the disk is
-    full or fails inside the context, the error says so and names the last intact checkpoint.
+    Yields a function that raises RunLost once the folder has been moved or deleted. If a file cannot
+    be written inside the context, a WriteError says so and names the last intact checkpoint.
 
     Raises:
       RunError: another process holds the lock, the folder cannot be written, or Orbax cannot use
@@ -202,7 +236,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
             if ours:
                 _clear(run)
         except OSError as error:
-            raise RunError(f"the run {run} cannot be written: {error.strerror}.") from error
+            raise RunError(f"the run {run} cannot be written: {reason(error)}.") from error
         if not ours:
             raise RunError(f"the run {run} is being trained by another process.")
         begun_in = os.stat(run)
@@ -211,7 +245,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.stat(run), begun_in):
                     return
-            raise RunError(
+            raise RunLost(
                 f"the run {run} was moved or deleted while it was trained, so nothing more is "
                 "written; its checkpoints are intact, and it can be resumed from where it is now."
             )
@@ -223,14 +257,18 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
         except Exception as error:
             if (why := disk_error(error)) is None:
                 raise
-            _clear_behind_threads(run)
-            left = _what_is_left(run)
-            raise RunError(f"the run {run} cannot be written: {why}; {left}") from error
+            with contextlib.suppress(OSError):
+                _despite_threads(lambda: _clear(run))
+            raise WriteError(run, why, _what_is_left(run)) from error
 
 
 def _what_is_left(run: Path) -> str:
-    steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
-    left = f"the checkpoint of step {max(steps)} is intact" if steps else "none was saved yet"
+    steps = saved_steps(run)
+    left = (
+        f"the checkpoint of step {steps[-1]} is intact"
+        if steps
+        else "of its checkpoints none was saved yet"
+    )
     return f"{left}; once that is solved, resume with: {command('train')} --resume {run}"
 
 
@@ -240,27 +278,33 @@ def _clear(run: Path) -> None:
         shutil.rmtree(path)
 
 
-def _clear_behind_threads(run: Path) -> None:
-    """Delete partial files after a failed write, while some threads may still be writing.
+def _despite_threads(delete: Callable[[], None]) -> None:
+    """Delete files after a failed write, while some threads may still be writing, for a second.
 
-    What they write more than a second later is deleted when the run is resumed.
+    What they write later is deleted when the run is resumed.
     """
     for _ in range(10):
         try:
-            _clear(run)
+            return delete()
+        except FileNotFoundError:
             return
         except OSError:
             time.sleep(0.1)
+    delete()
 
 
 def disk_error(error: BaseException | None) -> str | None:
-    """Return the system's message if an error comes from the disk, else None.
+    """Return the system's message if an error is the system's, else None.
 
-    TensorStore raises ValueErrors that quote the message; Orbax chains one error to another.
+    TensorStore raises ValueErrors that quote the system's number; Orbax chains one error to another.
     """
     while error is not None:
-        for number in DISK_ERRORS:
-            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
-                return os.strerror(number)
-        error = error.__cause__ or error.__context__
+        if isinstance(error, OSError):
+            return reason(error)
+        if code := OS_ERROR_CODE.search(str(error)):
+            return os.strerror(int(code[1]))
+        before = error.__cause__ or error.__context__
+        if before is not error.__cause__ and isinstance(before, FileNotFoundError):
+            return None  # a bug in what handles a missing file
+        error = before
     return None

@@ -20,6 +20,7 @@ from jaxgru.config import Config, ModelConfig, override
 from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import UserError
+from jaxgru.files import reason, resolved
 from jaxgru.interop import model_suffix
 from jaxgru.interop.safetensors import load_safetensors_config
 from jaxgru.model import HeadParams, Params, flatten
@@ -36,7 +37,8 @@ def config_from(model: str, overrides: Mapping[str, str] | None = None) -> Confi
     Raises:
       UserError: there is no such model, or a value cannot be used.
     """
-    overrides = {"training.init": model, **(overrides or {})}
+    model = _source(model)
+    overrides = {**(overrides or {}), "training.init": model}
     cleared = {"training.init_sha256": "", "training.lengthened": "0"}  # of the model's own run
     if "data.corpus" in overrides:
         cleared["data.sha256"] = ""
@@ -56,6 +58,8 @@ def load_text(config: Config) -> tuple[Config, Dataset]:
     training = config.training
     if not training.init:
         return load_dataset(config)
+    training = dataclasses.replace(training, init=_source(training.init))
+    config = dataclasses.replace(config, training=training)
     theirs, ours = _config(training.init).model, config.model
     for field in dataclasses.fields(ModelConfig):
         have, want = getattr(theirs, field.name), getattr(ours, field.name)
@@ -65,9 +69,7 @@ def load_text(config: Config) -> tuple[Config, Dataset]:
                 f"and this config's is {want}; they must be the same."
             )
     _, tokenizer, sha256 = _load(config)
-    is_name = training.init in pretrained.pretrained_names()
-    path = training.init if is_name else str(Path(training.init).resolve())
-    training = dataclasses.replace(training, init=path, init_sha256=sha256)
+    training = dataclasses.replace(training, init_sha256=sha256)
     config = dataclasses.replace(config, training=training)
     sizes = tokenizer.vocab_size, config.model.vocab_size
     same_size = tokenizer.kind == "characters" or sizes[0] == sizes[1]
@@ -106,6 +108,21 @@ def initial_params(fresh: Params, config: Config, tokenizer: Tokenizer) -> tuple
             "random."
         )
     return dataclasses.replace(params, embedding=embedding, head=head), told
+
+
+def _source(model: str) -> str:
+    """Return what the model is called wherever it is loaded again: a name, or a path without links.
+
+    The folder of a run's versions is left for its newest one, because the new run may become that.
+    """
+    path = _path(model)
+    if model in pretrained.pretrained_names():
+        return model
+    is_file = path.suffix == ".safetensors" and not path.is_dir()
+    try:
+        return str(resolved(path) if is_file else find_run(path))
+    except OSError as error:
+        raise UserError(f"training cannot start from {model!r}: {reason(error)}.") from error
 
 
 def _config(model: str) -> Config:

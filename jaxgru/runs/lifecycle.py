@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -46,7 +47,7 @@ def start_run(config: Config, root: Path) -> Path:
     """Train a config in the next free version of its run folder; return the folder.
 
     Training starts from random weights, or from those of the model `training.init`. If the run ends
-    before its first checkpoint, its folder is deleted, unless the disk failed.
+    before its first checkpoint, its folder is deleted.
 
     Raises:
       UserError: the corpus, the model to start from or the folder cannot be used, or a loss is not
@@ -64,7 +65,7 @@ def start_run(config: Config, root: Path) -> Path:
             return folders.create_run(root, complete, dataset.tokenizer), complete, dataset
 
         created = together(create)
-        told = from_first(created and str(created[0].absolute()))
+        told = from_first(created and os.path.abspath(created[0]))
         run = created[0] if created else Path(told)
         try:
             config, dataset = together(
@@ -76,12 +77,14 @@ def start_run(config: Config, root: Path) -> Path:
                 parts = state, None, Progress()
                 with _in_all(open_checkpoints(run)) as manager:
                     _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
-        except folders.RunError:
-            raise  # the disk failed, and threads of Orbax may still write
-        except BaseException:
-            with contextlib.suppress(OSError):
-                if created and not many() and folders.discard_empty(run):
-                    console.print(f"No step was saved, so {run} is deleted.", soft_wrap=True)
+        except folders.RunLost:
+            raise  # what is in its place now is not ours
+        except BaseException as error:
+            if created and not many() and folders.discard_empty(run):
+                if isinstance(error, folders.WriteError):
+                    left = "of its checkpoints none was saved yet, so it is deleted."
+                    raise folders.WriteError(run, error.why, left) from error
+                console.print(f"No step was saved, so {run} is deleted.", soft_wrap=True)
             raise
     return run
 
@@ -343,9 +346,11 @@ def _finish(
     run: Path, config: Config, tokenizer: Tokenizer, params: Params, progress: Progress
 ) -> None:
     write_samples(run, params, config, tokenizer)
+    best = f"best validation loss is {progress.best_val_loss:.4f}, in epoch {progress.best_epoch}"
+    if progress.best_epoch < progress.epoch and not config.training.patience:
+        last = f"the last epoch's, whose validation loss is {progress.records[-1]['val_loss']:.4f}"
+        best = f"model is {last}; the {best}"
     console.print(
-        f"Done: the best validation loss is {progress.best_val_loss:.4f}, in epoch "
-        f"{progress.best_epoch}. Sample from the model with:\n"
-        f"  {command('sample')} --run {run}",
+        f"Done: the {best}. Sample from the model with:\n  {command('sample')} --run {run}",
         soft_wrap=True,
     )

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgru.errors import needs
-from jaxgru.files import file_hash, files_below, hashes, read_bytes, write_text
+from jaxgru.files import file_hash, files_below, hashes, read_bytes, resolved, write_text
 from jaxgru.model import flatten, unflatten
 from jaxgru.runs.folders import UNREADABLE, RunError, check_path
 
@@ -98,7 +98,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     undo = silence_orbax()
     try:
         with ocp.CheckpointManager(
-            folder.resolve(),
+            resolved(folder),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=2,
                 enable_async_checkpointing=False,

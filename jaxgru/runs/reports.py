@@ -16,7 +16,6 @@ from jaxgru.generation import Options, default_prompt, stream_text
 from jaxgru.model import Params
 from jaxgru.parallel.hardware import peak_resident_bytes
 from jaxgru.runs.figure import plot_losses
-from jaxgru.runs.folders import disk_error
 from jaxgru.runs.published import published_for
 from jaxgru.training import Progress
 
@@ -31,8 +30,8 @@ def write_losses(run: Path, config: Config, progress: Progress) -> None:
     try:
         plot_losses(run / "loss.png", title, [progress.records], published_for(config))
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
-        if disk_error(error) is not None:
-            raise
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise  # the disk's fault; not a font that is missing
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from conftest import contents
@@ -134,6 +135,76 @@ def test_other_errors_pass_as_they_are(tmp_path, error):
     assert raised.value is error
 
 
+@pytest.mark.parametrize(
+    "name, module", [("save_tokenizer", folders), ("save_config", folders), ("replace", os)]
+)
+def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch, name, module):
+    """Wherever the disk fails, and also beside a run that is there."""
+
+    def fail(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    for _ in range(2):
+        before = contents(tmp_path)
+        with monkeypatch.context() as patch, pytest.raises(RunError, match="Stale file handle"):
+            patch.setattr(module, name, fail)
+            create_run(tmp_path, CONFIG, TOKENIZER)
+        assert contents(tmp_path) == before
+        create_run(tmp_path, CONFIG, TOKENIZER)
+    assert sorted(os.listdir(tmp_path / "tiny")) == ["latest", "v1", "v2"]
+
+
+def test_two_starts_that_are_both_discarded(tmp_path, monkeypatch):
+    """Each sees the other's version, which is gone before it is linked."""
+    one, other = (create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2))
+    newest_usable, inner = folders._newest_usable, []
+
+    def other_first(family):
+        if not inner:
+            inner.append(folders.discard_empty)
+            assert inner[0](other)
+        return newest_usable(family)
+
+    monkeypatch.setattr(folders, "_newest_usable", other_first)
+    assert folders.discard_empty(one)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_beside_one_that_is_discarded(tmp_path, monkeypatch):
+    """The family's folder is deleted before the new version is in it."""
+    run, versions = create_run(tmp_path, CONFIG, TOKENIZER), folders.versions
+
+    def discarded_meanwhile(family):
+        found = versions(family)
+        monkeypatch.undo()
+        assert folders.discard_empty(run) and not family.exists()
+        return found
+
+    monkeypatch.setattr(folders, "versions", discarded_meanwhile)
+    second = create_run(tmp_path, CONFIG, TOKENIZER)
+    assert find_run(tmp_path / "tiny") == second.resolve()
+
+
+def test_links_in_a_circle_are_one_sentence(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RunError, match="Too many levels of symbolic links"):
+        create_run(tmp_path / "loop", CONFIG, TOKENIZER)
+    with pytest.raises(RunError, match="there is no run in"):
+        find_run(tmp_path / "loop")
+
+
+def test_the_working_folder_was_deleted(tmp_path, monkeypatch):
+    run = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert folders.from_here(run) == run and find_run(run) == run.resolve()
+    with claim(run):
+        pass
+    with pytest.raises(RunError, match="runs/tiny cannot be used: the working folder was d"):
+        create_run(Path("runs"), CONFIG, TOKENIZER)
+
+
 def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
     family = tmp_path / "tiny"
     (family / "v2").mkdir(parents=True)  # another process is ahead of us …
@@ -141,6 +212,6 @@ def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
     (family / "v3").mkdir()  # … and a third has not come so far
     (family / "v1").mkdir()
     (family / "v1" / "config.toml").touch()
-    folders._point(family / "latest", family / "v1")
+    folders._point(family)
     assert os.readlink(family / "latest") == "v2"
     assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]

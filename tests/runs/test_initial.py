@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import TINY, contents
 from random_models import random_params
 
 import jaxgru
@@ -158,6 +158,29 @@ class TestARun:
         (run / "config.toml").write_text(text.replace(sha256, "0" * 64))
         done = script("train", "--resume", run)
         assert done.code == 2 and "has changed: its SHA-256 is" in done.err
+
+    def test_may_have_the_models_name(self, train, run_copy, tmp_path):
+        """Then the model is the version before the new run, though `latest` moves."""
+        family = tmp_path / "runs" / "mine"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        run, _ = train("--name", "mine", *options(FROZEN), init="runs/mine")
+        assert run.name == "v2"
+        params, config, _ = jaxgru.load_run(run)
+        chex.assert_trees_all_equal(params, jaxgru.load_run(family / "v1")[0])
+        assert config.training.init == str(family / "v1")
+
+    def test_that_fails_hides_no_run_of_its_name(self, script, run_copy, tmp_path):
+        family = tmp_path / "runs" / "mine"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        shutil.rmtree(family / "v1" / "checkpoints")
+        before = contents(family)
+        done = script("train", "--runs", "runs", "--name", "mine", "--init", "runs/mine")
+        assert done.code == 2 and "v1 has no finished checkpoint" in done.err
+        assert contents(family) == before
 
     def test_is_never_the_studys(self, tmp_path):
         """Though nothing else in its config differs from the study's."""

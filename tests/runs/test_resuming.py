@@ -13,7 +13,9 @@ from conftest import TINY, contents
 
 import jaxgru
 from jaxgru.config import Config, load_config
+from jaxgru.data.dataset import load_dataset
 from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.evaluation import window_loss
 from jaxgru.runs import folders, lifecycle, orbax, reports, terminal
 from jaxgru.runs.folders import RunError, claim, create_run
 from jaxgru.runs.lifecycle import resume_run, start_run
@@ -319,6 +321,27 @@ class TestTraining:
         with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
             start()
 
+    @pytest.mark.parametrize("patience", [0, 2])
+    def test_the_announced_loss_is_that_of_the_model_that_is_loaded(
+        self, tiny_text, tmp_path, capfd, patience
+    ):
+        """The rate is far too high, so the first of two epochs is the best."""
+        options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny", "training.epochs": "2"}
+        options |= {"training.learning_rate": "3", "training.patience": str(patience)}
+        run = start_run(load_config("astra_alpha", options), tmp_path / "runs")
+        said = capfd.readouterr().out
+        params, config, tokenizer = jaxgru.load_run(run)
+        _, dataset = load_dataset(config, tokenizer)
+        loss = window_loss(params, dataset.validation, config.training.sequence_length)
+        first, last = (record["val_loss"] for record in records(run))
+        assert first < last and loss == pytest.approx(first if patience else last, rel=1e-6)
+        best = f"the best validation loss is {first:.4f}, in epoch 1. Sample from"
+        if patience:
+            assert f"Done: {best}" in said
+        else:
+            ours = f"the model is the last epoch's, whose validation loss is {loss:.4f}"
+            assert f"Done: {ours}; {best}" in said
+
     def test_output_that_is_gone(self, start, monkeypatch, capfd):
         with open("/dev/full", "w", buffering=1) as full:
             monkeypatch.setattr(sys, "stdout", full)
@@ -353,6 +376,24 @@ class TestTraining:
         assert sorted(os.listdir(family)) == ["latest", "v1"]
         assert os.readlink(family / "latest") == "v1"
         assert signal.getsignal(getattr(signal, name)) is before
+
+    def test_a_failing_disk_leaves_no_empty_run(self, start, monkeypatch, tmp_path, run_copy):
+        """Nothing could be saved. What was there before is found again."""
+        family = tmp_path / "runs" / "tiny"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        before = contents(family)
+
+        def full(checkpoint, values):
+            (checkpoint.folder.with_suffix(".orbax-checkpoint-tmp") / "params").mkdir(parents=True)
+            raise ValueError("No space left on device [os_error_code='28']")
+
+        monkeypatch.setattr(orbax.Checkpoint, "write", full)
+        says = "v2 cannot be written: No space left on device; .* none was saved .*it is deleted"
+        with pytest.raises(RunError, match=says):
+            start()
+        assert contents(family) == before
 
     def test_nor_a_family_without_a_run(self, start, monkeypatch, tmp_path):
         def too_large(*_):
