@@ -25,7 +25,7 @@ from jaxgru.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.errors import shown, warn
 from jaxgru.model import Params, flatten, init
 from jaxgru.parallel.processes import is_first
-from jaxgru.runs.folders import RunError, find_run, load_run_config
+from jaxgru.runs.folders import RunError, find_run, load_run_config, saved_steps
 from jaxgru.runs.orbax import (
     ARRAYS,
     CHECKSUMS,
@@ -43,6 +43,8 @@ JAX_SETTINGS = (
 )
 MAY_DIFFER_FROM_CHECKPOINT = NO_EFFECT_ON_RESULTS | {"data.corpus"}  # identified by its SHA-256
 """The fields that may differ from a checkpoint's."""
+
+MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 
 RECORD_FIELDS = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
 T = TypeVar("T")
@@ -70,8 +72,7 @@ def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
 
         def read(checkpoint: Checkpoint) -> Params:
             _check_made_with(checkpoint, made_with(config, tokenizer), ("model.", "tokenizer"))
-            item = "best" if "best" in checkpoint.items() else "params"
-            return checkpoint.read_tree(item, like)
+            return checkpoint.read_tree("best" if _has_best(checkpoint, config) else "params", like)
 
         params, step, broken = _read_newest(manager, run, like, read)
     for checkpoint, fault in broken.items():
@@ -208,7 +209,7 @@ def restore(
         params = checkpoint.read_tree("params", like.params)
         rest = checkpoint.read_tree("optimizer", dataclasses.replace(like, params=None))
         best = None
-        if "best" in checkpoint.items():
+        if _has_best(checkpoint, config):
             best = checkpoint.read_tree("best", like.params)
         with checkpoint.reading():
             progress = _progress(checkpoint.read_json("progress"))
@@ -229,10 +230,20 @@ def restore(
     return restored
 
 
+def _has_best(checkpoint: Checkpoint, config: Config) -> bool:
+    """Return whether a checkpoint has the best epoch's parameters, or should have them."""
+    training = config.training
+    an_epoch_is_done = checkpoint.step >= training.steps_per_epoch
+    return (training.patience > 0 and an_epoch_is_done) or "best" in checkpoint.items()
+
+
 def _read_newest(
     manager: CheckpointManager, run: Path, like: Any, read: Callable[[Checkpoint], T]
 ) -> tuple[T, int, dict[Checkpoint, str]]:
     """Return what `read` gives for the newest intact checkpoint, its step, and newer ones' faults.
+
+    Whoever trains the run deletes a checkpoint once there are two newer ones. So where one is not
+    whole and there are others than before, they are read instead.
 
     like: the checkpoint's arrays, as shapes.
 
@@ -240,17 +251,22 @@ def _read_newest(
       RunError: there is none, or `read` raises it for a checkpoint whose files are intact.
     """
     broken: dict[Checkpoint, str] = {}
-    for step in sorted(manager.all_steps(), reverse=True):
+    steps, listings = saved_steps(run), 1
+    while len(broken) < len(steps):
+        step = steps[-1 - len(broken)]
         checkpoint = Checkpoint(manager, step)
         fault = checkpoint.fault(like)
+        whole = fault is None and (checkpoint.folder / CHECKSUMS).exists()
         if fault is None:
             try:
                 return read(checkpoint), step, broken
             except BrokenCheckpoint as error:
-                if (checkpoint.folder / CHECKSUMS).exists():
-                    raise  # the files are as they were written, so an older one would not help
                 fault = str(error.__cause__ or error)[:300]
+                if saved_steps(run) == steps and whole:
+                    raise  # the files are as they were written, so an older one would not help
         broken[checkpoint] = fault
+        if listings < MAX_LISTINGS and (now := saved_steps(run)) != steps:
+            steps, broken, listings = now, {}, listings + 1
     if not broken:
         raise _no_checkpoint(run)
     faults = "; ".join(f"{one.folder}: {fault}" for one, fault in broken.items())

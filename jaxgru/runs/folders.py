@@ -106,8 +106,11 @@ def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
 
 def saved_steps(run: Path) -> list[int]:
     """Return the steps of which a run has checkpoints, whole or not, in order."""
-    names = (path.name for path in (run / "checkpoints").glob("*"))
-    return sorted(int(name) for name in names if re.fullmatch("[0-9]+", name))
+    paths = (run / "checkpoints").glob("[0-9]*")
+    return sorted(
+        int(path.name) for path in paths if re.fullmatch("0|[1-9][0-9]*", path.name)
+        and path.is_dir()
+    )  # fmt: skip
 
 
 def discard_empty(run: Path) -> bool:
@@ -216,8 +219,8 @@ def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Co
 def claim(run: Path) -> Iterator[Callable[[], None]]:
     """Lock a run for training, and delete the partial checkpoints of killed processes.
 
-    Yields a function that raises RunLost once the folder has been moved or deleted. If a file cannot
-    be written inside the context, a WriteError says so and names the last intact checkpoint.
+    Yields a function that raises RunLost once the folder has been moved or deleted. If a file
+    cannot be written inside the context, a WriteError says so and names the last checkpoint.
 
     Raises:
       RunError: another process holds the lock, the folder cannot be written, or Orbax cannot use
@@ -255,11 +258,11 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
         except UserError:
             raise
         except Exception as error:
-            if (why := disk_error(error)) is None:
+            if (of_system := system_error(error)) is None:
                 raise
             with contextlib.suppress(OSError):
                 _despite_threads(lambda: _clear(run))
-            raise WriteError(run, why, _what_is_left(run)) from error
+            raise WriteError(run, reason(of_system), _what_is_left(run)) from error
 
 
 def _what_is_left(run: Path) -> str:
@@ -293,16 +296,16 @@ def _despite_threads(delete: Callable[[], None]) -> None:
     delete()
 
 
-def disk_error(error: BaseException | None) -> str | None:
-    """Return the system's message if an error is the system's, else None.
+def system_error(error: BaseException | None) -> OSError | None:
+    """Return the system's error that an error comes from, else None.
 
-    TensorStore raises ValueErrors that quote the system's number; Orbax chains one error to another.
+    TensorStore raises ValueErrors that quote the system's number; Orbax chains errors.
     """
     while error is not None:
         if isinstance(error, OSError):
-            return reason(error)
+            return error
         if code := OS_ERROR_CODE.search(str(error)):
-            return os.strerror(int(code[1]))
+            return OSError(int(code[1]), os.strerror(int(code[1])))
         before = error.__cause__ or error.__context__
         if before is not error.__cause__ and isinstance(before, FileNotFoundError):
             return None  # a bug in what handles a missing file

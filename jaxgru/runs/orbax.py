@@ -13,6 +13,7 @@ and size, and its arrays in shape, before they are opened.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
@@ -28,9 +29,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgru.errors import needs
-from jaxgru.files import file_hash, files_below, hashes, read_bytes, resolved, write_text
+from jaxgru.files import file_hash, files_below, hashes, read_bytes, reason, resolved, write_text
 from jaxgru.model import flatten, unflatten
-from jaxgru.runs.folders import UNREADABLE, RunError, check_path
+from jaxgru.runs.folders import UNREADABLE, RunError, check_path, system_error
 
 with needs("train"):  # before a run begins
     if importlib.util.find_spec("orbax.checkpoint") is None:
@@ -45,6 +46,11 @@ ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the
 CHECKSUMS = "checksums.json"
 MANIFEST = "manifest.ocdbt"  # missing where Orbax has not merged what its processes wrote
 JSON_FILES = (CHECKSUMS, "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")
+OF_DAMAGE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG),
+    *(errno.EIO, None),  # Orbax's own have no number
+)
+"""The numbers of the errors that mean a damaged checkpoint; all others mean the machine."""
 MAX_JSON = 2**26
 """Bytes in one of them: the losses of an epoch of three million steps."""
 
@@ -97,16 +103,20 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
         raise RunError(f"{folder} is in the way: it should be a folder.")
     undo = silence_orbax()
     try:
-        with ocp.CheckpointManager(
-            resolved(folder),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=2,
-                enable_async_checkpointing=False,
-                lightweight_initialize=True,  # read nothing before the files are checked
-            ),
-            item_handlers={name: ocp.StandardCheckpointHandler() for name in ARRAYS}
-            | {name: ocp.JsonCheckpointHandler() for name in JSON},
-        ) as manager:
+        try:
+            manager = ocp.CheckpointManager(
+                resolved(folder),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=2,
+                    enable_async_checkpointing=False,
+                    lightweight_initialize=True,  # read nothing before the files are checked
+                ),
+                item_handlers={name: ocp.StandardCheckpointHandler() for name in ARRAYS}
+                | {name: ocp.JsonCheckpointHandler() for name in JSON},
+            )
+        except OSError as error:
+            raise RunError(f"{folder} cannot be opened: {reason(error)}.") from error
+        with manager:
             yield manager
     finally:
         undo()
@@ -128,8 +138,9 @@ class Checkpoint:
         return f"checkpoint {self.folder}"
 
     def items(self) -> set[str]:
-        """Return the names of its items."""
-        return {path.name for path in self.folder.iterdir()}
+        """Return the names of its items. Raises BrokenCheckpoint where it has vanished."""
+        with self.reading():
+            return set(os.listdir(self.folder))
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Write the checkpoint from these items: trees of arrays, or what JSON can hold."""
@@ -150,6 +161,7 @@ class Checkpoint:
         """Return an item stored as JSON. Raises BrokenCheckpoint where it cannot be read."""
         import orbax.checkpoint as ocp
 
+        self._check_present(item)
         with self.reading():
             args = ocp.args.Composite(**{item: ocp.args.JsonRestore()})
             return self.manager.restore(self.step, args=args)[item]
@@ -169,6 +181,7 @@ class Checkpoint:
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
             for name, leaf in wanted.items()
         }
+        self._check_present(item)
         with self.reading():
             stored = self._description(item)
             for name in sorted(wanted.keys() | stored.keys()):
@@ -189,15 +202,17 @@ class Checkpoint:
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(targets)})
             return unflatten(like, self.manager.restore(self.step, args=args)[item])
 
+    def _check_present(self, item: str) -> None:
+        """Raise BrokenCheckpoint where an item is missing, as in a copy that was cut off."""
+        if item not in self.items():
+            raise BrokenCheckpoint(f"{self} is broken: its {item} is missing.")
+
     def _description(self, item: str) -> dict[str, Any]:
-        """Return shapes, dtypes and parts of an item's arrays, by name; nothing if it is absent."""
+        """Return shapes, dtypes and parts of an item's arrays, by name."""
         import orbax.checkpoint as ocp
 
-        try:
-            with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-                described = handler.metadata(self.manager.directory / str(self.step) / item)
-        except FileNotFoundError:
-            return {}
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+            described = handler.metadata(self.manager.directory / str(self.step) / item)
         return {str(name): array for name, array in dict(described.tree).items()}
 
     def _num_chunks(self, name: str, stored: Any, wanted: jax.Array | jax.ShapeDtypeStruct) -> int:
@@ -221,7 +236,11 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn whatever missing, truncated or forged files raise into a BrokenCheckpoint."""
+        """Turn whatever missing, truncated or forged files raise into a BrokenCheckpoint.
+
+        Raises:
+          RunError: the system cannot open intact files either: too many are open, for example.
+        """
         try:
             yield
         except RunError:
@@ -232,6 +251,8 @@ class Checkpoint:
                 first = before
             if isinstance(first, (MemoryError, jax.errors.JaxRuntimeError)):
                 raise  # the machine's fault
+            if (of_system := system_error(first)) and of_system.errno not in OF_DAMAGE:
+                raise RunError(f"{self} cannot be read: {reason(of_system)}.") from first
             what = f"{type(first).__name__}: {str(first)[:300]}"
             raise BrokenCheckpoint(f"{self} is broken and cannot be read ({what}).") from first
 
@@ -262,10 +283,10 @@ class Checkpoint:
                     return f"{name} is missing"
                 if file_hash(folder / name) != expected:
                     return f"{name} is not as it was written"
-        except PermissionError as error:
-            raise RunError(f"{self} cannot be read: {error.strerror}.") from error
         except OSError as error:
-            return f"it cannot be read: {error.strerror}"
+            if error.errno not in OF_DAMAGE:
+                raise RunError(f"{self} cannot be read: {reason(error)}.") from error
+            return f"it cannot be read: {reason(error)}"
         except (ValueError, AttributeError, RecursionError):
             return f"{CHECKSUMS} is not as it was written"
         return None

@@ -1,7 +1,9 @@
 """Checkpoints that give back every bit."""
 
 import dataclasses
+import errno
 import logging
+import os
 import shutil
 import sys
 
@@ -15,9 +17,10 @@ import tomli_w
 import jaxgru
 from jaxgru.config import Config, ModelConfig, TrainingConfig, to_dict
 from jaxgru.data.tokenizers import CharacterTokenizer, TokenizerError
+from jaxgru.runs import orbax
 from jaxgru.runs.checkpoints import made_with, restore, save
-from jaxgru.runs.folders import LOCK, RunError, claim, create_run
-from jaxgru.runs.orbax import CHECKSUMS, open_checkpoints
+from jaxgru.runs.folders import LOCK, RunError, claim, create_run, save_config
+from jaxgru.runs.orbax import CHECKSUMS, Checkpoint, open_checkpoints
 from jaxgru.training import Progress, init_state, train_steps
 
 TOKENIZER = CharacterTokenizer("abc")
@@ -274,3 +277,74 @@ def test_a_checkpoint_that_does_not_say_what_it_was_made_with(tmp_path, capfd):
         restored, _, _ = restore(manager, run, config, recorded=recorded)
     assert_same(restored, state)
     assert "checkpoints/3 does not say what it was made with.)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["fault", "_description"])
+def test_a_run_is_read_while_it_is_trained(tmp_path, monkeypatch, capfd, when):
+    """Between the listing of its checkpoints and their reading, two newer ones replace them."""
+    run, _, _, later = make_two(tmp_path)
+    read = getattr(Checkpoint, when)
+
+    def after_two_epochs(checkpoint, *arguments):
+        monkeypatch.undo()
+        for old, new in (("3", "5"), ("2", "4")):
+            (run / "checkpoints" / old).rename(run / "checkpoints" / new)
+        return read(checkpoint, *arguments)
+
+    monkeypatch.setattr(Checkpoint, when, after_two_epochs)
+    assert_same(jaxgru.load_run(run)[0], later.params)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("missing", ["params", "optimizer", "progress", "params/_METADATA", "all"])
+def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, missing):
+    """Checksums are written last, so that a copy may lack them and more."""
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    if missing == "all":
+        shutil.rmtree(newest)
+        newest = run / "checkpoints" / "999999"
+        newest.mkdir()
+    else:
+        (newest / CHECKSUMS).unlink()
+        path = newest / missing
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    of_result = missing not in ("optimizer", "progress")  # which alone is loaded
+    params = jaxgru.load_run(run)[0]
+    assert_same(params, state.params if of_result else later.params)
+    assert capfd.readouterr().err.count(f"{newest} is broken (") == of_result
+    assert_same(restore_from(run, config), state)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and f"{newest} is broken (" in said
+    assert sorted(os.listdir(newest.parent)) == ["2", f"{newest.name}.broken"]
+
+
+def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
+    """Not the last epoch's instead."""
+    run, config, state, kept, _ = make_run(tmp_path, best=True)
+    training = TrainingConfig(steps_per_epoch=1, patience=2)
+    save_config(run, dataclasses.replace(config, training=training))
+    with open_checkpoints(run) as manager:
+        save(manager, state.replace(step=jnp.array(3)), kept, Progress())
+    for name in ("best", CHECKSUMS):
+        path = run / "checkpoints" / "3" / name
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert_same(jaxgru.load_run(run)[0], kept)
+    assert "its best is missing.): that of step 2 is used" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["files_below", "file_hash", "_description"])
+def test_a_checkpoint_that_cannot_be_opened_now_is_not_called_broken(tmp_path, monkeypatch, name):
+    """Nor set aside: too many files are open."""
+    run, config, *_ = make_two(tmp_path)
+    before = files_of(run)
+
+    def fail(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    place = Checkpoint if hasattr(Checkpoint, name) else orbax
+    monkeypatch.setattr(place, name, fail)
+    for read in (lambda: jaxgru.load_run(run), lambda: restore_from(run, config)):
+        with pytest.raises(RunError, match="checkpoints/3 cannot be read: Too many open files"):
+            read()
+    assert files_of(run) == before
