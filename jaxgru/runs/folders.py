@@ -93,6 +93,8 @@ def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
         path = resolved(folder)
     except OSError as error:
         raise RunError(f"{folder} cannot be used: {reason(error)}.") from error
+    if not str(path).encode(errors="replace") == os.fsencode(path):
+        raise RunError(f"checkpoints cannot be kept in {path}, because that is not UTF-8.")
     for part in path.parts[1:]:
         wrong = [text for text in forbidden if text in part]
         if part == "gs:":

@@ -25,7 +25,7 @@ from jaxgru.parallel.processes import from_first, is_first, many, together
 from jaxgru.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.runs import checkpoints, folders, initial, measurements
 from jaxgru.runs.commits import current_commit, record_commit
-from jaxgru.runs.orbax import CheckpointManager, open_checkpoints
+from jaxgru.runs.orbax import CheckpointManager, open_checkpoints, try_writing
 from jaxgru.runs.reports import peak_memory, write_losses, write_samples
 from jaxgru.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.training import (
@@ -72,7 +72,7 @@ def start_run(config: Config, root: Path) -> Path:
                 lambda: created[1:] if created else
                 load_dataset(folders.load_run_config(run), load_tokenizer(run))
             )  # fmt: skip
-            with _in_all(folders.claim(run)) as in_place:
+            with _in_all(_claim(run)) as in_place:
                 state = together(lambda: _fresh_state(config, mesh, dataset.tokenizer))
                 parts = state, None, Progress()
                 with _in_all(open_checkpoints(run)) as manager:
@@ -119,7 +119,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
     with deferred_signals() as interrupted:
         found = together(lambda: str(folders.find_run(path)) if is_first() else None)
         run = folders.from_here(Path(from_first(found)))
-        with _in_all(folders.claim(run)) as in_place:
+        with _in_all(_claim(run)) as in_place:
             config = together(lambda: _resumed_config(run, overrides))
             mesh = _devices(config)
             with console.status("reading the text"):
@@ -139,6 +139,15 @@ def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> 
                     )
                 _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
     return run
+
+
+@contextlib.contextmanager
+def _claim(run: Path) -> Iterator[Callable[[], None]]:
+    """Enter `folders.claim`, and try whether checkpoints can be written."""
+    with folders.claim(run) as in_place:
+        if is_first():
+            try_writing(run)
+        yield in_place
 
 
 @contextlib.contextmanager

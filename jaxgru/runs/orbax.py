@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,29 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
             yield manager
     finally:
         undo()
+
+
+def try_writing(run: Path) -> None:
+    """Write a file as deep in a run as those of a checkpoint, and delete it.
+
+    So that a path which is too long, say, ends a run before it trains and not after an epoch.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    import tensorstore
+
+    trial = resolved(run) / "checkpoints" / "0000000000.orbax-checkpoint-tmp"  # see folders.claim
+    folder = trial / "optimizer.orbax-checkpoint-tmp" / "ocdbt.process_000000" / "d"
+    try:
+        store = tensorstore.KvStore.open({"driver": "file", "path": f"{folder}/"}).result()
+        store.write(32 * "0", b"").result()
+    except ValueError as error:
+        of_system = system_error(error)
+        why = reason(of_system) if of_system else str(error).partition("\n")[0]
+        raise RunError(f"checkpoints cannot be written into {run}: {why}.") from error
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,47 @@ class TestPlaces:
             create_run(tmp_path / name / "runs", Config("tiny"), CharacterTokenizer("abc"))
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        "name, why", [("x", "File name too long"), ("\udcff", "that is not UTF-8")]
+    )
+    def test_a_path_that_no_checkpoint_can_have_is_refused_before_training(
+        self, tiny_text, tmp_path, monkeypatch, name, why
+    ):
+        """Though every other file of a run can be written there."""
+        monkeypatch.setattr(lifecycle, "_fresh_state", None)  # nothing has begun
+        runs = tmp_path / name
+        while name == "x" and (rest := 4000 - len(f"{runs}/")) > 0:  # Linux takes 4,095 bytes
+            runs = runs / ("x" * min(rest, 200))
+        runs.mkdir(parents=True)
+        options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny"}
+        with pytest.raises(RunError, match=f"checkpoints cannot be .*{why}"):
+            start_run(load_config("astra_alpha", options), runs)
+        assert list(runs.iterdir()) == []
+
+    @pytest.mark.parametrize("number", ["EMFILE", "ESTALE", "EBUSY", "ETXTBSY", "EINTR", "EISDIR"])
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_whatever_the_system_refuses_is_one_sentence(self, run_copy, number, chained):
+        error = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+        with pytest.raises(RunError, match=f"cannot be written: {error.strerror}; the checkpoint"):
+            with claim(run_copy):
+                if chained:
+                    raise RuntimeError("Orbax's own words") from error
+                raise error
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "loss.png", ".lock"])
+    def test_a_folder_where_a_file_belongs(self, run_copy, name):
+        (run_copy / name).unlink()
+        (run_copy / name).mkdir()
+        with pytest.raises(RunError, match=rf"cannot be written: Is a directory \({name}\)"):
+            resume_run(run_copy)
+
+    def test_a_bug_after_a_missing_file_is_no_system_error(self, run_copy):
+        with pytest.raises(KeyError), claim(run_copy):
+            try:
+                (run_copy / "nothing").read_bytes()
+            except FileNotFoundError:
+                {}["x"]
+
     @pytest.mark.parametrize("name", ["[lab] me", "a*b"])
     def test_a_run_moved_there_can_be_read_but_not_trained(self, run_copy, tmp_path, name):
         (tmp_path / name).mkdir()
