@@ -12,10 +12,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float, Int, Real
 
 from jaxgru.errors import UserError
 from jaxgru.model import Params, initial_carry, step
+
+
+class NotUnique(UserError):
+    """A Markov chain has several stationary distributions, or as good as several."""
 
 
 def transition_matrix(params: Params) -> Float[np.ndarray, "V V"]:
@@ -31,8 +35,10 @@ def transition_matrix(params: Params) -> Float[np.ndarray, "V V"]:
 def stationary_distribution(P: Real[np.ndarray, "V V"]) -> Float[np.ndarray, "V"]:
     """Return the distribution π with πP = π: how often each token occurs in infinite text.
 
-    It is unique if every token can lead to every other. The entries of a softmax are all positive,
-    so its chain also forgets its first token (Perron and Frobenius).
+    It is unique if there is only one set of tokens that lead to each other and to no others; all
+    tokens outside the set have π[v] = 0. The entries of a softmax are all positive, so its chain
+    also forgets its first token (Perron and Frobenius); but those of a model that is very sure of
+    itself are rounded to 0.
 
     It is computed in O(V³) by the elimination of Grassmann, Taksar & Heyman (1985, Operations
     Research 33(5), 1107–1116). That adds, multiplies and divides positive numbers but never
@@ -40,18 +46,48 @@ def stationary_distribution(P: Real[np.ndarray, "V V"]) -> Float[np.ndarray, "V"
     leaves a set of tokens.
 
     Raises:
-      UserError: P is not a transition matrix, or some tokens never lead to the others.
+      NotUnique: there are several such sets, or sets that are left so rarely that float64
+        overflows.
+      UserError: P is not a transition matrix.
     """
     _check_transitions(P)
     A = np.array(P, np.float64)
+    closed = _closed_sets(A)
+    if len(closed) > 1:
+        raise NotUnique(
+            f"there are {len(closed)} sets of tokens that the chain never leaves, so its text "
+            "depends on its first token and its stationary distribution is not unique."
+        )
+    pi = np.zeros(len(A))
+    with np.errstate(over="ignore", invalid="ignore"):
+        pi[closed[0]] = _stationary(A[np.ix_(closed[0], closed[0])])
+    if not np.isfinite(pi).all():
+        raise NotUnique(
+            "the chain leaves some tokens with so small a probability that its stationary "
+            "distribution cannot be computed."
+        )
+    return pi
+
+
+def _closed_sets(P: Float[np.ndarray, "V V"]) -> list[Int[np.ndarray, "n"]]:
+    """Return the sets of tokens that lead to each other and to no others."""
+    from scipy.sparse import coo_array  # JAX needs SciPy, too
+    from scipy.sparse.csgraph import connected_components
+
+    if P.all():
+        return [np.arange(len(P))]
+    pairs = coo_array(P > 0)
+    num_sets, set_of = connected_components(pairs, connection="strong")
+    source, target = set_of[pairs.row], set_of[pairs.col]
+    left = source[source != target]
+    return [np.flatnonzero(set_of == i) for i in np.setdiff1d(np.arange(num_sets), left)]
+
+
+def _stationary(A: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V"]:
+    """Return the stationary distribution of a chain whose tokens all lead to each other."""
     V = len(A)
     for v in range(V - 1, 0, -1):  # leaves the chain observed on tokens 0 … v − 1
         leaving = A[v, :v].sum()
-        if leaving == 0:
-            raise UserError(
-                f"from token {v} the chain never reaches a token below {v}, so its text depends on "
-                "its first token and its stationary distribution is not unique."
-            )
         A[:v, v] /= leaving
         A[:v, :v] += np.outer(A[:v, v], A[v, :v])
     pi = np.ones(V)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import statistics
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.analysis.markov import (
+    NotUnique,
     bigram_divergence,
     greedy_cycles,
     stationary_distribution,
@@ -140,12 +142,13 @@ def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
     bigram = bigram_probabilities(dataset.train, V)
     weights = context_frequencies(dataset.train, V)
     frequencies = weights[weights > 0]
-    stationary = stationary_distribution(P)
+    kl_to_frequencies = None  # KL divergence of the corpus's token frequencies from the chain's
+    with contextlib.suppress(NotUnique), np.errstate(divide="ignore"):  # by 0: it is infinite
+        stationary = stationary_distribution(P)[weights > 0]
+        kl_to_frequencies = float(frequencies @ np.log(frequencies / stationary))
     return {
         "kl_to_bigram": bigram_divergence(P, bigram, weights),
-        "kl_to_frequencies": float(
-            frequencies @ np.log(frequencies / stationary[weights > 0])
-        ),  # KL divergence of the corpus's token frequencies from the chain's
+        "kl_to_frequencies": kl_to_frequencies,
         "cycles": [
             {"text": tokenizer.decode(np.array(cycle.tokens)), "period": len(cycle.tokens),
              "basin": cycle.basin / V}

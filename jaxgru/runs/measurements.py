@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def save_record(run: Path, record: dict[str, Any]) -> None:
 
 def kept_epochs(run: Path) -> list[Path]:
     """Return the models that the run has kept of its epochs (`training.keep_epochs`), in order."""
-    return sorted((run / EPOCHS_FOLDER).glob("[0-9]*.safetensors"))
+    paths = (run / EPOCHS_FOLDER).glob("*.safetensors")  # other files may lie among them
+    ours = (path for path in paths if re.fullmatch("[0-9]{3,}", path.stem))
+    return sorted(ours, key=lambda path: int(path.stem))
 
 
 def best_kept_epoch(

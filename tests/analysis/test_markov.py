@@ -18,6 +18,7 @@ import jaxgru
 from jaxgru import ModelConfig
 from jaxgru.analysis.markov import (
     Cycle,
+    NotUnique,
     bigram_divergence,
     greedy_cycles,
     stationary_distribution,
@@ -129,8 +130,25 @@ class TestStationaryDistribution:
         stationary_distribution(P)
         np.testing.assert_array_equal(P, before)
 
+    @pytest.mark.parametrize(
+        "P, pi",
+        [
+            ([[0.5, 0.5], [0, 1]], [0, 1]),
+            ([[1, 0], [0.5, 0.5]], [1, 0]),
+            ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
+            ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
+        ],
+    )
+    def test_of_tokens_that_are_left_for_ever(self, P, pi):
+        """They never occur in infinite text; wherever they are, the distribution is unique."""
+        np.testing.assert_allclose(stationary_distribution(np.array(P)), pi, atol=1e-15)
+
+    def test_refuses_what_float64_cannot_hold(self):
+        with pytest.raises(NotUnique, match="so small a probability"):
+            stationary_distribution(np.array([[0.5, 0.5], [5e-324, 1]]))
+
     def test_refuses_a_chain_that_falls_apart(self):
-        with pytest.raises(UserError, match="from token 2 the chain never reaches a token below"):
+        with pytest.raises(UserError, match="2 sets of tokens that the chain never leaves"):
             stationary_distribution(np.array([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]]))
 
     @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from conftest import numpy_gru_losses
 
 import jaxgru
 from jaxgru.analysis import state_cost
+from jaxgru.analysis.markov import transition_matrix
 from jaxgru.data.dataset import Dataset
 
 
@@ -138,3 +139,16 @@ def test_a_sample_begins_and_ends_with_a_whole_word():
     assert state_cost._whole_words("eet the king of Eng") == " the king of "
     assert state_cost._whole_words(" the king.\n") == " the king.\n"
     assert state_cost._whole_words("unbroken") == ""
+
+
+@pytest.mark.parametrize("scale, unique", [(1e6, False), (3.0, True)])
+def test_a_chain_that_falls_apart_costs_no_other_measure(measured, scale, unique, recwarn):
+    """Weights so large that nearly all probabilities are rounded to 0: most tokens never occur."""
+    params, dataset, _, _ = measured
+    params = jax.tree.map(lambda leaf: leaf * np.float32(scale), params)
+    P = transition_matrix(params)
+    assert (P == 0).any() != unique
+    chain = state_cost._chain(params, dataset.tokenizer, dataset)
+    assert (chain["kl_to_frequencies"] is not None) == unique
+    assert sum(cycle["basin"] for cycle in chain["cycles"]) == pytest.approx(1)
+    assert not recwarn.list

@@ -37,6 +37,8 @@ def test_the_best_epoch_is_that_of_the_lowest_loss(tiny_run, tiny_text, tmp_path
         scaled = jax.tree.map(lambda leaf, by=scale: by * leaf, params)
         save_safetensors(tmp_path / f"epochs/{epoch:03}.safetensors", scaled, config, tokenizer)
         losses[epoch] = numpy_gru_losses(scaled, validation, 16).mean()
+    for name in ("1 (copy)", "12", "best", "2.5", "\u0661\u0661\u0661"):  # of somebody else
+        (tmp_path / f"epochs/{name}.safetensors").touch()
     best, found = measurements.best_kept_epoch(tmp_path, validation, 16)
     assert losses[best] == min(losses.values())
     again = numpy_gru_losses(found, validation, 16).mean()
