@@ -7,23 +7,29 @@ then the run is resumed, and its end compared with the undisturbed run's, bit fo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
-import itertools
+import errno
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fault_lab import STEPS_PER_EPOCH, Lab, Trainer, names, steps_in
+from strikes import How, Plan
 
 LAST_STEP = 6 * STEPS_PER_EPOCH
-WRITE = 0.15  # seconds: within so long of a checkpoint's first file a process is killed
+EDGE = 60  # changes: of a run's beginning, and of its end
+MOMENTS = [How.BEFORE, How.HALF, How.AFTER]
+ONCE = [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES, errno.EDQUOT, errno.EROFS,
+        errno.ESTALE, errno.EBUSY, errno.ETXTBSY, errno.EINTR]  # fmt: skip
+ALWAYS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE]
+READING = [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.EINTR]
 NEVER = "there was no run yet"
 
 
@@ -34,7 +40,8 @@ class Outcome:
     problems: list[str]  # none: the run recovered, every bit
     steps_lost: int = 0  # done once and had to be done again
     files_lost: list[str] = field(default_factory=list)
-    note: str = ""  # where it struck, or what was said
+    note: str = ""  # what was done, or what was said
+    where: list[str] = field(default_factory=list)  # what was being done at that moment
 
 
 class Problems(list[str]):
@@ -55,10 +62,12 @@ class Problems(list[str]):
 def recover(lab: Lab, run: Path, problems: Problems) -> Trainer:
     """Resumes a run to its end and compares it with the undisturbed one.
 
-    One that was stopped before its first step has left no folder, and starts again.
+    One that was stopped before its first step has left no config, and starts again.
     """
-    trainer = lab.resume(run) if run.exists() else lab.start(run.parents[1])
+    begun = (run / "config.toml").exists()
+    trainer = lab.resume(run) if begun else lab.start(run.parents[1])
     code = trainer.end()
+    run = run if begun else newest_run(run.parents[1]) or run
     if code != 0:
         problems.append(f"it cannot be resumed ({code}): {trainer.errors[-1000:]}")
         return trainer
@@ -67,8 +76,15 @@ def recover(lab: Lab, run: Path, problems: Problems) -> Trainer:
     return trainer
 
 
-def outcome(lab: Lab, run: Path, problems: Problems, lost: int = 0, note: str = "") -> Outcome:
-    return Outcome(list(problems), lost, lab.missing(run), note)
+def outcome(
+    lab: Lab,
+    run: Path,
+    problems: Problems,
+    lost: int = 0,
+    note: str = "",
+    where: Sequence[str] = (),
+) -> Outcome:
+    return Outcome(list(problems), lost, lab.missing(run), note, list(where))
 
 
 def steps_lost(before: Trainer, after: Trainer) -> int:
@@ -76,39 +92,38 @@ def steps_lost(before: Trainer, after: Trainer) -> int:
     return max(0, before.last_step - (after.first_step or LAST_STEP + 1) + 1)
 
 
-# ---- killed ----
+# ---- killed, told to stop or let down by the system, at any moment ----
 
 
-def kills(lab: Lab, rng: random.Random, most: int, moment: Callable) -> list[Outcome]:
-    """Kills one run again and again, `most` times at most, then lets it end."""
-    runs, run = lab.place(), None
-    notes: list[str] = []
-    trainers: list[Trainer] = []
-    while True:
-        trainers.append(lab.start(runs) if run is None else lab.resume(run))
-        if len(notes) == most or not moment(lab, trainers[-1], runs, rng):
-            break
-        trainers[-1].send(signal.SIGKILL)
-        if trainers[-1].end() == 0:
-            break  # it came to its end first
-        run = newest_run(runs)
-        notes.append(_where_it_struck(run, trainers[-1]))
-    problems = Problems()
-    code = trainers[-1].end()
-    problems.unless(code == 0, f"it ended with {code}: {trainers[-1].errors[-1000:]}")
+def some_run(lab: Lab, rng: random.Random) -> Path:
+    """A folder for a new run, or with one that is to be resumed."""
+    return lab.place() if rng.random() < 0.5 else lab.interrupted().parents[1]
+
+
+def go_on(lab: Lab, runs: Path, prepare: Callable | None = None) -> Trainer:
+    """Resumes the run in a folder; starts one where none can be resumed."""
     run = newest_run(runs)
-    problems += lab.differences(run)
-    problems += [f"left over: {name}" for name in lab.left_over(run)]
-    return [
-        outcome(lab, run, problems, steps_lost(before, after), note)
-        for (before, after), note in zip(itertools.pairwise(trainers), notes, strict=True)
-    ]
+    return lab.resume(run, prepare) if run else lab.start(runs, prepare)
 
 
 def newest_run(runs: Path) -> Path | None:
     """The newest run that can be resumed; None: no process has come so far."""
     found = [path.parent for path in runs.glob("*/v*/config.toml")]
     return max(found, key=lambda run: int(run.name[1:]), default=None)
+
+
+def killed_at_random(lab: Lab, rng: random.Random) -> Outcome:
+    """SIGKILL at any moment of its life."""
+    runs, problems = some_run(lab, rng), Problems()
+    trainer, end = go_on(lab, runs), time.monotonic() + rng.uniform(0, lab.life)
+    trainer.wait_until(lambda: time.monotonic() > end, "its moment")
+    trainer.send(signal.SIGKILL)
+    trainer.end()
+    run = newest_run(runs)
+    where = _where_it_struck(run, trainer)
+    after = recover(lab, run or lab.version(runs), problems)
+    run = newest_run(runs) or lab.version(runs)
+    return outcome(lab, run, problems, steps_lost(trainer, after), where=[where])
 
 
 def _where_it_struck(run: Path | None, trainer: Trainer) -> str:
@@ -124,25 +139,112 @@ def _where_it_struck(run: Path | None, trainer: Trainer) -> str:
     return "elsewhere" if trainer.last_step else "before the first step"
 
 
-def at_random(lab: Lab, trainer: Trainer, runs: Path, rng: random.Random) -> bool:
-    """At any moment of its life."""
-    end = time.monotonic() + rng.uniform(0, lab.life)
-    return trainer.wait_until(lambda: time.monotonic() > end, "its moment")
+def struck(
+    lab: Lab,
+    rng: random.Random,
+    draw: Callable[[random.Random], Plan],
+    check: Callable[[Problems, Trainer, Plan], None],
+) -> Outcome:
+    """One or two processes of a run are struck at the n-th of their changes; then it is resumed.
+
+    draw: how they are struck. check: whether one has ended as it must.
+    """
+    runs, problems = some_run(lab, rng), Problems()
+    trainers: list[Trainer] = []
+    notes: list[str] = []
+    where: list[str] = []
+    for again in (False, True)[: rng.randint(1, 2)]:
+        plan = draw(rng)
+        most = (lab.calls_of_resumed if newest_run(runs) else lab.calls_of_new)[plan.reads]
+        first, last = rng.choice([(1, EDGE), (1, most), (most - EDGE, most)])
+        if again:  # where it clears up behind the first
+            first, last = 1, EDGE
+        plan = dataclasses.replace(plan, nth=rng.randint(first, last))
+        strike = lab.strike(runs, plan)
+        trainer = go_on(lab, runs, strike.prepare)
+        code = trainer.end()
+        trainers.append(trainer)
+        if strike.struck:
+            notes.append(f"{plan}, {strike.struck}: {code} {trainer.errors.strip()[-300:]}")
+            where.append(_place(strike.struck))
+            check(problems, trainer, plan)
+        elif code != 0:
+            problems.append(f"not struck, it ended with {code}: {trainer.errors[-1000:]}")
+        if plan.times == 1 and plan.number != signal.SIGKILL and newest_run(runs) is None:
+            left = sorted(str(path.relative_to(runs)) for path in runs.rglob("*"))
+            problems.unless(not left, f"left over of a start: {left}")
+    trainers.append(recover(lab, newest_run(runs) or lab.version(runs), problems))
+    if not where and not problems:  # of two runs, one makes some changes more
+        return struck(lab, rng, draw, check)
+    run = newest_run(runs) or lab.version(runs)
+    latest = run.with_name("latest")
+    problems.unless(latest.is_symlink() and latest.resolve() == run.resolve(), "latest is wrong")
+    parts = [path.name for path in run.parent.glob(".*")]
+    problems.unless(not parts, f"left over beside it: {parts}")
+    aside = [path.name for path in run.glob("checkpoints/*.broken*")]
+    problems.unless(not aside, f"set aside, though whole: {aside}")
+    lost = max(map(steps_lost, trainers, trainers[1:]))
+    most = 0 if check is has_stopped else STEPS_PER_EPOCH
+    problems.unless(lost <= most, f"{lost} steps were lost")
+    return outcome(lab, run, problems, lost, "; ".join(notes), where)
 
 
-def in_a_write(lab: Lab, trainer: Trainer, runs: Path, rng: random.Random) -> bool:
-    """When the first, second or third checkpoint from now on is being written."""
-    seen: set[Path] = set()
-    number = rng.randint(1, 3)
+def _place(struck: str) -> str:
+    """What a struck call was part of."""
+    for part in ("checkpoints", "epochs"):
+        if f"/{part}/" in struck:
+            return part
+    return "other files"
 
-    def written() -> bool:
-        seen.update(runs.glob("*/v*/checkpoints/*tmp"))
-        return len(seen) >= number
 
-    if not trainer.wait_until(written, "a checkpoint"):
-        return False
-    end = time.monotonic() + rng.uniform(0, WRITE)
-    return trainer.wait_until(lambda: time.monotonic() > end, "its moment")
+def kill(rng: random.Random) -> Plan:
+    """SIGKILL before a call, after it or, where it writes, half-way."""
+    return Plan(how=rng.choice(MOMENTS), number=signal.SIGKILL)
+
+
+def was_killed(problems: Problems, trainer: Trainer, plan: Plan) -> None:
+    """It was, and nothing else."""
+    problems.unless(trainer.end() == -signal.SIGKILL, f"it ended with {trainer.end()}")
+
+
+def stop(rng: random.Random) -> Plan:
+    """SIGTERM, Ctrl-C or SIGHUP."""
+    number = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    return Plan(how=rng.choice(MOMENTS), number=number)
+
+
+def has_stopped(problems: Problems, trainer: Trainer, plan: Plan) -> None:
+    """It has saved what it had, or was at its end, and complains of nothing."""
+    code = trainer.end()
+    problems.unless(code in (130, 0), f"it ended with {code}")
+    problems.unless(trainer.errors == "", f"it said {trainer.errors[-1000:]}")
+
+
+def fail(rng: random.Random) -> Plan:
+    """One change fails."""
+    return Plan(how=How.FAILS, number=rng.choice(ONCE))
+
+
+def fail_always(rng: random.Random) -> Plan:
+    """So do all that follow."""
+    return Plan(how=How.FAILS, number=rng.choice(ALWAYS), times=2**62)
+
+
+def fail_reading(rng: random.Random) -> Plan:
+    """A file or folder cannot be opened."""
+    return Plan(how=How.FAILS, number=rng.choice(READING), reads=True)
+
+
+def has_told(problems: Problems, trainer: Trainer, plan: Plan) -> None:
+    """It has ended with one sentence that says why, or it could do without."""
+    code, said, why = trainer.end(), trainer.errors, os.strerror(plan.number)
+    lines = said.splitlines()
+    problems.unless(code in (0, 2), f"{plan}: it ended with {code}")
+    if "Traceback" in said or len(lines) > 1:
+        problems.append(f"{plan}: not one line: {said[:300]} … {said[-600:]}")
+    elif code == 2:
+        problems.unless(len(lines) == 1 and why in said, f"{plan}: it does not say why: {said}")
+        problems.unless(", delete " not in said, f"{plan}: it advises to delete: {said}")
 
 
 # ---- told to stop ----
@@ -206,38 +308,19 @@ def full_output() -> None:
 # ---- the disk ----
 
 
-def file_limit(lab: Lab, rng: random.Random) -> Outcome:
-    """From some step on no file may be larger than 1 to 5 kB (RLIMIT_FSIZE): a write fails."""
-    runs = lab.place()
-    trainer, step = lab.start(runs), rng.randint(1, LAST_STEP - 2 * STEPS_PER_EPOCH)
-    trainer.wait_until(lambda: trainer.last_step >= step, "training")
-    limit = rng.randint(1000, 5000)
-    resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
-    return _full(lab, trainer, lab.version(runs), "File too large", contextlib.nullcontext)
-
-
 def full_disk(lab: Lab, rng: random.Random) -> Outcome:
     """The run is on a file system (tmpfs) that has room for one to three checkpoints; ENOSPC."""
-    runs = lab.place()
+    runs, problems = lab.place(), Problems()
     with mounted("-t", "tmpfs", "-o", f"size={rng.randint(250, 600)}k", "tmpfs", runs):
-        trainer = lab.start(runs)
-
-        def make_room() -> contextlib.AbstractContextManager:
-            subprocess.run(["mount", "-o", "remount,size=64m", str(runs)], check=True)
-            return contextlib.nullcontext()
-
-        return _full(lab, trainer, lab.version(runs), "No space left on device", make_room)
-
-
-def _full(lab: Lab, trainer: Trainer, run: Path, why: str, mend: Callable) -> Outcome:
-    problems = Problems()
-    problems.of_one_sentence(trainer, 2, why, "cannot be written")
-    kept = steps_in(run)
-    told = f"checkpoint of step {kept[-1].name} is intact" if kept else "none was saved yet"
-    problems.unless(told in trainer.errors, f"it does not say {told!r}: {trainer.errors}")
-    mend()  # a thread of Orbax may outlive the error and leave its part; `recover` sees it gone
-    after = recover(lab, run, problems)
-    return outcome(lab, run, problems, steps_lost(trainer, after), trainer.errors)
+        trainer, run = lab.start(runs), lab.version(runs)
+        problems.of_one_sentence(trainer, 2, "No space left on device", "cannot be written")
+        kept = steps_in(run)
+        told = f"checkpoint of step {kept[-1].name} is intact" if kept else "none was saved yet"
+        problems.unless(told in trainer.errors, f"it does not say {told!r}: {trainer.errors}")
+        subprocess.run(["mount", "-o", "remount,size=64m", str(runs)], check=True)
+        # a thread of Orbax may outlive the error and leave its part; `recover` sees it gone
+        after = recover(lab, run, problems)
+        return outcome(lab, run, problems, steps_lost(trainer, after), trainer.errors)
 
 
 @contextlib.contextmanager
@@ -453,18 +536,13 @@ def moved(lab: Lab, rng: random.Random) -> Outcome:
     return outcome(lab, elsewhere, problems, steps_lost(trainer, after), trainer.errors)
 
 
-def killed_holder(lab: Lab, rng: random.Random) -> Outcome:
-    """The process that holds a run is killed: the next one gets it at once."""
-    run, problems = lab.interrupted(), Problems()
-    first = lab.resume(run)
-    first.wait_until(lambda: first.last_step > 160, "training")
-    first.send(signal.SIGKILL)
-    first.end()
-    after = recover(lab, run, problems)
-    return outcome(lab, run, problems, steps_lost(first, after))
-
-
 ALL: dict[str, Callable[[Lab, random.Random], Outcome]] = {
+    "SIGKILL at random": killed_at_random,
+    "SIGKILL at the n-th change": lambda lab, rng: struck(lab, rng, kill, was_killed),
+    "a signal at the n-th change": lambda lab, rng: struck(lab, rng, stop, has_stopped),
+    "the n-th change fails": lambda lab, rng: struck(lab, rng, fail, has_told),
+    "every change fails from the n-th on": lambda lab, rng: struck(lab, rng, fail_always, has_told),
+    "the n-th opening to read fails": lambda lab, rng: struck(lab, rng, fail_reading, has_told),
     "SIGTERM once": lambda lab, rng: stopped(lab, rng, signal.SIGTERM, 1),
     "SIGTERM twice": lambda lab, rng: stopped(lab, rng, signal.SIGTERM, 2),
     "Ctrl-C once": lambda lab, rng: stopped(lab, rng, signal.SIGINT, 1),
@@ -472,7 +550,6 @@ ALL: dict[str, Callable[[Lab, random.Random], Outcome]] = {
     "SIGHUP once": lambda lab, rng: stopped(lab, rng, signal.SIGHUP, 1),
     "Ctrl-C before the first step": stopped_before_it_began,
     "standard output full": output_gone,
-    "no file above a limit (EFBIG)": file_limit,
     "the disk is full (ENOSPC)": full_disk,
     "newest checkpoint: a bit flipped": lambda lab, rng: spoilt(lab, rng, flip),
     "newest checkpoint: a file cut short": lambda lab, rng: spoilt(lab, rng, truncate),
@@ -485,9 +562,8 @@ ALL: dict[str, Callable[[Lab, random.Random], Outcome]] = {
         lab, rng, edit_config
     ),
     "moved while it trains": moved,
-    "its holder killed": killed_holder,
     "run folder read-only": read_only_run,
     "clock set back a year": clock,
     "metrics.jsonl with a torn last line": torn_metrics,
 }
-"""Every kind but kills, by the name in the report."""
+"""Every kind, by the name in the report."""

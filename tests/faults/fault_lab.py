@@ -30,6 +30,8 @@ from typing import Any
 
 import jax
 import numpy as np
+import strikes
+from strikes import Plan, Strike
 
 import jaxgru
 
@@ -221,13 +223,25 @@ class Lab:
         self.text.write_text("the quick brown fox jumps over the lazy dog; " * 40)
         self._context = multiprocessing.get_context("forkserver")
         self._numbers = itertools.count(1)
-        _start_server(folder / "compiled")
+        self.can_strike = _start_server(folder)
         runs = self.place()
-        trainer = self.start(runs)
-        assert trainer.end() == 0, trainer.errors
         self.undisturbed = self.version(runs)
+        self.calls_of_new = self._calls(runs, lambda prepare: self.start(runs, prepare))
         self.result = self.result_of(self.undisturbed)
         self._interrupted = self._interrupt()
+        run = self.interrupted()
+        self.calls_of_resumed = self._calls(run, lambda prepare: self.resume(run, prepare))
+
+    def _calls(self, folder: Path, begin: Callable[[Callable | None], Trainer]) -> tuple[int, int]:
+        """Trains to the end: how many changes it makes, how often it opens something to read."""
+        strike = self.strike(folder, Plan())
+        trainer = begin(strike.prepare if self.can_strike else None)
+        assert trainer.end() == 0, trainer.errors
+        return strike.counts
+
+    def strike(self, folder: Path, plan: Plan) -> Strike:
+        """What a process shares with us that is struck at what it does below a folder."""
+        return Strike(self.folder / f"strike{next(self._numbers)}", folder, plan)
 
     def place(self) -> Path:
         """A new folder for runs."""
@@ -266,8 +280,9 @@ class Lab:
 
     def interrupted(self) -> Path:
         """A copy of a run killed in its fifth epoch, after step 160, to be spoilt."""
-        copy = self.place() / CONFIG / "v1"
-        return Path(shutil.copytree(self._interrupted, copy, symlinks=True))
+        runs = self.place()
+        shutil.copytree(self._interrupted.parent, runs / CONFIG, symlinks=True)
+        return self.version(runs)
 
     def result_of(self, run: Path) -> Result:
         """Reads what a finished run came to."""
@@ -310,10 +325,15 @@ class Lab:
         return sorted(name for name in more if not name.split("/")[-1].partition(".broken")[1])
 
 
-def _start_server(cache: Path) -> None:
-    """The process that the trainers are forked from; it starts no JAX back end itself."""
+def _start_server(folder: Path) -> bool:
+    """The process that the trainers are forked from; it starts no JAX back end itself.
+
+    Returns whether they can be struck: whether there is a compiler.
+    """
+    library = strikes.compiled(folder)
     settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "LD_PRELOAD": str(library or ""),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "COLUMNS": "200",
@@ -326,6 +346,7 @@ def _start_server(cache: Path) -> None:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return library is not None
 
 
 def names(run: Path) -> set[str]:
