@@ -50,8 +50,9 @@ static const char *below(int folder, const char *path, char *whole) {
         if (path) strncat(whole, "/", PATH_MAX - 1 - strlen(whole));
     }
     if (path) strncat(whole, path, PATH_MAX - 1 - strlen(whole));
-    size_t length = strlen(plan->folder);
-    return strncmp(whole, plan->folder, length) ? NULL : whole + length;
+    const char *rest = whole + strlen(plan->folder);
+    int inside = strncmp(whole, plan->folder, rest - whole) == 0 && (*rest == '/' || *rest == 0);
+    return inside ? rest : NULL;
 }
 
 /* Before each call: counts it, and says what becomes of it. */
