@@ -153,6 +153,7 @@ def struck(
     trainers: list[Trainer] = []
     notes: list[str] = []
     where: list[str] = []
+    unreadable = False  # a checkpoint, at least once
     for again in (False, True)[: rng.randint(1, 2)]:
         plan = draw(rng)
         most = (lab.calls_of_resumed if newest_run(runs) else lab.calls_of_new)[plan.reads]
@@ -167,6 +168,7 @@ def struck(
         if strike.struck:
             notes.append(f"{plan}, {strike.struck}: {code} {trainer.errors.strip()[-300:]}")
             where.append(_place(strike.struck))
+            unreadable |= plan.reads and plan.number == errno.EIO
             check(problems, trainer, plan)
         elif code != 0:
             problems.append(f"not struck, it ended with {code}: {trainer.errors[-1000:]}")
@@ -182,9 +184,9 @@ def struck(
     parts = [path.name for path in run.parent.glob(".*")]
     problems.unless(not parts, f"left over beside it: {parts}")
     aside = [path.name for path in run.glob("checkpoints/*.broken*")]
-    problems.unless(not aside, f"set aside, though whole: {aside}")
+    problems.unless(unreadable or not aside, f"set aside, though whole: {aside}")
     lost = max(map(steps_lost, trainers, trainers[1:]))
-    most = 0 if check is has_stopped else STEPS_PER_EPOCH
+    most = 0 if check is has_stopped else STEPS_PER_EPOCH * (2 if unreadable else 1)
     problems.unless(lost <= most, f"{lost} steps were lost")
     return outcome(lab, run, problems, lost, "; ".join(notes), where)
 
@@ -244,7 +246,8 @@ def has_told(problems: Problems, trainer: Trainer, plan: Plan) -> None:
         problems.append(f"{plan}: not one line: {said[:300]} … {said[-600:]}")
     elif code == 2:
         problems.unless(len(lines) == 1 and why in said, f"{plan}: it does not say why: {said}")
-        problems.unless(", delete " not in said, f"{plan}: it advises to delete: {said}")
+        may = plan.number == errno.EIO or ", delete " not in said
+        problems.unless(may, f"{plan}: it advises to delete what is whole: {said}")
 
 
 # ---- told to stop ----
