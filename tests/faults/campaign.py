@@ -108,7 +108,7 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
                      f"| {max(lost)} | {files} |")  # fmt: skip
     for name, done in outcomes.items():
         if where := Counter(itertools.chain(*(outcome.where for outcome in done))):
-            places = ", ".join(f"{place}: {count}" for place, count in where.most_common())
+            places = ", ".join(f"{count} {place}" for place, count in where.most_common())
             lines.append(f"\n{name}: {places}.")
     return "\n".join(lines)
 

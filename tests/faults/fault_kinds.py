@@ -30,7 +30,7 @@ ONCE = [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES, errno.EDQUOT, errno
         errno.ESTALE, errno.EBUSY, errno.ETXTBSY, errno.EINTR]  # fmt: skip
 ALWAYS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE]
 READING = [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.EINTR]
-NEVER = "there was no run yet"
+NEVER = "before there was a run"
 
 
 @dataclass
@@ -195,8 +195,8 @@ def _place(struck: str) -> str:
     """What a struck call was part of."""
     for part in ("checkpoints", "epochs"):
         if f"/{part}/" in struck:
-            return part
-    return "other files"
+            return f"in {part}"
+    return "in other files"
 
 
 def kill(rng: random.Random) -> Plan:
