@@ -30,7 +30,6 @@ ONCE = [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES, errno.EDQUOT, errno
         errno.ESTALE, errno.EBUSY, errno.ETXTBSY, errno.EINTR]  # fmt: skip
 ALWAYS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE]
 READING = [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.EINTR]
-NEVER = "before there was a run"
 
 
 @dataclass
@@ -128,7 +127,7 @@ def killed_at_random(lab: Lab, rng: random.Random) -> Outcome:
 
 def _where_it_struck(run: Path | None, trainer: Trainer) -> str:
     if run is None:
-        return NEVER
+        return "before there was a run"
     entries = names(run)
     if any("tmp" in name for name in entries):
         return "inside a checkpoint write"
