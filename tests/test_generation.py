@@ -144,6 +144,21 @@ def tokenizer(tiny_text) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
 
 
+@pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
+def test_each_token_is_decoded_once(tokenizer, monkeypatch, kind):
+    """The whole text was decoded for every chunk, so that time grew with its square."""
+    used = CharacterTokenizer.learn("ab") if kind == "characters" else tokenizer
+    decoded = []
+    owner, method = (used, "decode") if kind == "characters" else (used._processor, "decode")
+    decode = getattr(owner, method)
+    monkeypatch.setattr(owner, method, lambda t: decoded.append(len(t)) or decode(t))
+    monkeypatch.setattr(
+        generation, "generate", lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
+    )
+    assert text_of(wild(used.vocab_size), "a", used, num_tokens=64 * generation.CHUNK)
+    assert 64 * generation.CHUNK <= sum(decoded) <= 64 * (generation.CHUNK + 2)
+
+
 class TestPromptsOfSubwords:
     """SentencePiece reads "in " as "in", so "clined" could follow."""
 
