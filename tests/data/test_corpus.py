@@ -396,6 +396,20 @@ class TestUsersOwnText:
             (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
             (b"\xef\xbb\xbf", "is empty"),
         ],
+        ids=[
+            "UTF-16-LE",
+            "UTF-16-BE",
+            "UTF-16",
+            "UTF-32",
+            "NUL",
+            "NULs",
+            "gzip",
+            "bzip2",
+            "xz",
+            "ZIP",
+            "PDF",
+            "a mark",
+        ],
     )
     def test_what_is_no_utf8_text_is_named(self, tmp_path, data, says):
         with pytest.raises(corpus.CorpusError, match=rf"mine\.txt {says}"):
