@@ -23,6 +23,7 @@ RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
 
 Kind = Literal["characters", "sentencepiece"]
 Tokens = Int[np.ndarray, "N"] | Int[Array, "N"]
+Chunk = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
 
 
 class TokenizerError(UserError):
@@ -46,7 +47,7 @@ class Tokenizer(Protocol):
         """Return the tokens' text."""
         ...
 
-    def continuation(self, chunks: Iterable[Tokens]) -> Iterator[str]:
+    def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
 
         Text that the tokens of a later chunk could change is held back until it is settled.
@@ -112,7 +113,7 @@ class CharacterTokenizer:
         """Return the tokens' text."""
         return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
 
-    def continuation(self, chunks: Iterable[Tokens]) -> Iterator[str]:
+    def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk."""
         return map(self.decode, chunks)
 
@@ -256,7 +257,7 @@ class SentencePieceTokenizer:
         """Return the tokens' text, with single spaces for white space."""
         return self._processor.decode(np.asarray(tokens).tolist())
 
-    def continuation(self, chunks: Iterable[Tokens]) -> Iterator[str]:
+    def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
 
         The first bytes of a character wait for its last ones, where a piece can be a single byte.
@@ -293,13 +294,15 @@ class SentencePieceTokenizer:
 
         White space between words belongs to the token after it.
         """
-        normal = int(self._lengths[np.asarray(tokens)].sum())
+        normalize = self._processor.normalize
+        left = int(self._lengths[np.asarray(tokens)].sum())  # of the normalised text
         for start, before, block in _blocks(text):
-            skipped = len(self._processor.normalize(before))
-            _, at = self._processor.normalize(before + block, with_offsets=True)
-            if normal < len(at) - 1 - skipped:
-                return start + max(at[skipped + normal] - len(before), 0)
-            normal -= len(at) - 1 - skipped
+            skipped = len(normalize(before))
+            length = len(normalize(before + block)) - skipped
+            if left < length:
+                at = normalize(before + block, with_offsets=True)[1][skipped + left]
+                return start + max(at - len(before), 0)
+            left -= length
         return len(text)
 
 
