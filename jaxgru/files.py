@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import secrets
 import stat
@@ -43,7 +44,7 @@ def reason(error: OSError) -> str:
     return f"{said} ({name})"
 
 
-def open_regular(path: Path, at_most: int | None = None) -> BinaryIO:
+def open_regular(path: Path, at_most: int | None = None) -> io.BufferedReader:
     """Open a regular file. Reading a pipe might never return, reading a device never end.
 
     at_most: the largest size accepted, in bytes; a sparse file can have any size.

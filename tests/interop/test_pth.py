@@ -445,9 +445,9 @@ class TestRefusals:
         """Python's zipfile seeks there: an OSError, but not of the system's making."""
         torch.save(gru_file(V=2, E=1, H=1, L=1), path)
         whole = bytearray(path.read_bytes())
-        for end, at in ((b"PK\x05\x06", 12), (b"PK\x06\x06", 40)):  # as 32 bits, as 64
+        for end, at in ((b"PK\x05\x06", 16), (b"PK\x06\x06", 48)):  # as 32 bits, as 64
             at += whole.rindex(end)
-            whole[at : at + 4] = b"\xff\xff\xff\x7f"  # the directory's size
+            whole[at : at + 4] = b"\xff\xff\xff\x7f"  # where the directory is
         path.write_bytes(whole)
         assert "it is damaged" in refusal(path)
 
