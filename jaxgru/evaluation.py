@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from jaxgru.arguments import as_array, as_tokens
+from jaxgru.arguments import as_array, as_jax, as_tokens
 from jaxgru.cells.base import AnyArray
 from jaxgru.data.batching import random_crops, windows
 from jaxgru.errors import UserError
@@ -36,7 +36,7 @@ def token_nll(
 
     In float32 at least. NaN for a target outside the vocabulary.
     """
-    logits = at_least_float32(as_array("logits", logits))
+    logits = at_least_float32(as_jax("logits", logits))
     targets = as_array("targets", targets)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

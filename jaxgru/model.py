@@ -161,7 +161,7 @@ def apply(
         and batch, or its dtype is narrower than the model's.
       TypeError: in forward mode, without the implementation "plain".
     """
-    tokens = as_tokens("tokens", tokens)
+    params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
     B, T = tokens.shape
@@ -177,7 +177,7 @@ def apply(
     tokens = jnp.asarray(tokens)
     run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
     with forward_mode_explained():
-        return run(on_device(params), tokens, start, dropout)
+        return run(params, tokens, start, dropout)
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
@@ -220,12 +220,12 @@ def step(params: Params | Any, token: AnyArray, carry: Any, **options: Any) -> t
     if options:
         names = ", ".join(options)
         raise TypeError(f"a model's step does not take {names}: only a layer's step has options.")
-    token = as_tokens("token", token)
+    params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:
         raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
     carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
     with forward_mode_explained():
-        return _step(on_device(params), jnp.asarray(token), carry)
+        return _step(params, jnp.asarray(token), carry)
 
 
 @jax.jit

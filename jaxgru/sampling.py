@@ -6,6 +6,7 @@ It reproduces the published bug, for comparison only.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
@@ -105,28 +106,24 @@ def generate(
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
         return _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
     most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
-    tokens, carry, key = _generate(most, *options, *arguments, num_tokens)
+    tokens, *state = _generate(most, *options, *arguments, num_tokens)
     if num_tokens < most:
         tokens = jax.lax.slice_in_dim(tokens, 0, num_tokens, axis=1)
-    return tokens, carry, key
+    return tokens, *state
 
 
 def _as_number(name: str, value: Any) -> Any:
-    """Return a number as Python's; a traced one as it is.
+    """Return a number as a float; a traced one as it is.
 
     Raises:
-      UserError: it is no number.
+      UserError: it is no number, or too large for a float.
     """
     if isinstance(value, Tracer):
         return value
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, str | bytes):
             return float(value)
-    except OverflowError:  # a whole number
-        return float("inf") if value > 0 else -float("inf")
-    except (TypeError, ValueError):
-        pass
-    raise UserError(f"{name} is {shown(value)}; it must be a number.")
+    raise UserError(f"{name} is {shown(value)}; it must be a float.")
 
 
 def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:

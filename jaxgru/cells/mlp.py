@@ -10,6 +10,7 @@ optional direct connections from the inputs to the logits are left out.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,10 @@ def mlp_cell(
 
 def sizes(p: MLPParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    return p.W.shape[1:] if p.W.ndim == 3 and p.b.shape == p.W.shape[2:] else None
+    if p.W.ndim != 3 or p.b.shape != p.W.shape[2:]:
+        return None
+    _, E, H = p.W.shape
+    return E, H
 
 
 def zero_carry(p: MLPParams, batch_size: Size) -> tuple[Hidden, Context]:
@@ -92,7 +96,7 @@ def fast(p: MLPParams) -> AtOnce:
             return a + product(jax.lax.dynamic_slice_in_dim(x, j, T), W), None
 
         if K <= UNROLLED:
-            a = sum(product(x[j : j + T], W) for j, W in enumerate(p.W))
+            a: Any = sum(product(x[j : j + T], W) for j, W in enumerate(p.W))
         else:
             a, _ = jax.lax.scan(add, product(x[:T], p.W[0]), (jnp.arange(1, K), p.W[1:]))
         h = apply_mask(jnp.tanh(plus(a, p.b)), mask)
