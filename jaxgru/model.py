@@ -259,6 +259,8 @@ def on_device(params: Params) -> Params:
     Raises:
       ValueError: a parameter is of a dtype that JAX does not have.
     """
+    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
+        return params  # sooner than to rebuild the tree
     return jax.tree.map(partial(as_jax, "a parameter"), params)
 
 

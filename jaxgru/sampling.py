@@ -199,7 +199,7 @@ def _generate(
     def write_next(i, state_and_tokens):
         state, tokens = state_and_tokens
         state, token = next_token(state, None)
-        return state, tokens.at[i].set(token)
+        return state, jax.lax.dynamic_update_index_in_dim(tokens, token, i, 0)
 
     state = (carry, prompt[:, -1], key)
     if num_tokens is None:

@@ -151,7 +151,7 @@ def test_a_cell_that_is_defined_again_replaces_the_one_before():
         layer = again.init(None)
         y, _ = jaxgru.unroll(layer, jnp.ones((1, 2, 1)))
         np.testing.assert_array_equal(y, [[[1, 1], [4, 4]]])
-        with pytest.raises(ValueError, match="the cell twice has the same name or class"):
+        with pytest.raises(ValueError, match="has the same name or class"):
             cells.register(dataclasses.replace(MGU, name="twice"))
     finally:
         del cells.CELLS["twice"]
