@@ -86,9 +86,14 @@ def outcome(
     return Outcome(list(problems), lost, lab.missing(run), note, list(where))
 
 
-def steps_lost(before: Trainer, after: Trainer) -> int:
-    """Steps that were done before and are done again. Its first chunk of steps is a single one."""
-    return max(0, before.last_step - (after.first_step or LAST_STEP + 1) + 1)
+def steps_lost(*trainers: Trainer) -> int:
+    """The most steps that one of a run's processes does again. Its first chunk is a single step."""
+    lost = done = 0
+    for trainer in trainers:
+        if trainer.first_step:
+            lost = max(lost, done - trainer.first_step + 1)
+        done = max(done, trainer.last_step)
+    return lost
 
 
 # ---- killed, told to stop or let down by the system, at any moment ----
@@ -156,10 +161,10 @@ def struck(
     for again in (False, True)[: rng.randint(1, 2)]:
         plan = draw(rng)
         most = (lab.calls_of_resumed if newest_run(runs) else lab.calls_of_new)[plan.reads]
-        first, last = rng.choice([(1, EDGE), (1, most), (most - EDGE, most)])
+        edges = rng.choice([(1, EDGE), (1, most), (most - EDGE, most)])
         if again:  # where it clears up behind the first
-            first, last = 1, EDGE
-        plan = dataclasses.replace(plan, nth=rng.randint(first, last))
+            edges = (1, EDGE)
+        plan = dataclasses.replace(plan, nth=rng.randint(*edges))
         strike = lab.strike(runs, plan)
         trainer = go_on(lab, runs, strike.prepare)
         code = trainer.end()
@@ -184,7 +189,7 @@ def struck(
     problems.unless(not parts, f"left over beside it: {parts}")
     aside = [path.name for path in run.glob("checkpoints/*.broken*")]
     problems.unless(unreadable or not aside, f"set aside, though whole: {aside}")
-    lost = max(map(steps_lost, trainers, trainers[1:]))
+    lost = steps_lost(*trainers)
     most = 0 if check is has_stopped else STEPS_PER_EPOCH * (2 if unreadable else 1)
     problems.unless(lost <= most, f"{lost} steps were lost")
     return outcome(lab, run, problems, lost, "; ".join(notes), where)
