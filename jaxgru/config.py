@@ -12,12 +12,15 @@ import difflib
 import functools
 import hashlib
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from jaxgru.cells import CELLS
 from jaxgru.errors import UserError, shown
@@ -304,7 +307,7 @@ def field_value(config: Config, dotted: str) -> Any:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return the nested dictionaries of a config's TOML, in UTF-8.
+    """Return the nested dictionaries of a config's TOML, in UTF-8 with or without a mark (BOM).
 
     Raises:
       ConfigError: it is not TOML, or larger than any config.
@@ -315,7 +318,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
             f"at most {MAX_BYTES:,} and {MAX_DOTS:,} are allowed."
         )
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # Windows begins files with a mark
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets
         raise ConfigError(f"{error}.") from error
 
@@ -372,24 +375,59 @@ def _field_names(section: str) -> list[str]:
     return [field.name for field in dataclasses.fields(SECTIONS[section])]
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is spelled most alike, with its section or without.
+ALSO_CALLED = {
+    "model.cell": "rnn_type cell_type model_type arch",
+    "model.embedding_dim": "embed_dim embedding_size embed_size emb_size emsize n_embd d_model",
+    "model.hidden_dim": "rnn_size hidden_size num_hidden n_hidden nhid units num_units state_size",
+    "model.num_layers": "n_layers n_layer nlayers layers depth",
+    "model.dropout": "dropout_rate drop p_drop",
+    "model.compute_dtype": "precision bf16 dtype amp mixed_precision",
+    "data.corpus": "text dataset input file path train_file",
+    "data.validation_fraction": "val_fraction val_frac val_split valid_split test_split",
+    "training.epochs": "num_epochs n_epochs max_epochs nepoch",
+    "training.steps_per_epoch": "steps max_steps num_steps max_iters",
+    "training.batch_size": "bs bsz minibatch_size",
+    "training.gradient_accumulation": "grad_accum accumulation_steps accumulate",
+    "training.sequence_length": "seq_len seq_length block_size context bptt",
+    "training.learning_rate": "lr step_size rate",
+    "training.weight_decay": "wd decay l2",
+    "training.beta1": "b1 momentum",
+    "training.beta2": "b2",
+    "training.epsilon": "eps",
+    "training.max_grad_norm": "clip grad_clip clip_norm gradient_clipping",
+    "training.remat": "gradient_checkpointing",
+    "training.patience": "early_stopping",
+    "training.seed": "random_seed",
+    "training.init": "pretrained init_from finetune",
+}
+"""Names of the fields in other programs that are not spelled like ours."""
 
-    None if less than half of the letters agree.
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is probably meant, or None.
+
+    That is one with another section, then one that other programs call so, then one that begins so
+    or is spelled much alike, in the same section if there is one.
     """
 
-    def parts(dotted: str) -> tuple[str, str]:
-        whole = dotted.strip("-")[:200]  # a longer one is not a misspelling, and takes seconds
-        return whole, whole.rpartition(".")[2]
+    def split(dotted: str) -> tuple[str, str]:
+        # a longer one is not a misspelling, and takes seconds
+        section, _, word = dotted.strip("-")[:200].replace("-", "_").rpartition(".")
+        return section, word
+
+    section, word = split(name)
 
     def likeness(other: str) -> float:
-        (whole, field), (other_whole, other_field) = parts(name), parts(other)
-        alike = difflib.SequenceMatcher(None, whole, other_whole).ratio()
-        field_alike = difflib.SequenceMatcher(None, field, other_field).ratio()
-        return max(alike, field_alike, 0.6 * other_field.startswith(field))
+        theirs, field = split(other)
+        if word == field or word in ALSO_CALLED.get(f"{theirs}.{field}", "").split():
+            return 3
+        alike = difflib.SequenceMatcher(None, word, field).ratio()
+        if len(word) >= 3 and field.startswith(word):
+            alike = 0.9
+        return (alike + (theirs == section)) * (alike >= 0.7)
 
     best = max(known, key=likeness)
-    return best if likeness(best) >= 0.5 else None
+    return best if likeness(best) > 0 else None
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -430,12 +468,22 @@ def _as_type(name: str, value: Any, type_: Any) -> Any:
     return value
 
 
+def _in_float32(value: float) -> float:
+    """Return the value that a float has on a device: rounded, and 0 below float32's normal ones."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(value))
+    return rounded if abs(rounded) >= np.finfo(np.float32).tiny else 0.0
+
+
 def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
-    holds = {
-        "at_least": lambda limit: value >= limit,
-        "above": lambda limit: value > limit,
-        "below": lambda limit: value < limit,
-    }
-    if not all(holds[bound](limit) for bound, limit in bounds.items()):
-        wanted = " and ".join(f"{b.replace('_', ' ')} {limit}" for b, limit in bounds.items())
-        raise ConfigError(f"{name} is {value}; it must be {wanted}.")
+    def holds(value: Any) -> bool:
+        of = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+        return all(of[bound](value, limit) for bound, limit in bounds.items())
+
+    on_device = _in_float32(value) if isinstance(value, float) else value
+    too_large = on_device in (math.inf, -math.inf)
+    if too_large or not holds(on_device):
+        limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
+        wanted = " and ".join(limits + ["below 2^128"] * too_large)
+        rounded = f", which is {on_device} in float32" if holds(value) else ""
+        raise ConfigError(f"{name} is {value}{rounded}; it must be {wanted}.")

@@ -405,6 +405,34 @@ class TestRefusals:
             set_dropout(1.0)
 
     @pytest.mark.parametrize(
+        "name, value, on_device, wanted",
+        [
+            ("training.beta1", "0.99999999", "1.0", "at least 0 and below 1"),
+            ("training.beta2", "0.99999999", "1.0", "at least 0 and below 1"),
+            ("model.dropout", "0.99999999", "1.0", "at least 0 and below 1"),
+            ("training.learning_rate", "1e-50", "0.0", "above 0"),
+            ("training.epsilon", "1e-39", "0.0", "above 0"),  # CPUs flush it to 0
+            ("training.max_grad_norm", "1e-46", "0.0", "above 0"),
+            ("training.learning_rate", "1e39", "inf", "above 0 and below 2^128"),
+            ("training.weight_decay", "1e39", "inf", "at least 0 and below 2^128"),
+        ],
+    )
+    def test_a_number_is_judged_as_float32_has_it(self, name, value, on_device, wanted):
+        says = f"{name} is {float(value)}, which is {on_device} in float32; it must be {wanted}."
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            load_config("astra_alpha", {name: value})
+
+    def test_the_nearest_numbers_that_float32_has(self):
+        for name, value in (("beta1", 1 - 2**-24), ("epsilon", 2.0**-126), ("beta2", 1e-30)):
+            assert getattr(TrainingConfig(**{name: value}), name) == value
+
+    def test_a_file_may_begin_with_a_mark(self, tmp_path):
+        """As Notepad writes it, and PowerShell 5 with `-Encoding utf8`."""
+        path = tmp_path / "mine.toml"
+        path.write_bytes("\ufeff[model]\nhidden_dim = 3\n".encode())
+        assert load_config(path).model.hidden_dim == 3
+
+    @pytest.mark.parametrize(
         "section, sizes",
         [
             (TrainingConfig, {"sequence_length": 2**16, "batch_size": 2**15}),
@@ -461,6 +489,9 @@ class TestRefusals:
                 "training.learning-rate",
                 "'training.learning_rate'",
             ),
+            ({"training": {"lr": 1.0}}, "training.lr", "nearest is 'training.learning_rate'"),
+            ({"model": {"rnn_size": 3}}, "model.rnn_size", "nearest is 'model.hidden_dim'"),
+            ({"model": {"heads": 3}}, "model.heads", "there are model.cell, "),
             ({"trainning": {}}, "trainning", "nearest is 'training'"),
             ({"hidden_dim": 3}, "hidden_dim", "there are "),
         ],

@@ -302,6 +302,19 @@ class TestJoining:
         with pytest.raises(jaxgru.UserError, match=says):
             join(*given)
 
+    def test_a_port_that_cannot_be_listened_at(self, monkeypatch):
+        """JAX would end the process with SIGSEGV."""
+        monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+        with socket.create_server(("localhost", 0)) as taken:
+            port = taken.getsockname()[1]
+            says = f"process 0 cannot listen at port {port} .*in use"
+            with pytest.raises(jaxgru.UserError, match=says):
+                join(f"localhost:{port}", 2, 0)
+            join(f"localhost:{port}", 2, 1)  # which connects to it
+        join(f"localhost:{port}", 2, 0)
+        with pytest.raises(jaxgru.UserError, match="cannot listen at port 65536"):
+            join("localhost:65536", 2, 0)
+
     def test_the_environment_says_what_is_not_given(self, monkeypatch):
         seen = []
         monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **_: seen.append(given))

@@ -26,24 +26,17 @@ from jaxgru.runs import load_run
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 ALSO_CALLED = {
-    "--training.learning_rate": "lr",
-    "--training.batch_size": "bs",
-    "--training.weight_decay": "wd",
-    "--training.max_grad_norm": "clip grad_clip",
-    "--training.steps_per_epoch": "steps max_steps",
-    "--training.sequence_length": "block_size context",
-    "--model.compute_dtype": "precision bf16",
-    "--data.corpus": "text dataset input",
     "--prompt": "text input start",
     "--resume": "load checkpoint ckpt",
     "--init": "pretrained init_from finetune",
     "--run": "init load checkpoint ckpt model",
     "--config": "model",
     "--runs": "out output out_dir",
-    "--num-tokens": "length max_length",
+    "--num-tokens": "length max_length max_tokens max_new_tokens",
     "--temperature": "greedy",
 }
-"""Names of options in other programs that are not spelled like ours."""
+"""Names of options in other programs that are not spelled like ours; `jaxgru.config` has those of a
+config's fields."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ def join(
             f"this is process {process} of {processes}, but they are counted from 0 to "
             f"{processes - 1}."
         )
+    if coordinator and process == 0:
+        _check_free(coordinator)
     if not 1 <= seconds <= DAY:
         raise UserError(f"the timeout is {seconds} seconds; it must be at least 1, at most {DAY}.")
     try:
@@ -84,6 +87,20 @@ def join(
             f"the processes of this run cannot connect ({reason}); give --distributed.coordinator, "
             "--distributed.processes and --distributed.process, or start them with SLURM or "
             "Kubernetes, which JAX detects."
+        ) from error
+
+
+def _check_free(coordinator: str) -> None:
+    """Raise UserError where process 0 cannot listen; JAX would crash, without a word."""
+    port = int(coordinator.rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except (OSError, OverflowError) as error:  # it is taken, or above 65,535
+        raise UserError(
+            f"process 0 cannot listen at port {port} ({getattr(error, 'strerror', None) or error});"
+            " give all processes a --distributed.coordinator with a free one."
         ) from error
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -107,9 +108,11 @@ def fit(
     if mesh is not None:
         state = spread(state, state_shardings(state, mesh, training))
         tokens = spread(tokens, NamedSharding(mesh, P()))
-    run_steps = train_steps.lower(
-        config.model, training, state, tokens, np.int32(1), mesh
-    ).compile()  # before the clock starts, so that tokens per second exclude compilation
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        run_steps = partial(train_steps, config.model, training, mesh=mesh)
+    else:  # before the clock starts, so that tokens per second exclude compilation
+        arguments = config.model, training, state, tokens, np.int32(1), mesh
+        run_steps = train_steps.lower(*arguments).compile()
     progress.finished = progress.is_over(training)
     while not progress.finished:
         chunk = 1
@@ -119,7 +122,7 @@ def fit(
                 raise KeyboardInterrupt
             started = time.perf_counter()
             chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
-            state, losses, n = run_steps(state, tokens, np.int32(chunk))
+            state, losses, n = run_steps(state, tokens, jnp.int32(chunk))
             losses = np.asarray(losses)[: int(n)].tolist()
             seconds = time.perf_counter() - started
             if not math.isfinite(losses[-1]):

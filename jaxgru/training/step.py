@@ -79,7 +79,7 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
     """
 
     def schedule(step: Any) -> Array:
-        epoch = step // training.steps_per_epoch
+        epoch = jnp.asarray(step // training.steps_per_epoch).astype(float)
         return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
 
     return schedule
@@ -243,7 +243,8 @@ def _update(
     training: TrainingConfig, state: TrainState, grads: Params, carry: ModelCarry | None
 ) -> TrainState:
     gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
-    updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
+    with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
+        updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
     params = cast(Params, optax.apply_updates(params, updates))
     return TrainState(params, opt_state, state.key, state.step + 1, carry)
 

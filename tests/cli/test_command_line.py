@@ -95,6 +95,14 @@ class TestMeant:
             ("--checkpoint", "--resume"),
             ("--model", "--config"),
             ("--out", "--runs"),
+            ("--training.lr", "--training.learning_rate"),
+            ("--model.rnn_size", "--model.hidden_dim"),
+            ("--model.lr", "--training.learning_rate"),
+            ("--training.hidden", "--model.hidden_dim"),
+            ("--data.text", "--data.corpus"),
+            ("--model.n-layer", "--model.num_layers"),
+            ("--model.layers", "--model.num_layers"),
+            ("--model.droput", "--model.dropout"),
         ],
     )
     def test_by_train(self, script, given, meant):
@@ -113,10 +121,12 @@ class TestMeant:
         assert done == refused("sample", given, meant)
 
     @pytest.mark.parametrize("name", ["train", "sample", "evaluate"])
-    def test_none_that_is_spelled_alike(self, script, name):
-        said = f"{name}.py: there is no option --foo; --help lists the options.\n"
+    @pytest.mark.parametrize("option", ["--foo", "--model.heads", "--training.warmup", "--x.y"])
+    def test_none_that_is_spelled_alike(self, script, name, option):
+        """Then none is better than a wrong one."""
+        said = f"{name}.py: there is no option {option}; --help lists the options.\n"
         required = ["--config", "astra_alpha"] if name == "train" else ["--run", "x"]
-        assert script(name, *required, "--foo") == Outcome(2, "", said)
+        assert script(name, *required, option) == Outcome(2, "", said)
 
 
 class TestStrayWords:

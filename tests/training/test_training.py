@@ -121,6 +121,42 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
     assert a[2].records[0]["train_loss"] != c[2].records[0]["train_loss"]
 
 
+@pytest.mark.parametrize(
+    "sampling, model, training",
+    [
+        ("streams", {"layer_norm": True, "dropout_site": "output"}, {"remat": True}),
+        *slow(
+            ("crops", {"compute_dtype": "bfloat16"}, {"gradient_accumulation": 2, "patience": 1})
+        ),
+    ],
+)
+def test_strict_promotion_of_dtypes_changes_nothing(sampling, model, training):
+    """Nor does it fail, as Optax does under it."""
+    model = dataclasses.replace(CONFIG.model, **model)
+    training = dataclasses.replace(CONFIG.training, epochs=1, **training)
+    config = dataclasses.replace(CONFIG, model=model, training=training)
+
+    def train():
+        state = init_state(model, training, sampling)
+        return fit(config, state, None, Progress(), TOKENS, TOKENS[:50], Observer())
+
+    expected = train()
+    with jax.numpy_dtype_promotion("strict"):
+        assert_same(train(), expected)
+
+
+@pytest.mark.slow
+def test_it_trains_without_jit():
+    """Slowly, for whoever looks for an error step by step."""
+    training = TrainingConfig(epochs=1, steps_per_epoch=1, batch_size=1, sequence_length=2)
+    config = Config(model=ModelConfig("rnn", 3, 1, 2), training=training)
+    expected, _, _ = run(config, TOKENS[:9])
+    with jax.disable_jit():
+        ours, _, _ = run(config, TOKENS[:9])
+    for a, b in zip(arrays(ours), arrays(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_chunks_do_not_change_the_numbers():
     """7 steps at once, and as 1 + 4 + 2: the same bits, and the losses of the same steps."""
     model, recipe = CONFIG.model, CONFIG.training
