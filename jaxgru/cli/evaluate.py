@@ -137,7 +137,8 @@ def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset
         tokens = tokenizer.encode(corpus.text)
     except TokenizerError as error:
         raise TokenizerError(f"the model cannot be evaluated on {text}: {error}") from error
-    return Dataset(tokens, tokens, tokenizer, corpus.source)
+    num_characters = len(corpus.text) - tokenizer.num_characters(tokens[:1], corpus.text)
+    return Dataset(tokens, tokens, tokenizer, corpus.source, num_characters)
 
 
 def _losses(name: str, window: int, record: state_cost.Record) -> Table:
