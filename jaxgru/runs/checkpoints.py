@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from jaxgru.runs.folders import RunError, find_run, load_run_config, saved_steps
 from jaxgru.runs.orbax import (
     ARRAYS,
     CHECKSUMS,
+    KEPT,
     MANIFEST,
     BrokenCheckpoint,
     Checkpoint,
@@ -225,8 +227,9 @@ def restore(
                 f"{checkpoint} is broken ({fault}): it is kept as {checkpoint.set_aside().name}, "
                 f"and the run resumes from step {step}."
             )
-    if broken:
-        manager.reload()
+        for old in saved_steps(run)[:-KEPT]:  # a kill cut its deletion short
+            shutil.rmtree(Checkpoint(manager, old).folder)
+    manager.reload()
     return restored
 
 

@@ -146,9 +146,20 @@ def _point(family: Path) -> None:
             try:
                 link.symlink_to(newest)
                 os.replace(link, latest)
+            except FileNotFoundError:  # a process that resumes a run has removed the link
+                continue
             finally:
                 link.unlink(missing_ok=True)
         linked = newest
+
+
+def _link_again(run: Path) -> None:
+    """Point `latest` at the newest version, if a kill came before the link of a new run."""
+    if run in versions(run.parent):
+        for link in run.parent.glob(".latest.*"):
+            link.unlink(missing_ok=True)
+        if not os.path.lexists(run.parent / "latest"):
+            _point(run.parent)
 
 
 def _newest_usable(family: Path) -> str | None:
@@ -240,6 +251,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
             ours = stack.enter_context(locked(run / LOCK))
             if ours:
                 _clear(run)
+                _link_again(run)
         except OSError as error:
             raise RunError(f"the run {run} cannot be written: {reason(error)}.") from error
         if not ours:

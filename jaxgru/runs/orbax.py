@@ -45,6 +45,7 @@ else:
 
 ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the items
 CHECKSUMS = "checksums.json"
+KEPT = 2  # the newest checkpoints of a run; Orbax deletes the others after each save
 MANIFEST = "manifest.ocdbt"  # missing where Orbax has not merged what its processes wrote
 JSON_FILES = (CHECKSUMS, "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")
 OF_DAMAGE = (
@@ -91,7 +92,7 @@ def silence_orbax() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
-    """Open a run's checkpoints, of which the newest two are kept.
+    """Open a run's checkpoints, of which the newest KEPT are kept.
 
     Raises:
       RunError: Orbax cannot use the run's path, or `checkpoints` is not a folder.
@@ -108,7 +109,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
             manager = ocp.CheckpointManager(
                 resolved(folder),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=2,
+                    max_to_keep=KEPT,
                     enable_async_checkpointing=False,
                     lightweight_initialize=True,  # read nothing before the files are checked
                 ),

@@ -104,6 +104,16 @@ def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
     assert ([logger.level for logger in loggers], sys.unraisablehook) == before
 
 
+def test_what_a_kill_left_of_an_older_checkpoint_is_deleted(tmp_path):
+    """Orbax deletes all but two after a save; the last save of a run has no other after it."""
+    run, config, state, *_ = make_run(tmp_path)
+    for step in ("0", "1"):
+        (run / "checkpoints" / step / "params").mkdir(parents=True)
+    with open_checkpoints(run) as manager:
+        assert_same(restore(manager, run, config)[0], state)
+    assert sorted(os.listdir(run / "checkpoints")) == ["1", "2"]
+
+
 def test_no_run_and_no_checkpoint(tmp_path):
     with pytest.raises(RunError, match="there is no run in"):
         jaxgru.load_run(tmp_path / "nothing")

@@ -205,6 +205,19 @@ def test_the_working_folder_was_deleted(tmp_path, monkeypatch):
         create_run(Path("runs"), CONFIG, TOKENIZER)
 
 
+def test_a_link_that_a_kill_prevented_is_made_when_the_run_is_claimed(tmp_path):
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    (run.parent / "latest").rename(run.parent / ".latest.0a1b2c3d")
+    with claim(run):
+        pass
+    assert sorted(os.listdir(run.parent)) == ["latest", "v1"]
+    assert os.readlink(run.parent / "latest") == "v1"
+    elsewhere = run.rename(tmp_path / "moved")
+    with claim(elsewhere):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["moved", "tiny"]
+
+
 def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
     family = tmp_path / "tiny"
     (family / "v2").mkdir(parents=True)  # another process is ahead of us …
