@@ -153,7 +153,7 @@ def of_checkpoints(folder, ways):
     for source, target in ways:
         config = Config("tiny", MODEL, training=recipes[target])
         with open_checkpoints(folder / source) as manager:
-            state, _, _ = restore(manager, folder, config, mesh_of(kinds[target][0]))
+            state, _, _ = restore(manager, folder / source, config, mesh_of(kinds[target][0]))
         before, expected, losses = results[source]
         same = bits(state) == before
         state, last = programs[target](state, 12)

@@ -121,7 +121,7 @@ def discard_empty(run: Path) -> bool:
     Returns whether it was deleted. Where it cannot be, nothing is raised.
     """
     family = run.parent
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RunError):
         if saved_steps(run):
             return False
         _despite_threads(lambda: shutil.rmtree(run))
@@ -184,6 +184,8 @@ def versions(family: Path) -> list[Path]:
         runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise RunError(f"{family} cannot be read: {reason(error)}.") from error
     return sorted(runs, key=lambda run: -int(run.name[1:]))
 
 

@@ -111,16 +111,17 @@ def initial_params(fresh: Params, config: Config, tokenizer: Tokenizer) -> tuple
 
 
 def _source(model: str) -> str:
-    """Return what the model is called wherever it is loaded again: a name, or a path without links.
+    """Return what the model is called wherever it is loaded again: a name, or an absolute path.
 
     The folder of a run's versions is left for its newest one, because the new run may become that.
+    A file keeps its name, which says its format, though it may be a link.
     """
     path = _path(model)
     if model in pretrained.pretrained_names():
         return model
     is_file = path.suffix == ".safetensors" and not path.is_dir()
     try:
-        return str(resolved(path) if is_file else find_run(path))
+        return str(resolved(path.parent) / path.name if is_file else find_run(path))
     except OSError as error:
         raise UserError(f"training cannot start from {model!r}: {reason(error)}.") from error
 

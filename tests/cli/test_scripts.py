@@ -187,7 +187,7 @@ def only_windows(params, tokenizer, dataset, window, *_) -> state_cost.Record:
     tokens = dataset.validation
     return {
         "text": {"validation text": {}}, "memory_curve": [], "stream": 1.0, "sensitivity": 1.0,
-        "num_tokens": len(tokens) - 1, "num_characters": tokenizer.num_characters(tokens[1:]),
+        "num_tokens": len(tokens) - 1, "num_characters": dataset.num_characters,
         "windows": window_loss(params, tokens, window),
     }  # fmt: skip
 
