@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib.util
 import json
 import logging
@@ -68,26 +69,34 @@ def silence_orbax() -> Callable[[], None]:
 
     Returns a function that restores the logging.
     """
-    loggers, hook = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
-    levels = [logger.level for logger in loggers]
+    _ignore_late_errors()
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("absl", "asyncio"))}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+
+    def undo() -> None:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+    return undo
+
+
+@functools.cache
+def _ignore_late_errors() -> None:
+    """Ignore what follows a failed read, from now on, because it may come long after it.
+
+    TensorStore's threads raise once their event loop is closed, and so do the reads of other arrays
+    when they are garbage. A second Ctrl-C may also come during garbage collection.
+    """
+    hook = sys.unraisablehook
 
     def quiet(unraisable: Any) -> None:
-        """Ignore what TensorStore's threads raise once their event loop is closed or another array
-        of the same read has failed, and a second Ctrl-C during garbage collection."""
         error = unraisable.exc_value
         known = "Event loop is closed", "Encountered error while reading array index"
         if not (isinstance(error, KeyboardInterrupt) or any(text in str(error) for text in known)):
             hook(unraisable)
 
-    def undo() -> None:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        sys.unraisablehook = hook
-
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     sys.unraisablehook = quiet
-    return undo
 
 
 @contextlib.contextmanager
@@ -103,8 +112,8 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     folder = run / "checkpoints"
     if os.path.lexists(folder) and not folder.is_dir():
         raise RunError(f"{folder} is in the way: it should be a folder.")
-    undo = silence_orbax()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(silence_orbax())
         try:
             manager = ocp.CheckpointManager(
                 resolved(folder),
@@ -118,10 +127,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
             )
         except OSError as error:
             raise RunError(f"{folder} cannot be opened: {reason(error)}.") from error
-        with manager:
-            yield manager
-    finally:
-        undo()
+        yield stack.enter_context(manager)
 
 
 def try_writing(run: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import types
 
 import chex
 import jax
@@ -96,12 +97,23 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, best):
 def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
     """Orbax's is silenced only while a run's checkpoints are open."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before = [logger.level for logger in loggers], sys.unraisablehook
+    before = [logger.level for logger in loggers]
     run, *_ = make_run(tmp_path)
     flip(run / "checkpoints" / "2" / "params" / "_METADATA")
     with pytest.raises(RunError, match="no checkpoint that is whole"):
         jaxgru.load_run(run)
-    assert ([logger.level for logger in loggers], sys.unraisablehook) == before
+    assert [logger.level for logger in loggers] == before
+
+
+def test_what_comes_long_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_value))
+    orbax._ignore_late_errors.__wrapped__()
+    late = RuntimeError("Event loop is closed"), Exception("Encountered error while reading array")
+    errors = late[0], Exception(f"{late[1]} index: (slice(0, 4, 1),)"), KeyboardInterrupt()
+    for error in (*errors, ValueError("another")):
+        sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+    assert [str(error) for error in seen] == ["another"]
 
 
 def test_what_a_kill_left_of_an_older_checkpoint_is_deleted(tmp_path):
