@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import math
 import os
-import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
@@ -227,9 +226,10 @@ def restore(
                 f"{checkpoint} is broken ({fault}): it is kept as {checkpoint.set_aside().name}, "
                 f"and the run resumes from step {step}."
             )
-        for old in saved_steps(run)[:-KEPT]:  # a kill cut its deletion short
-            shutil.rmtree(Checkpoint(manager, old).folder)
-    manager.reload()
+    if broken:
+        manager.reload()
+    for old in sorted(manager.all_steps())[:-KEPT]:  # a kill cut its deletion short
+        manager.delete(old)
     return restored
 
 
