@@ -101,7 +101,7 @@ class ModelConfig(_Section):
     )
     unroll: str = _field(
         "auto",
-        "implementation of the layers; wavefront, hopper, hopper_rows are for GPUs, not yet timed",
+        "implementation of the layers; wavefront is for GPUs, not yet timed",
     )
     compute_dtype: Literal["float32", "bfloat16"] = _field(
         "float32", "operands of matrix products in training; their sums and all else are float32"

@@ -64,11 +64,11 @@ from jaxgru.dropout import Dropout, dropout_masks
 from jaxgru.errors import shown
 from jaxgru.kernels import wavefront
 
-IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront", "hopper", "hopper_rows")
+IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront")
 """How layers can be computed. "scan" has a hand-written gradient. "plain" is `unroll_plain`, which
-forward mode needs. "wavefront", "hopper" and "hopper_rows" are for GPUs, in `kernels/`. They fall
-back to "scan" if they do not support the layers or the device, and for resets, padding, `reverse`
-and `return_carries`. "auto" is "scan" until those three have been timed on a GPU."""
+forward mode needs. "wavefront" (`kernels/`) computes the layers of a stack at the same time, for
+GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding, `reverse`
+and `return_carries`. "auto" is "scan" until the wavefront has been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
@@ -350,13 +350,6 @@ def unroll_layer(
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     check_features(features, layer.W.shape[0])
     of_steps, times_W = product_of_steps(x, layer.W)
-    if implementation in ("hopper", "hopper_rows") and only_mask:
-        from jaxgru.kernels import gru_hopper, gru_hopper_rows  # Pallas takes 0.6 s to import
-
-        kernel = gru_hopper if implementation == "hopper" else gru_hopper_rows
-        if gru_hopper.supports_layer(layer, hidden(carry)):
-            a = plus(times_W(of_steps), layer.b).astype(hidden(carry).dtype)
-            return kernel.over_time(layer, hidden(carry), a, steps.mask)
 
     def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
         """Compute some of the steps."""

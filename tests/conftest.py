@@ -49,10 +49,6 @@ settings.load_profile("jaxgru")
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 
-# XLA's threads, else as many as cores: those of interpreted kernels (tests/kernels) wait for each
-# other. Set before the first computation, which some test files make when they are imported.
-os.environ.setdefault("NPROC", "8")
-
 MAX_COMPILED = 2**31  # bytes of compiled programs that are kept
 
 

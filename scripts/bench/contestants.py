@@ -32,7 +32,7 @@ from jaxgru.config import Config
 from jaxgru.data.batching import random_crops
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
-from jaxgru.kernels import gru_hopper, wavefront
+from jaxgru.kernels import wavefront
 from jaxgru.model import round_weights
 from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, spread
 from jaxgru.sampling import draw, filter_logits
@@ -65,8 +65,6 @@ def missing(name: str) -> str | None:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
-    if name.startswith("hopper") and not gru_hopper.supports(1, gru_hopper.BLOCK):
-        return "there is no Hopper GPU"
     if "torch" in needs and not on_cpu() and torch_device() == "cpu":
         return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
@@ -103,7 +101,7 @@ def measured_kinds(name: str) -> tuple[str, ...]:
     kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
     if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
         kinds = kinds[:1]
-    elif name in ("wavefront", "hopper", "hopper_rows", "plain_scan"):
+    elif name in ("wavefront", "plain_scan"):
         kinds = kinds[:2]
     library = name.removesuffix(ONE_DEVICE)
     return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
@@ -161,15 +159,6 @@ def _wavefront(task: Task, precision: str) -> Contestant:
     if not wavefront.supports(layers, task.num_tokens):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _unrolled(task, precision, "wavefront")
-
-
-def _hopper(task: Task, precision: str, how: str) -> Contestant:
-    model = task.config.model
-    if (precision, model.cell, model.reset) != ("bfloat16", "gru", "before"):
-        raise UserError("the kernel is for a GRU with reset = before, in bfloat16")
-    if not gru_hopper.supports(task.batch_size, model.hidden_dim):
-        raise UserError(f"there is no kernel for {model.hidden_dim} units")
-    return _unrolled(task, precision, how)
 
 
 def _unrolled(task: Task, precision: str, how: str) -> Contestant:
@@ -542,8 +531,6 @@ BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
     "jaxgru": _jaxgru,
     "jaxgru-one-device": partial(_jaxgru, split=False),
     "wavefront": _wavefront,
-    "hopper": partial(_hopper, how="hopper"),
-    "hopper_rows": partial(_hopper, how="hopper_rows"),
     "plain_scan": partial(_unrolled, how="plain"),
     "torchref": partial(_torch, make_model=_torchref_model),
     "torch.nn": partial(_torch, make_model=_torch_nn_model),

@@ -26,9 +26,6 @@ CONTESTANTS = {
     "jaxgru": "this library: `train_step`, `apply` and `generate`",
     "jaxgru-one-device": "the same, but a training step computes its batch on one device",
     "wavefront": 'this library, layers in parallel, for GPUs (`model.unroll = "wavefront"`)',
-    "hopper": 'this library with its kernel for Hopper GPUs (`model.unroll = "hopper"`)',
-    "hopper_rows": "this library with the kernel that gives 16 rows of the batch to each cluster "
-    'of thread blocks, for Hopper GPUs (`model.unroll = "hopper_rows"`)',
     "plain_scan": 'this library with `model.unroll = "plain"`: the cell in a `lax.scan`, '
     "differentiated by JAX (not measured for sampling, which takes one step at a time)",
     "torchref": "the same model in plain PyTorch, with a Python loop over time",

@@ -62,7 +62,6 @@ TINY = Config(
     ModelConfig("gru", 11, 5, 9, 2, dropout=0.1, second_bias=True),
     training=TrainingConfig(batch_size=4, sequence_length=6),
 )
-FOR_GPUS = ("wavefront", "hopper", "hopper_rows")
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
 
 
@@ -316,7 +315,7 @@ class TestContestants:
         [
             pytest.param(name, marks=pytest.mark.slow if "one-device" in name else ())
             for name in peers.BUILDERS
-            if name not in (*FOR_GPUS, "torch.compile")
+            if name not in ("wavefront", "torch.compile")
         ],
     )
     def test_trains(self, name):
@@ -403,7 +402,6 @@ class TestContestants:
         monkeypatch.setitem(sys.modules, "haiku", None)
         assert peers.missing("haiku").startswith("haiku cannot be imported")
         assert peers.missing("jaxgru") is None
-        assert peers.missing("hopper") == "there is no Hopper GPU"
         assert peers.missing("wavefront") == "it is for GPUs"
         with pytest.raises(UserError, match="its layers cannot run at once over 6 steps"):
             peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
@@ -526,7 +524,7 @@ class TestScript:
         data = json.loads((tmp_path / "docs" / "benchmarks.json").read_text())
         (run,) = data["runs"].values()
         assert run["ceilings"]["float32"] > 0 and run["versions"]["jax"] == jax.__version__
-        names = set(CONTESTANTS) - {"torch.compile", *FOR_GPUS}
+        names = set(CONTESTANTS) - {"torch.compile", "wavefront"}
         names -= {name for name in names if "-one-device" in name}  # 4 rows are not split
         found: dict[str, set[str]] = {}
         for r in data["records"]:

@@ -16,7 +16,7 @@ from annotations import unchecked
 from conftest import slow
 from random_models import random_params
 
-from jaxgru.config import Config, ModelConfig, TrainingConfig
+from jaxgru.config import Config, ModelConfig, TrainingConfig, load_config
 from jaxgru.errors import UserError
 from jaxgru.evaluation import token_nll
 from jaxgru.model import Dropout, apply
@@ -35,6 +35,7 @@ from jaxgru.training import (
     loss_fn,
     optimizer,
     step,
+    train_step,
     train_steps,
 )
 
@@ -388,6 +389,20 @@ def test_parts_computed_anew_need_memory_for_their_length_only():
         return program.memory_analysis().temp_size_in_bytes
 
     assert planned_bytes(4096) < 4 * planned_bytes(256)
+
+
+@pytest.mark.parametrize("implementation", ["scan", "wavefront"])
+def test_a_training_step_of_astra_gamma_lowers_for_gpus_and_tpus(implementation):
+    """JAX lowers for hardware that is not there, and raises an error for what it cannot compute."""
+    config = load_config("astra_gamma")
+    model = dataclasses.replace(config.model, unroll=implementation, compute_dtype="bfloat16")
+    state = jax.eval_shape(lambda: init_state(model, config.training))
+    tokens = jax.ShapeDtypeStruct((100_000,), jnp.int32)
+    step = jax.jit(lambda state, tokens: train_step(model, config.training, state, tokens))
+    program = step.trace(state, tokens).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    assert "_platform_index" in program  # one program for both
+    products = re.findall(r"dot_general .*: \(tensor<\S+x(\w+)>", program)
+    assert "bf16" in products and set(products) <= {"bf16", "f32"}
 
 
 def test_a_run_in_bfloat16_learns_and_keeps_float32():
