@@ -20,10 +20,11 @@ import tempfile
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from jaxgru import UserError, load_config, load_run
-from jaxgru.generation import Options, stream_text
-from jaxgru.runs.initial import config_from
-from jaxgru.runs.lifecycle import start_run
+from jaxgru import UserError
+from jaxgru.lm import load, load_config
+from jaxgru.lm.generation import Options, stream_text
+from jaxgru.lm.runs.initial import config_from
+from jaxgru.lm.runs.lifecycle import start_run
 
 
 def validation_losses(run: Path) -> list[float]:
@@ -62,7 +63,7 @@ def main() -> None:
     pairs = zip(validation_losses(fresh), validation_losses(tuned), strict=True)
     for epoch, (from_nothing, from_model) in enumerate(pairs, 1):
         print(f"  epoch {epoch}: {from_nothing:.3f}, {from_model:.3f}")
-    params, _, tokenizer = load_run(tuned)
+    params, _, tokenizer = load(tuned)
     prompt = text.read_text(encoding="utf-8")[:20]
     print(*stream_text(params, tokenizer, prompt, Options(num_tokens=200)), sep="")
     print(f"the runs are in {folder}")

@@ -31,7 +31,7 @@ import numpy as np
 import optax
 
 import jaxgru
-from jaxgru.interop.flax_linen import from_linen
+from jaxgru.libraries.flax_linen import from_linen
 
 # --- The environment
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 import jaxgru
 import torchref
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
-from jaxgru.config import ModelConfig
-from jaxgru.model import HeadParams, LayerNormParams, Params
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.model import HeadParams, LayerNormParams, Params
 
 DTYPES = ["float64", "float32"]
 REPEATED = ["float64", pytest.param("float32", marks=pytest.mark.slow)]
@@ -102,7 +102,7 @@ def random_like(rng: np.random.Generator, shapes: Any, dtype: str) -> Any:
 
 def random_params(rng: np.random.Generator, config: ModelConfig, dtype: str) -> Params:
     """Return a random model; no bias, second bias, scale or shift is zero."""
-    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
+    shapes = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), config))
     params = random_like(rng, shapes, dtype)
     return params.replace(embedding=random_array(rng, params.embedding.shape, dtype))
 
@@ -117,7 +117,7 @@ def random_cell(
 
 def random_carry(rng: np.random.Generator, params: Params, B: int, dtype: str) -> Any:
     """Return a random carry, nowhere zero."""
-    zeros = jax.eval_shape(lambda: jaxgru.initial_carry(params, B))
+    zeros = jax.eval_shape(lambda: jaxgru.lm.initial_carry(params, B))
     return jax.tree.map(lambda leaf: random_array(rng, leaf.shape, dtype), zeros)
 
 
@@ -242,7 +242,7 @@ def carry_to_torch(carry: Any) -> list[tuple[torch.Tensor, ...]]:
 
 
 def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
-    """Convert `jaxgru.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
+    """Convert `jaxgru.lm.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
         mask = pair[0] or pair[1]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams
-from jaxgru.layers import unroll_layer
+from jaxgru.layers.implementations import unroll_layer
 from parity_tests.bridge import TOLERANCE, agree, random_array, random_cell
 
 SIZES = [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import torchref
 from jaxgru import cells
-from jaxgru.layers import unroll_layer, unroll_plain
+from jaxgru.layers.implementations import unroll_layer, unroll_plain
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 import jaxgru
-from jaxgru.config import ModelConfig
+from jaxgru.lm.config import ModelConfig
 from parity_tests.bridge import (
     agree_in_distribution,
     from_state_dict,
@@ -36,7 +36,7 @@ def named_leaves(params) -> dict[str, np.ndarray]:
 @functools.lru_cache
 def both(cell: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return every parameter of a fresh model by name, ours and torchref's."""
-    params = jaxgru.init(jax.random.key(1), CONFIGS[cell])
+    params = jaxgru.lm.init(jax.random.key(1), CONFIGS[cell])
     with torch.random.fork_rng():
         torch.manual_seed(1)
         fresh = type(torch_model(params))(65, 48, 96, 2)

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import jaxgru
-from jaxgru.config import ModelConfig
-from jaxgru.evaluation import token_nll
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.evaluation import token_nll
 from parity_tests.bridge import (
     DTYPES,
     TOLERANCE,
@@ -37,7 +37,7 @@ def test_logits_loss_and_every_gradient(V, E, H, K, B, T, dtype):
         tokens, targets = random_tokens(rng, V, B, T), random_tokens(rng, V, B, T)
 
         def loss(params):
-            logits, _ = jaxgru.apply(params, tokens)
+            logits, _ = jaxgru.lm.apply(params, tokens)
             return token_nll(logits, targets).mean(), logits
 
         (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)

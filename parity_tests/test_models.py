@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import jaxgru
 import torchref
-from jaxgru.config import ModelConfig
-from jaxgru.evaluation import token_nll
-from jaxgru.model import Dropout, Params, dropout_masks
-from jaxgru.runs.published import load_published
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import Dropout, Params, dropout_masks
+from jaxgru.lm.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
@@ -35,7 +35,7 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-PUBLISHED = [name for name in jaxgru.config_names() if load_published(name).num_params]
+PUBLISHED = [name for name in jaxgru.lm.config_names() if load_published(name).num_params]
 SMALL, SLOW = ("astra_alpha", "scribe_alpha"), pytest.mark.slow
 
 
@@ -62,7 +62,7 @@ def compare(
     weights = random_carry(rng, params, tokens.shape[0], dtype)
 
     def value(params, carry):
-        logits, carry = jaxgru.apply(params, tokens, carry, dropout)
+        logits, carry = jaxgru.lm.apply(params, tokens, carry, dropout)
         loss = token_nll(logits, targets).mean()
         of_carry = sum(map(jnp.vdot, jax.tree.leaves(weights), jax.tree.leaves(carry)))
         return loss + of_carry, (loss, logits, carry)
@@ -113,7 +113,7 @@ def compare(
 )
 def test_published_sizes(name, dtype):
     """All seven configs at full size, from a random carry."""
-    config = jaxgru.load_config(name).model
+    config = jaxgru.lm.load_config(name).model
     rng = np.random.default_rng(0)
     params = random_params(rng, config, dtype)
     tokens, targets = (random_tokens(rng, config.vocab_size, 2, 5) for _ in range(2))
@@ -167,7 +167,7 @@ def test_masks_are_fresh_and_sized(site):
     """
     rate, H, B, T = 0.25, 400, 3, 5
     config = ModelConfig("gru", 3, 2, H, 3)
-    params = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config))
+    params = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), config))
     drawn = [
         mask
         for key in (1, 2)
@@ -195,10 +195,10 @@ def test_parameter_counts(name):
         "scribe_alpha": 1_075_688, "scribe_beta": 5_102_056, "scribe_gamma": 14_439_400,
         "leviathan": 24_248_129,
     }  # fmt: skip
-    model = jaxgru.load_config(name).model
+    model = jaxgru.lm.load_config(name).model
     cls = torchref.MyLSTMModel if model.cell == "lstm" else torchref.MyGRUModel
     with torch.device("meta"):
         module = cls(model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers)
-    shapes = jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), model))
+    shapes = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), model))
     assert sum(p.numel() for p in module.parameters()) == table[name]
-    assert jaxgru.num_params(shapes) == table[name]
+    assert jaxgru.lm.num_params(shapes) == table[name]

@@ -8,7 +8,7 @@ import pytest
 from parity_tests.foreign import SIZES, Case, case_of
 
 pytest.importorskip("onnx")
-from jaxgru.interop.onnx import to_onnx  # noqa: E402
+from jaxgru.lm.formats.onnx import to_onnx  # noqa: E402
 
 
 def gru_model(case: Case):

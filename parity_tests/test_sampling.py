@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import jaxgru
 import torchref
-from jaxgru.config import ModelConfig
-from jaxgru.model import Params
-from jaxgru.sampling import filter_logits
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.model import Params
+from jaxgru.lm.sampling import filter_logits
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
@@ -64,7 +64,7 @@ def test_greedy(cell, stateful, dtype):
     params = lively_params(cell, dtype)
     rng = np.random.default_rng(1)
     prompt, carry = random_tokens(rng, 40, 3, 7), random_carry(rng, params, 3, dtype)
-    ours, ours_carry, _ = jaxgru.generate(
+    ours, ours_carry, _ = jaxgru.lm.generate(
         params, jax.random.key(0), prompt, 500, carry, temperature=0, stateful=stateful
     )
     model = torch_model(params).eval()
@@ -102,7 +102,7 @@ def test_the_published_stateful_scribe_is_stateless():
         model, to_torch(prompt), 100, temperature=0, stateful=True, whole_prompt=False
     )
     key = jax.random.key(0)
-    ours, _, _ = jaxgru.generate(params, key, prompt, 100, temperature=0, stateful=False)
+    ours, _, _ = jaxgru.lm.generate(params, key, prompt, 100, temperature=0, stateful=False)
     agree("Scribe as published: 100 greedy tokens", np.asarray(ours, np.int64), theirs, 0)
     mended, _ = torchref.generate(
         right, to_torch(prompt), 100, temperature=0, stateful=True, whole_prompt=False
@@ -118,8 +118,8 @@ def test_only_the_last_token_of_the_prompt(cell):
     model = torch_model(params).eval()
     study, _ = torchref.generate(model, to_torch(prompt), 50, temperature=0, whole_prompt=False)
     key = jax.random.key(0)
-    last, _, _ = jaxgru.generate(params, key, prompt[:, -1:], 50, temperature=0)
-    whole, _, _ = jaxgru.generate(params, key, prompt, 50, temperature=0)
+    last, _, _ = jaxgru.lm.generate(params, key, prompt[:, -1:], 50, temperature=0)
+    whole, _, _ = jaxgru.lm.generate(params, key, prompt, 50, temperature=0)
     agree(f"{cell}: 50 greedy tokens, the prompt's last only", np.asarray(last, int), study, 0)
     assert (np.asarray(whole) != study.numpy()).any()
 
@@ -181,7 +181,7 @@ def test_frequencies(cell, options):
     params = random_params(np.random.default_rng(3), config, "float32")
     params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
     prompt = jnp.tile(jnp.array([[1, 3, 0]], jnp.int32), (B, 1))
-    tokens, _, _ = jaxgru.generate(params, jax.random.key(11), prompt, 3, **options)
+    tokens, _, _ = jaxgru.lm.generate(params, jax.random.key(11), prompt, 3, **options)
     seen = np.bincount(np.asarray(tokens) @ [V * V, V, 1], minlength=V**3)
 
     texts = torch.cartesian_prod(*[torch.arange(V)] * 3)

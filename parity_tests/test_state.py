@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxgru
-from jaxgru.config import ModelConfig
-from jaxgru.model import Dropout, dropout_masks
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.model import Dropout, dropout_masks
 from parity_tests.bridge import (
     REPEATED,
     SMALLEST,
@@ -36,7 +36,7 @@ from parity_tests.bridge import (
 )
 
 CELLS = ["gru", "lstm", "rnn"]
-apply = jax.jit(jaxgru.apply)
+apply = jax.jit(jaxgru.lm.apply)
 
 
 def deep(cell: str, V: int = 12) -> ModelConfig:
@@ -79,7 +79,7 @@ def test_resetting_changes_the_output(cell):
     tokens = random_tokens(rng, 12, 2, 6)
     _, carry = apply(params, tokens[:, :3])
     kept, _ = apply(params, tokens[:, 3:], carry)
-    zeros = jaxgru.initial_carry(params, 2)
+    zeros = jaxgru.lm.initial_carry(params, 2)
     for lost in range(3):
         partly = tuple(zeros[i] if i == lost else carry[i] for i in range(3))
         reset, _ = apply(params, tokens[:, 3:], partly)
@@ -98,7 +98,7 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     params = random_params(rng, deep(cell), dtype)
     tokens, start = random_tokens(rng, 12, 2, 3), random_carry(rng, params, 2, dtype)
 
-    jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.apply(params, tokens, carry)))(start)
+    jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.lm.apply(params, tokens, carry)))(start)
     model, parts = torch_model(params), len(jax.tree.leaves(start)) // 3
 
     def theirs_of(*flat):
@@ -139,7 +139,7 @@ def test_causality_and_independent_rows(cell, site, dtype):
     dropout = site and Dropout(jax.random.key(0), 0.2, site)
 
     def results(embedding):
-        return jaxgru.apply(params.replace(embedding=embedding), tokens, None, dropout)
+        return jaxgru.lm.apply(params.replace(embedding=embedding), tokens, None, dropout)
 
     by_logits, by_carry = jax.jit(jax.jacrev(results))(params.embedding)
 
@@ -183,9 +183,9 @@ def test_fifty_and_fifty_are_a_hundred(cell, stateful):
     params = random_params(np.random.default_rng(0), deep(cell), "float32")
     prompt = jnp.array([[3, 1, 4], [1, 5, 9]], jnp.int32)
     options = {"temperature": 0.9, "top_k": 8, "top_p": 0.95, "stateful": stateful}
-    whole, end, key = jaxgru.generate(params, jax.random.key(0), prompt, 100, **options)
-    first, carry, half = jaxgru.generate(params, jax.random.key(0), prompt, 50, **options)
-    second, carry, half = jaxgru.generate(params, half, first[:, -1:], 50, carry, **options)
+    whole, end, key = jaxgru.lm.generate(params, jax.random.key(0), prompt, 100, **options)
+    first, carry, half = jaxgru.lm.generate(params, jax.random.key(0), prompt, 50, **options)
+    second, carry, half = jaxgru.lm.generate(params, half, first[:, -1:], 50, carry, **options)
     np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
     assert len(np.unique(whole)) > 5
     assert (jax.random.key_data(key) == jax.random.key_data(half)).all()
@@ -236,7 +236,7 @@ def test_stateless_text_is_a_first_order_chain(cell):
     prompt = jnp.zeros((200, 1), jnp.int32)
 
     def counts(stateful: bool) -> tuple[np.ndarray, np.ndarray]:
-        text, _, _ = jaxgru.generate(params, jax.random.key(5), prompt, 300, stateful=stateful)
+        text, _, _ = jaxgru.lm.generate(params, jax.random.key(5), prompt, 300, stateful=stateful)
         text = np.asarray(text)
         triples = np.zeros((5, 5, 5))  # before, token, next
         np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)

@@ -10,11 +10,11 @@ import pytest
 
 import jaxgru
 import torchref
-from jaxgru.config import Config, ModelConfig, TrainingConfig
-from jaxgru.data.batching import random_crops
-from jaxgru.data.dataset import load_dataset
-from jaxgru.model import Dropout, Params, dropout_masks
-from jaxgru.training import TrainState, optimizer, train_step
+from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
+from jaxgru.lm.data.batching import random_crops
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.model import Dropout, Params, dropout_masks
+from jaxgru.lm.training import TrainState, optimizer, train_step
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
@@ -146,8 +146,8 @@ def test_fifty_steps(cell, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_epoch_of_astra_alpha(dtype):
     """The first 200 steps of the published run, on the real corpus: the loss of every step."""
-    config, data = load_dataset(jaxgru.load_config("astra_alpha"))
-    params = jaxgru.init(jax.random.key(0), config.model, dtype)
+    config, data = load_dataset(jaxgru.lm.load_config("astra_alpha"))
+    params = jaxgru.lm.init(jax.random.key(0), config.model, dtype)
     both = Both(config, params, data.train)
     ours, theirs = both.epoch()
     assert len(ours) == 200 and np.mean(ours) < 2.4  # it learns: the study's first epoch is 2.24

@@ -49,17 +49,17 @@ from bench.timing import (
     tasks,
     time_limit,
 )
-from jaxgru import config_names, load_config
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config
 from jaxgru.errors import UserError
-from jaxgru.parallel.hardware import (
+from jaxgru.lm import config_names, load_config
+from jaxgru.lm.config import Config
+from jaxgru.lm.parallel.hardware import (
     describe_hardware,
     keep_freed_memory,
     peak_resident_bytes,
     share_cpu,
 )
-from jaxgru.runs.published import load_published
+from jaxgru.lm.runs.published import load_published
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.markdown import versions

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.files import write_text
-from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.lm.files import write_text
+from jaxgru.lm.parallel.hardware import describe_hardware
 from maintain import plant_errors
 from pages.markdown import render, versions
 

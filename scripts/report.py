@@ -16,17 +16,18 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxgru import init, load_run, num_params
+from jaxgru import lm
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config, load_config
-from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
-from jaxgru.files import write_text
-from jaxgru.runs import measurements
-from jaxgru.runs.folders import RunError, is_finished, load_run_config, versions
-from jaxgru.runs.published import recipe
+from jaxgru.lm import init, num_params
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.files import write_text
+from jaxgru.lm.runs import measurements
+from jaxgru.lm.runs.folders import RunError, is_finished, load_run_config, versions
+from jaxgru.lm.runs.published import recipe
 from pages.jobs import NANOGPT, SEEDS, is_measured
 from pages.records import (
     EarlyStopping,
@@ -92,7 +93,7 @@ def gather(root: Path) -> Iterable[Run]:
                 continue
             if not is_measured(run):
                 console.print(f"measuring {run}")
-                params, _, tokenizer = load_run(run)
+                params, _, tokenizer = lm.load(run)
                 _, dataset = load_dataset(config, tokenizer)
                 window = config.training.sequence_length
                 record = state_cost.measure(

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.runs.folders import is_finished
+from jaxgru.lm.runs.folders import is_finished
 from pages.jobs import NANOGPT, SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent

@@ -30,9 +30,10 @@ from matplotlib.figure import Figure
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
-from jaxgru import files, layers, model  # noqa: E402
-from jaxgru.data import corpus  # noqa: E402
-from jaxgru.model import Params  # noqa: E402
+from jaxgru.layers import implementations  # noqa: E402
+from jaxgru.lm import files, model  # noqa: E402
+from jaxgru.lm.data import corpus  # noqa: E402
+from jaxgru.lm.model import Params  # noqa: E402
 
 # A shell's "&" and nohup ignore these, and so would the processes that tests start
 with contextlib.suppress(ValueError, AttributeError):  # not in the main thread; Windows
@@ -197,7 +198,7 @@ def forget_traces() -> Iterator[Callable[[], None]]:
     """
 
     def forget() -> None:
-        for function in (layers._run, model._apply, model._step):
+        for function in (implementations.run_stack, model._apply, model._step):
             function.clear_cache()
 
     forget()

@@ -20,15 +20,15 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from jaxgru import evaluation  # noqa: E402
-from jaxgru.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
-from jaxgru.evaluation import window_loss, window_nll  # noqa: E402
-from jaxgru.model import init  # noqa: E402
-from jaxgru.parallel.sharding import ROWS, row_shardings, shardings, spread  # noqa: E402
-from jaxgru.runs.checkpoints import restore, save  # noqa: E402
-from jaxgru.runs.orbax import open_checkpoints  # noqa: E402
-from jaxgru.sampling import generate  # noqa: E402
-from jaxgru.training import (  # noqa: E402
+from jaxgru.lm import evaluation  # noqa: E402
+from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
+from jaxgru.lm.evaluation import window_loss, window_nll  # noqa: E402
+from jaxgru.lm.model import init  # noqa: E402
+from jaxgru.lm.parallel.sharding import ROWS, row_shardings, shardings, spread  # noqa: E402
+from jaxgru.lm.runs.checkpoints import restore, save  # noqa: E402
+from jaxgru.lm.runs.orbax import open_checkpoints  # noqa: E402
+from jaxgru.lm.sampling import generate  # noqa: E402
+from jaxgru.lm.training import (  # noqa: E402
     Progress,
     init_state,
     optimizer,

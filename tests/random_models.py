@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
-from jaxgru.config import ModelConfig
-from jaxgru.model import Params, init
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.model import Params, init
 
 
 def random_params(

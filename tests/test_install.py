@@ -151,9 +151,9 @@ def test_in_an_empty_environment_it_trains(wheel, tmp_path):
 CORE = """
 import jax, jaxgru
 y, carry = jaxgru.unroll(jaxgru.init_gru(jax.random.key(0), 3, 16), jax.numpy.ones((8, 20, 3)))
-params, config, tokenizer = jaxgru.load_pretrained("astra_beta")
+params, config, tokenizer = jaxgru.lm.load("astra_beta")
 prompt = tokenizer.encode("ROMEO: ")[None]
-tokens, carry, key = jaxgru.generate(params, jax.random.key(0), prompt, 20)
+tokens, carry, key = jaxgru.lm.generate(params, jax.random.key(0), prompt, 20)
 print(tokenizer.decode(tokens[0]))
 """
 

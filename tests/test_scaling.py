@@ -15,12 +15,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from jaxgru.data.dataset import load_dataset
-from jaxgru.parallel import processes
-from jaxgru.parallel.processes import join, together
-from jaxgru.parallel.sharding import cut
-from jaxgru.runs import lifecycle
-from jaxgru.training import Observer, Progress, fit, init_state
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.parallel import processes
+from jaxgru.lm.parallel.processes import join, together
+from jaxgru.lm.parallel.sharding import cut
+from jaxgru.lm.runs import lifecycle
+from jaxgru.lm.training import Observer, Progress, fit, init_state
 
 TESTS = Path(__file__).parent
 TRAIN = TESTS.parent / "scripts" / "train.py"
@@ -205,7 +205,7 @@ def losses(run):
 
 def assert_as_undisturbed(run):
     """The run's losses and result are those of one process on one device, to rounding."""
-    params, config, tokenizer = jaxgru.load_run(run)
+    params, config, tokenizer = jaxgru.lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
     progress, state = Progress(), init_state(config.model, config.training)
     observer, tokens = Observer(), (dataset.train, dataset.validation)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Real
 
 from jaxgru.errors import UserError
-from jaxgru.model import Params, initial_carry, step
+from jaxgru.lm.model import Params, initial_carry, step
 
 
 class NotUnique(UserError):

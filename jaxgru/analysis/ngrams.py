@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxgru.errors import UserError
-from jaxgru.sampling import check_num_tokens, check_sampling
+from jaxgru.lm.sampling import check_num_tokens, check_sampling
 
 MAX_ORDER = 8
 ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry

@@ -23,9 +23,9 @@ from jaxgru.analysis.markov import (
 from jaxgru.analysis.ngrams import bigram_probabilities, context_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
-from jaxgru.data.dataset import Dataset
-from jaxgru.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.evaluation import (
+from jaxgru.lm.data.dataset import Dataset
+from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.evaluation import (
     Losses,
     memory_curve,
     random_batch_losses,
@@ -33,9 +33,9 @@ from jaxgru.evaluation import (
     stream_nll,
     window_loss,
 )
-from jaxgru.generation import PROMPT
-from jaxgru.model import Params
-from jaxgru.sampling import generate
+from jaxgru.lm.generation import PROMPT
+from jaxgru.lm.model import Params
+from jaxgru.lm.sampling import generate
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ Vectors are rows and weights are (in, out), so the code reads like the equations
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
 elementwise product. Arrays are time-major.
 
-`products.py` has the matrix products, `over_time.py` the pass over time and its gradient.
+`products.py` has the matrix products, `layers/over_time.py` the pass over time and its gradient.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Recurrence(NamedTuple):
         a leading axis T. If the carry is a pair (h, c), the next c comes before what `step` saved.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
-      gradients: (U, h before each step (T, B, H), saved, kept), all in rows (T, B, ...) → the
-        gradients of U and of a.
+      gradients: (layout, U, the carry before each step, saved, kept), all with a leading axis T →
+        the gradients of U and of a.
     """
 
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
@@ -164,7 +164,7 @@ class Steps(NamedTuple):
 PLAIN_STEPS = Steps()
 
 
-def hidden(carry: Carry) -> Hidden:
+def hidden(carry: Any) -> Float[Array, "*T B H"]:
     """Return what the layer above reads of a carry: the first entry of a tuple, else the carry."""
     return carry[0] if isinstance(carry, tuple) else carry
 

@@ -34,7 +34,6 @@ from jaxgru.cells.base import (
     sizes_of_gates,
     struct,
 )
-from jaxgru.cells.over_time import IN_ROWS
 from jaxgru.cells.products import outer
 from jaxgru.errors import UserError, shown
 
@@ -188,10 +187,10 @@ def _step_gradient(layout, U, dh, factors):
     return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
 
 
-def _gradients(U, h, saved, kept):
+def _gradients(layout, U, h, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = IN_ROWS.gates(zr, h.shape[-1])
-    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), IN_ROWS.join(da_zr, da_n)
+    _, r = layout.gates(zr, h.shape[-1])
+    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
 
 
 RESET_BEFORE = Recurrence(_step, _factors, _step_gradient, _gradients)
@@ -224,10 +223,10 @@ def _after_step_gradient(layout, U, dh, factors):
     return dh * of_h + layout.times(U, d_Uh), (dh * of_n, d_Uh)
 
 
-def _after_gradients(U, h, saved, kept):
+def _after_gradients(layout, U, h, saved, kept):
     (U, cn), (da_n, d_Uh) = U, kept
-    d_z, d_r, d_n = IN_ROWS.gates(d_Uh, cn.shape[-1])
-    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), IN_ROWS.join(d_z, d_r, da_n)
+    d_z, d_r, d_n = layout.gates(d_Uh, cn.shape[-1])
+    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
 RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.base import vary_alike, widest
+from jaxgru.cells.base import hidden, vary_alike, widest
 
 
 class Lookup(NamedTuple):
@@ -124,3 +124,11 @@ def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -
     else:
         axes_of_x = axes
     return contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)
+
+
+def gradients_of_one_matrix(
+    layout: Any, U: tuple[Array], carry: Any, saved: Any, kept: tuple[Float[Array, "T B GH"]]
+) -> tuple[tuple[Array], Array]:
+    """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
+    (U_,), (da,) = U, kept
+    return (outer(hidden(carry), da, U_.dtype),), da

@@ -22,7 +22,7 @@ from jaxgru.cells.base import (
     sizes_of_gates,
     struct,
 )
-from jaxgru.cells.over_time import gradients_of_one_matrix
+from jaxgru.cells.products import gradients_of_one_matrix
 
 
 @struct

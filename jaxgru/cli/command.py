@@ -12,7 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
-from jaxgru.config import nearest
+from jaxgru.lm.config import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",

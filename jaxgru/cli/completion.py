@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal, get_args, get_origin
 
 from jaxgru.cli.options import Parser
-from jaxgru.config import SECTIONS, config_names, dotted_names, field_types
 from jaxgru.errors import needs
-from jaxgru.pretrained import pretrained_names
+from jaxgru.lm.config import SECTIONS, config_names, dotted_names, field_types
+from jaxgru.lm.pretrained import pretrained_names
 
 PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--corpus", "--path", "--output",
          "--tokenizer")  # fmt: skip

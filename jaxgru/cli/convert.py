@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, early_value
-from jaxgru.config import Config
-from jaxgru.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
-from jaxgru.interop import SUFFIXES, InteropError, model_suffix
-from jaxgru.interop.pth import load_pth, save_pth
-from jaxgru.interop.safetensors import save_safetensors
-from jaxgru.model import Params
-from jaxgru.pretrained import load_pretrained
-from jaxgru.runs import load_run
-from jaxgru.runs.folders import find_run
-
-FORMATS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+from jaxgru.libraries import InteropError
+from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
+from jaxgru.lm.formats import FORMATS, NAMES, format_of
+from jaxgru.lm.formats.pth import load_pth
+from jaxgru.lm.load import load
+from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.lm.runs.folders import find_run
 
 
 def make_parser() -> Parser:
@@ -31,11 +26,14 @@ def make_parser() -> Parser:
          "convert --pretrained astra_beta astra_beta.onnx"],
     )  # fmt: skip
     parser.add_argument(
-        "--pretrained", metavar="NAME", help="model that ships with jaxgru, in place of IN"
+        "--pretrained",
+        metavar="NAME",
+        choices=pretrained_names(),
+        help="model that ships with jaxgru, in place of IN",
     )
     if early_value("--pretrained") is None:
-        parser.add_argument("source", metavar="IN", type=Path, help=f"run folder, {FORMATS}")
-    parser.add_argument("target", metavar="OUT", type=Path, help=FORMATS)
+        parser.add_argument("source", metavar="IN", type=Path, help=f"run folder, {NAMES}")
+    parser.add_argument("target", metavar="OUT", type=Path, help=NAMES)
     parser.add_argument(
         "--tokenizer",
         metavar="RUN_OR_FILE",
@@ -54,19 +52,19 @@ def main() -> None:
     name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
-    if given is not None and (source is None or model_suffix(source) != ".pth"):
+    kind = format_of(source) if source else None
+    if given is not None and (kind is None or kind.has_tokenizer):
         parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
-    save = saver(target.suffix)
     if source is None:
-        params, config, tokenizer = load_pretrained(name)
+        params, config, tokenizer = load(name)
     elif given is None:
-        params, config, tokenizer = load_run(source)
+        params, config, tokenizer = load(source)
     else:
         params, config, tokenizer = load_pth(source, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
-        save(place, params, config, tokenizer)
+        FORMATS[target.suffix].save(place, params, config, tokenizer)
     except OSError as error:
         raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
     print(f"{config.name} written to {target}")
@@ -76,14 +74,15 @@ def check(source: Path | None, target: Path, force: bool) -> None:
     """Raise InteropError, before anything slow starts, if source and target do not fit together."""
     if source is not None:
         check_source(source, target)
-    if target.suffix not in SUFFIXES:
-        raise InteropError(f"{target} must end in {FORMATS}, the format to write.")
+    if target.suffix not in FORMATS:
+        raise InteropError(f"{target} must end in {NAMES}, the format to write.")
     if os.path.isdir(target):
         raise InteropError(f"{target} is a folder; OUT must be a file.")
     if os.path.exists(target) and not os.path.isfile(target):
         raise InteropError(f"{target} is not a regular file.")
     if os.path.exists(target) and not force:
         raise InteropError(f"{target} exists; to replace it, add --force.")
+    FORMATS[target.suffix].module()  # raises MissingPackage
 
 
 def check_source(source: Path, target: Path) -> None:
@@ -94,24 +93,13 @@ def check_source(source: Path, target: Path) -> None:
         raise InteropError(f"there is no {source}.") from None
     except OSError as error:
         raise InteropError(f"{source} cannot be read: {error.strerror}.") from error
-    kind = model_suffix(source)
+    kind = format_of(source)
     if not kind and not os.path.isdir(source):
-        raise InteropError(f"{source} is neither a run folder nor a {FORMATS} file.")
-    if kind == target.suffix:
-        raise InteropError(f"{source} is already a {kind} file; copy it instead.")
+        raise InteropError(f"{source} is neither a run folder nor a {NAMES} file.")
+    if kind and kind.suffix == target.suffix:
+        raise InteropError(f"{source} is already a {kind.suffix} file; copy it instead.")
     if os.path.exists(target) and source.samefile(target):
         raise InteropError(f"{target} is the same file as {source}.")
-
-
-def saver(suffix: str) -> Callable[[Path, Params, Config, Tokenizer], None]:
-    """Return the function that writes this format. Raises MissingPackage for .onnx."""
-    if suffix == ".onnx":
-        from jaxgru.interop.onnx import save_onnx
-
-        return save_onnx
-    if suffix == ".pth":
-        return lambda path, params, config, tokenizer: save_pth(path, params, config)
-    return save_safetensors
 
 
 def find_tokenizer(path: Path) -> Tokenizer:
@@ -119,5 +107,5 @@ def find_tokenizer(path: Path) -> Tokenizer:
     if path.suffix in (".json", ".model"):
         return read_tokenizer(path)
     if path.suffix in (".safetensors", ".onnx"):
-        return load_run(path)[2]
+        return load(path)[2]
     return load_tokenizer(find_run(path))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru.cli.options import Parser
-from jaxgru.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
-from jaxgru.files import resolved, write_bytes
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
+from jaxgru.lm.files import resolved, write_bytes
 
 
 def make_parser() -> Parser:

@@ -11,17 +11,17 @@ import os
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, load_model
-from jaxgru.config import Config, load_config
-from jaxgru.data.corpus import TINY_SHAKESPEARE, load_corpus
-from jaxgru.data.dataset import Dataset, load_dataset
-from jaxgru.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.errors import UserError, needs, printable
-from jaxgru.evaluation import in_units
-from jaxgru.files import check_writable
-from jaxgru.generation import default_prompt
-from jaxgru.interop import model_suffix
-from jaxgru.runs.folders import find_run
-from jaxgru.runs.measurements import best_kept_epoch, save_record
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus
+from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.evaluation import in_units
+from jaxgru.lm.files import check_writable
+from jaxgru.lm.formats import format_of
+from jaxgru.lm.generation import default_prompt
+from jaxgru.lm.runs.folders import find_run
+from jaxgru.lm.runs.measurements import best_kept_epoch, save_record
 
 with needs("train"):
     from rich.console import Console
@@ -61,7 +61,7 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     run = arguments.run
-    is_file = run is not None and bool(model_suffix(run) or os.path.isfile(run))
+    is_file = run is not None and bool(format_of(run) or os.path.isfile(run))
     folder = None
     if arguments.save:
         if run is None or is_file:

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 import jax
 
-from jaxgru.config import SECTIONS, Config, config_names, dotted_names, nearest
-from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError, command
-from jaxgru.model import Params
-from jaxgru.parallel.hardware import no_device
-from jaxgru.pretrained import load_pretrained
-from jaxgru.runs import load_run
+from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, nearest
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.load import load
+from jaxgru.lm.model import Params
+from jaxgru.lm.parallel.hardware import no_device
+from jaxgru.lm.pretrained import pretrained_names
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 ALSO_CALLED = {
@@ -35,7 +35,7 @@ ALSO_CALLED = {
     "--num-tokens": "length max_length max_tokens max_new_tokens",
     "--temperature": "greedy",
 }
-"""Names of options in other programs that are not spelled like ours; `jaxgru.config` has those of a
+"""Names of options in other programs that are not spelled like ours; `config.py` has those of a
 config's fields."""
 
 
@@ -111,7 +111,12 @@ class Parser(argparse.ArgumentParser):
         group = self.add_argument_group("model (one of the first three)")
         model = group.add_mutually_exclusive_group(required=True)
         model.add_argument("--run", help="run folder, or a .safetensors, .onnx or .pth file")
-        model.add_argument("--pretrained", metavar="NAME", help="model that ships with jaxgru")
+        model.add_argument(
+            "--pretrained",
+            metavar="NAME",
+            choices=pretrained_names(),
+            help="model that ships with jaxgru",
+        )
         model.add_argument(
             "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"
         )
@@ -153,8 +158,8 @@ def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer
     if arguments.config is not None:
         raise UserError("--config is for --ngram only; a trained model has its own config.")
     if arguments.pretrained is not None:
-        return load_pretrained(arguments.pretrained)
-    return load_run(arguments.run)
+        return load(arguments.pretrained)
+    return load(arguments.run)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:

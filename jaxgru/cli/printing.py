@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxgru.data.tokenizers import Tokenizer
 from jaxgru.errors import UserError, needs
-from jaxgru.generation import NGramModel, Options, stream_text
-from jaxgru.model import Params
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.generation import NGramModel, Options, stream_text
+from jaxgru.lm.model import Params
 
 
 def print_samples(

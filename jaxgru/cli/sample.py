@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, load_model
 from jaxgru.cli.printing import print_comparison, print_samples
-from jaxgru.config import load_config
-from jaxgru.data.dataset import load_dataset
-from jaxgru.generation import PROMPT, Options, default_prompt
-from jaxgru.model import Params
+from jaxgru.lm.config import load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.generation import PROMPT, Options, default_prompt
+from jaxgru.lm.model import Params
 
 
 def make_parser() -> Parser:

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 
 import jax
 
-from jaxgru.config import Config
-from jaxgru.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_VOCABULARY
 from jaxgru.errors import needs
-from jaxgru.model import flatten, init, num_params
-from jaxgru.runs.initial import load_text
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_VOCABULARY
+from jaxgru.lm.model import flatten, init, num_params
+from jaxgru.lm.runs.initial import load_text
 
 with needs("train"):
     from rich.console import Console

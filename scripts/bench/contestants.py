@@ -28,15 +28,15 @@ import jaxgru
 from bench import layers
 from bench.timing import Contestant, LayerTask, Task, calling, compiled, planned_memory
 from jaxgru.cells import cell_of
-from jaxgru.config import Config
-from jaxgru.data.batching import random_crops
 from jaxgru.errors import UserError
-from jaxgru.evaluation import token_nll
-from jaxgru.kernels import wavefront
-from jaxgru.model import round_weights
-from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, spread
-from jaxgru.sampling import draw, filter_logits
-from jaxgru.training import init_state, train_step
+from jaxgru.layers import wavefront
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.batching import random_crops
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import round_weights
+from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, spread
+from jaxgru.lm.sampling import draw, filter_logits
+from jaxgru.lm.training import init_state, train_step
 from pages.records import ONE_DEVICE
 
 TEMPERATURE, TOP_K = 0.8, 30
@@ -135,11 +135,11 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
         step = lambda state, tokens: train_step(model, training, state, tokens, mesh)
         state = init_state(model, training)
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
-    params = jaxgru.init(jax.random.key(0), model)
+    params = jaxgru.lm.init(jax.random.key(0), model)
     if precision == "bfloat16":
         params = round_weights(params, jnp.bfloat16)
     if task.what == "forward":
-        forward = partial(jaxgru.apply, implementation=model.unroll)
+        forward = partial(jaxgru.lm.apply, implementation=model.unroll)
         return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
     key = jax.random.key(2)
@@ -149,12 +149,12 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
         tokens = spread(tokens, row_shardings(tokens, mesh))
         params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
     return Contestant(
-        calling(lambda: jaxgru.generate(params, key, tokens, task.num_tokens, **options))
+        calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))
     )
 
 
 def _wavefront(task: Task, precision: str) -> Contestant:
-    params = jaxgru.init(jax.random.key(0), task.config.model)
+    params = jaxgru.lm.init(jax.random.key(0), task.config.model)
     layers = [cell_of(layer).fast(layer) for layer in params.layers]
     if not wavefront.supports(layers, task.num_tokens):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")

@@ -24,10 +24,10 @@ from rich.console import Console
 
 from bench.timing import Contestant, calling, compiled, measure, planned_memory, start
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config, load_config
-from jaxgru.files import write_text
-from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
-from jaxgru.training import init_state, train_step
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.files import write_text
+from jaxgru.lm.parallel.hardware import describe_hardware, keep_freed_memory
+from jaxgru.lm.training import init_state, train_step
 from pages.figures import plot_growth
 from pages.markdown import render
 from pages.records import CostPoint, CostRun, dumps, load_or

@@ -34,10 +34,10 @@ from pathlib import Path
 
 from bench.timing import operations_per_token, parameter_shapes, recurrent_shapes
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config, load_config
 from jaxgru.errors import UserError
-from jaxgru.files import write_text
-from jaxgru.parallel.sharding import cut
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.files import write_text
+from jaxgru.lm.parallel.sharding import cut
 from pages.markdown import table as markdown_table
 
 BYTES = 4  # of a float32

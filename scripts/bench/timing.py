@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgru.config import Config, ModelConfig
 from jaxgru.errors import UserError
-from jaxgru.model import flatten, init
+from jaxgru.lm.config import Config, ModelConfig
+from jaxgru.lm.model import flatten, init
 from pages.records import ContestantTime
 
 KINDS = ("training", "forward", "sampling", "layer")

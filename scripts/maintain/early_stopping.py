@@ -26,14 +26,14 @@ from jaxtyping import Array, Float, Int
 from rich.console import Console
 from rich.progress import track
 
-from jaxgru import Params, apply, load_run
 from jaxgru.cells.base import AnyArray
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.data.dataset import load_dataset
-from jaxgru.evaluation import token_nll
-from jaxgru.files import write_text
-from jaxgru.runs.folders import RunError, find_run, load_run_config
-from jaxgru.runs.measurements import kept_epochs
+from jaxgru.lm import Params, apply, load
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.files import write_text
+from jaxgru.lm.runs.folders import RunError, find_run, load_run_config
+from jaxgru.lm.runs.measurements import kept_epochs
 from pages.records import EarlyStopping, dumps
 
 STRIDE = 4  # tokens between the starts of two windows from which the batches are drawn
@@ -54,9 +54,9 @@ def main() -> None:
     config = load_run_config(run)
     if [path.stem for path in models] != [f"{i + 1:03}" for i in range(config.training.epochs)]:
         raise RunError(f"the run {run} has not kept the model of each of its epochs.")
-    _, dataset = load_dataset(config, load_run(run)[2])
+    _, dataset = load_dataset(config, load(run)[2])
     windows = [
-        window_losses(load_run(path)[0], dataset.validation, config.training.sequence_length)
+        window_losses(load(path)[0], dataset.validation, config.training.sequence_length)
         for path in track(models, "evaluating each epoch")
     ]
     losses = draw(np.stack(windows), arguments.draws, config.training.batch_size)

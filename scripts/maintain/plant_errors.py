@@ -67,16 +67,16 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "the carry of layer 2 not passed on": (
         STATE_TESTS,
-        ("layers.py", "ends.append(c)", "ends.append(carry[i] if i == 1 else c)"),
+        ("layers/implementations.py", "ends.append(c)", "ends.append(carry[i] if i == 1 else c)"),
     ),
     "the state thrown away while sampling": (
         ("parity_tests/test_sampling.py", "-k", "greedy and float64"),
-        ("sampling.py", "carry if stateful else start", "start"),
+        ("lm/sampling.py", "carry if stateful else start", "start"),
     ),
     "weight decay left off biases": (
         FIFTY_STEPS,
         (
-            "training/step.py",
+            "lm/training/step.py",
             "weight_decay=training.weight_decay,",
             "weight_decay=training.weight_decay,\n"
             "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
@@ -84,19 +84,23 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "the cosine stepped every step": (
         FIFTY_STEPS,
-        ("training/step.py", "step // training.steps_per_epoch", "step / training.steps_per_epoch"),
+        (
+            "lm/training/step.py",
+            "step // training.steps_per_epoch",
+            "step / training.steps_per_epoch",
+        ),
     ),
     "a dropout mask reused across a sequence's steps": (
         ("parity_tests/test_models.py", "-k", "masks"),
         (
-            "dropout.py",
+            "layers/dropout.py",
             "threefry2x32_p.bind(key_0, key_1, t, ",
             "threefry2x32_p.bind(key_0, key_1, 0 * t, ",
         ),
     ),
     "dropout masks reused across training steps": (
         FIFTY_STEPS,
-        ("training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
+        ("lm/training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
     ),
 }
 """By name: the tests that should fail, and the changes (file in jaxgru/, text, wrong text)."""

@@ -37,15 +37,15 @@ from rich.progress import track
 import torchref
 from jaxgru import unroll
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config, load_config
-from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
-from jaxgru.files import check_writable, write_text
-from jaxgru.parallel.hardware import describe_hardware
-from jaxgru.parallel.sharding import data_mesh, one_copy, spread
-from jaxgru.runs.commits import current_commit
-from jaxgru.training import init_state, train_steps
-from jaxgru.training.step import state_shardings
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.files import check_writable, write_text
+from jaxgru.lm.parallel.hardware import describe_hardware
+from jaxgru.lm.parallel.sharding import data_mesh, one_copy, spread
+from jaxgru.lm.runs.commits import current_commit
+from jaxgru.lm.training import init_state, train_steps
+from jaxgru.lm.training.step import state_shardings
 from pages.records import PLATEAU_MEAN, Plateau, dumps, load_or
 
 NUM_WINDOWS = 8  # of the validation split, in which the states are compared

@@ -26,18 +26,19 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Bool, Float, Int
 from safetensors.numpy import save
 
-from jaxgru import apply, generate, load_pretrained, unroll
+from jaxgru import unroll
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.data.dataset import Dataset, load_dataset
 from jaxgru.errors import UserError
-from jaxgru.evaluation import stream_nll, token_nll, window_nll
-from jaxgru.files import write_bytes, write_text
-from jaxgru.interop.safetensors import load_safetensors
-from jaxgru.model import Params
-from jaxgru.pretrained import FOLDER
-from jaxgru.runs.commits import current_commit
-from jaxgru.sampling import filter_logits
+from jaxgru.lm import apply, generate, load
+from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.evaluation import stream_nll, token_nll, window_nll
+from jaxgru.lm.files import write_bytes, write_text
+from jaxgru.lm.formats.safetensors import load_safetensors
+from jaxgru.lm.model import Params
+from jaxgru.lm.pretrained import FOLDER
+from jaxgru.lm.runs.commits import current_commit
+from jaxgru.lm.sampling import filter_logits
 
 MODELS = ("astra_alpha", "astra_beta", "elman_alpha")
 ASSETS = Path(__file__).parents[2] / "playground" / "assets"
@@ -54,7 +55,7 @@ def main() -> None:
         help="write what the models compute, for tests of the playground, instead",
     )  # fmt: skip
     arguments = parser.parse_args()
-    _, config, tokenizer = load_pretrained(MODELS[0])
+    _, config, tokenizer = load(MODELS[0])
     config, dataset = load_dataset(config, tokenizer)
     folder = arguments.fixtures or arguments.output
     try:
@@ -100,8 +101,7 @@ def all_units(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
     """Return each model's units, over the validation text."""
     text = dataset.tokenizer.decode(dataset.validation)
     return {
-        name: units(states(load_pretrained(name)[0], dataset.validation), features(text))
-        for name in MODELS
+        name: units(states(load(name)[0], dataset.validation), features(text)) for name in MODELS
     }
 
 

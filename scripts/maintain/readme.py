@@ -21,10 +21,10 @@ import subprocess
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import load_config
 from jaxgru.errors import UserError
-from jaxgru.files import write_text
-from jaxgru.runs.published import load_published
+from jaxgru.lm.config import load_config
+from jaxgru.lm.files import write_text
+from jaxgru.lm.runs.published import load_published
 from pages import benchmark_page
 from pages.benchmark_page import LABELS, rows
 from pages.figures import plot_carry

@@ -30,7 +30,7 @@ from typing import Any
 
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
-from jaxgru.files import write_bytes, write_text
+from jaxgru.lm.files import write_bytes, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (

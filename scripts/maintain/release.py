@@ -1,4 +1,4 @@
-"""Copy a finished run's model to jaxgru/pretrained/, with a card that says how it was made."""
+"""Copy a finished run's model to jaxgru/lm/pretrained/, with a card that says how it was made."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import startup  # noqa: F401
 import datetime
 from pathlib import Path
 
-from jaxgru import load_run, num_params
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.config import Config
-from jaxgru.data.dataset import load_dataset
-from jaxgru.evaluation import Losses, evaluate
-from jaxgru.files import write_text
-from jaxgru.interop.safetensors import save_safetensors
-from jaxgru.parallel.hardware import describe_hardware
-from jaxgru.pretrained import FOLDER
-from jaxgru.runs.commits import trained_by
-from jaxgru.runs.folders import RunError, find_run, is_finished
+from jaxgru.lm import load, num_params
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.evaluation import Losses, evaluate
+from jaxgru.lm.files import write_text
+from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.parallel.hardware import describe_hardware
+from jaxgru.lm.pretrained import FOLDER
+from jaxgru.lm.runs.commits import trained_by
+from jaxgru.lm.runs.folders import RunError, find_run, is_finished
 from pages.markdown import render
 from pages.records import Epoch, load_metrics
 
@@ -39,7 +39,7 @@ def main() -> None:
     run = find_run(arguments.run)
     if not is_finished(run):
         raise RunError(f"the run {run} is not finished.")
-    params, config, tokenizer = load_run(run)
+    params, config, tokenizer = load(run)
     target = arguments.folder / f"{config.name}.safetensors"
     if target.exists() and not arguments.force:
         raise RunError(f"{target} exists; to replace it, add --force.")

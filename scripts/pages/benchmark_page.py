@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from jaxgru.files import write_text
+from jaxgru.lm.files import write_text
 from pages.figures import plot_ratios
 from pages.markdown import render, table
 from pages.records import (

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jaxgru.config import load_config
-from jaxgru.runs.published import load_published
+from jaxgru.lm.config import load_config
+from jaxgru.lm.runs.published import load_published
 
 if TYPE_CHECKING:
     from pages.study_page import Page

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.runs.figure import save_figure
+from jaxgru.lm.runs.figure import save_figure
 
 Points = Sequence[tuple[int, float]]
 

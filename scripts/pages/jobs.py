@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.config import Config, load_config
-from jaxgru.runs.folders import RunError, load_run_config, versions
-from jaxgru.runs.measurements import FILE_NAME
-from jaxgru.runs.published import recipe
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.runs.folders import RunError, load_run_config, versions
+from jaxgru.lm.runs.measurements import FILE_NAME
+from jaxgru.lm.runs.published import recipe
 
 SEEDS = {
     "astra_alpha": 3,

@@ -19,10 +19,10 @@ try:
 except ImportError:
     raise SystemExit("msgspec is not installed; pip install -e '.[docs]' installs it.") from None
 
-from jaxgru.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.errors import UserError
-from jaxgru.evaluation import in_units
-from jaxgru.files import read_bytes
+from jaxgru.lm.config import Config, config_names, from_dict, load_config, to_dict
+from jaxgru.lm.evaluation import in_units
+from jaxgru.lm.files import read_bytes
 
 MAX_BYTES = 2**23
 """Size limit of a file; 40,000 epochs fit."""

@@ -62,7 +62,7 @@ class Fields(griffe.Extension):
         """Complete what is known of a class from its code."""
         decorators = {str(decorator.value) for decorator in cls.decorators}
         bases = set(map(str, cls.bases))
-        if cls.module.path == "jaxgru.config" and "dataclass(frozen=True)" in decorators:
+        if cls.module.path == "jaxgru.lm.config" and "dataclass(frozen=True)" in decorators:
             _document(cls)
         elif "struct" not in decorators and "NamedTuple" not in bases:
             return
@@ -70,7 +70,7 @@ class Fields(griffe.Extension):
 
 
 def _document(cls: griffe.Class) -> None:
-    """Give the fields made by `jaxgru.config._field` their defaults, and list their help texts."""
+    """Give the fields made by `config._field` their defaults, and list their help texts."""
     found = getattr(importlib.import_module(cls.module.path), cls.name)
     lines = []
     for field in dataclasses.fields(found):

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from jaxgru.analysis import state_cost
-from jaxgru.config import Config, load_config
-from jaxgru.runs.figure import plot_losses
-from jaxgru.runs.published import PublishedResults, load_published, recipe
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.runs.figure import plot_losses
+from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
 from pages.claims import CLAIMS, SIZE_FIELDS
 from pages.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
 from pages.jobs import SEEDS, all_jobs

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
-from jaxgru.files import write_text
+from jaxgru.lm.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

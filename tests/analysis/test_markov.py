@@ -15,7 +15,6 @@ from random_models import random_params
 from scipy import stats
 
 import jaxgru
-from jaxgru import ModelConfig
 from jaxgru.analysis.markov import (
     Cycle,
     NotUnique,
@@ -26,18 +25,19 @@ from jaxgru.analysis.markov import (
 )
 from jaxgru.analysis.text import Loop, find_loop
 from jaxgru.errors import UserError
-from jaxgru.evaluation import window_loss
+from jaxgru.lm import ModelConfig
+from jaxgru.lm.evaluation import window_loss
 
 V = 12
 
 
-def model(seed: int, cell: str, vocab_size: int, num_layers: int, **options) -> jaxgru.Params:
+def model(seed: int, cell: str, vocab_size: int, num_layers: int, **options) -> jaxgru.lm.Params:
     """Large weights, so that the rows of the chain differ."""
     return random_params(ModelConfig(cell, vocab_size, 3, 5, num_layers, **options), seed)
 
 
 @pytest.fixture(scope="module")
-def params() -> jaxgru.Params:
+def params() -> jaxgru.lm.Params:
     return model(0, "gru", V, 2, second_bias=True)
 
 
@@ -66,7 +66,7 @@ class TestTransitionMatrix:
     def test_rows_are_apply_on_texts_of_one_token(self, cell, vocab_size, num_layers, options):
         params = model(0, cell, vocab_size, num_layers, **options)
         P = transition_matrix(params)
-        logits, _ = jax.jit(jaxgru.apply)(params, jnp.arange(vocab_size)[:, None])
+        logits, _ = jax.jit(jaxgru.lm.apply)(params, jnp.arange(vocab_size)[:, None])
         np.testing.assert_allclose(P, jax.nn.softmax(logits[:, 0], axis=-1), rtol=1e-4, atol=1e-7)
         assert P.shape == (vocab_size, vocab_size) and P.dtype == np.float64
         np.testing.assert_allclose(P.sum(axis=1), 1, rtol=0, atol=1e-15 * vocab_size)
@@ -179,7 +179,7 @@ def test_stateless_text_has_the_chains_frequencies(params, P):
     assert np.abs(np.linalg.matrix_power(P, 99) - pi).max() < 1e-6
 
     prompt = jnp.zeros((4000, 1), jnp.int32)
-    tokens, _, _ = jaxgru.generate(params, jax.random.key(1), prompt, 100, stateful=False)
+    tokens, _, _ = jaxgru.lm.generate(params, jax.random.key(1), prompt, 100, stateful=False)
     counts = np.zeros((V, V))
     np.add.at(counts, tuple(np.asarray(tokens)[:, -2:].T), 1)
 
@@ -282,7 +282,7 @@ class TestGreedyCycles:
         cycles = greedy_cycles(transition_matrix(params))
         assert len(cycles) > 1 and max(len(cycle.tokens) for cycle in cycles) > 2  # or too easy
         prompt = jnp.arange(V)[:, None]
-        texts, _, _ = jaxgru.generate(
+        texts, _, _ = jaxgru.lm.generate(
             params, jax.random.key(0), prompt, 4 * V, temperature=0, stateful=False
         )
         seen: Counter[tuple[int, ...]] = Counter()

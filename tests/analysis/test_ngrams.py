@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgru.analysis.ngrams import NGram, bigram_probabilities, context_frequencies, count_ngrams
-from jaxgru.data.corpus import split
-from jaxgru.data.tokenizers import CharacterTokenizer
 from jaxgru.errors import UserError
-from jaxgru.sampling import filter_logits
+from jaxgru.lm.data.corpus import split
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.sampling import filter_logits
 
 TEXT = np.array([0, 1, 0, 1, 2, 1])
 

@@ -15,13 +15,13 @@ from conftest import numpy_gru_losses
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.markov import transition_matrix
-from jaxgru.data.dataset import Dataset
+from jaxgru.lm.data.dataset import Dataset
 
 
 @pytest.fixture(scope="module")
 def measured(tiny_run, tiny_text):
     """The tiny run's parameters (larger, so that the state matters), data and record."""
-    params, _, tokenizer = jaxgru.load_run(tiny_run)
+    params, _, tokenizer = jaxgru.lm.load(tiny_run)
     params = jax.tree.map(lambda leaf: 2 * leaf, params)
     tokens = tokenizer.encode(tiny_text.read_text())
     dataset = Dataset(tokens[:2700], tokens[2700:], tokenizer, "a test", 301)
@@ -49,7 +49,7 @@ def test_losses_are_numpys(measured):
 
 
 def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
-    """Their mean and its standard error; tests/test_evaluation.py checks the losses themselves."""
+    """Their mean and its standard error; test_evaluation.py checks the losses themselves."""
     params, dataset, record, _ = measured
     assert "random_batches" not in record
     said: list[str] = []

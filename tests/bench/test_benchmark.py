@@ -36,10 +36,12 @@ from bench.timing import (
     tasks,
     time_limit,
 )
-from jaxgru import UserError, layers, load_config
-from jaxgru.config import Config, ModelConfig, TrainingConfig
-from jaxgru.model import init, initial_carry, step
-from jaxgru.parallel.hardware import peak_resident_bytes
+from jaxgru import UserError
+from jaxgru.layers import implementations
+from jaxgru.lm import load_config
+from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
+from jaxgru.lm.model import init, initial_carry, step
+from jaxgru.lm.parallel.hardware import peak_resident_bytes
 from pages import benchmark_page
 from pages.benchmark_page import CONTESTANTS, merge
 from pages.records import BenchmarkRun, Benchmarks
@@ -165,7 +167,7 @@ class TestTiming:
     @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
     def test_a_started_process_does_not_report_its_parents_peak(self):
         """If a process was larger than what it executes, ru_maxrss keeps its larger peak."""
-        code = "from jaxgru.parallel.hardware import peak_resident_bytes as p; print(p())"
+        code = "from jaxgru.lm.parallel.hardware import peak_resident_bytes as p; print(p())"
         filled = b"1" * 2**30
         assert len(filled) < peak_resident_bytes()
         run = [sys.executable, "-c", code]
@@ -346,7 +348,7 @@ class TestContestants:
             raise AssertionError("the fast unroll was traced")
 
         forget_traces()
-        monkeypatch.setattr(layers, "over_time", no_unroll)
+        monkeypatch.setattr(implementations, "over_time", no_unroll)
         peers.build("plain_scan", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")

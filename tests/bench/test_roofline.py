@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from bench.roofline import Machine, estimate, first_bound_by_sending
-from jaxgru import load_config
+from jaxgru.lm import load_config
 
 
 def test_leviathan_on_eight_devices_by_hand():

@@ -15,10 +15,10 @@ from minimal_gated_unit import MGU
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells.base import Cell, struct
-from jaxgru.config import load_config
-from jaxgru.evaluation import window_loss
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.runs.lifecycle import resume_run, start_run
+from jaxgru.lm.config import load_config
+from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
+from jaxgru.lm.runs.lifecycle import resume_run, start_run
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(registered, tmp_path_factory, tiny_text):
 
 
 def test_it_was_trained_and_resumed(run):
-    _, config, _ = jaxgru.load_run(run)
+    _, config, _ = jaxgru.lm.load(run)
     assert config.model.cell == "mgu" and config.training.epochs == 3
     losses = [line.split('"val_loss": ')[1] for line in (run / "metrics.jsonl").open()]
     assert len(losses) == 3
@@ -47,9 +47,9 @@ def test_it_was_trained_and_resumed(run):
 
 def test_it_is_what_numpy_computes(run):
     """Logits of a prompt, from the equations alone."""
-    params, _, _ = jaxgru.load_run(run)
+    params, _, _ = jaxgru.lm.load(run)
     tokens = jnp.array([[3, 1, 4, 1, 5]])
-    logits, carry = jaxgru.apply(params, tokens)
+    logits, carry = jaxgru.lm.apply(params, tokens)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
     states = [np.zeros(9), np.zeros(9)]
@@ -65,11 +65,11 @@ def test_it_is_what_numpy_computes(run):
 
 
 def test_it_is_sampled_and_evaluated_with_its_state(run):
-    params, _, tokenizer = jaxgru.load_run(run)
+    params, _, tokenizer = jaxgru.lm.load(run)
     prompt, key = jnp.array([[1, 2]]), jax.random.key(0)
-    whole, _, _ = jaxgru.generate(params, key, prompt, 20)
-    first, carry, key = jaxgru.generate(params, key, prompt, 12)
-    rest, _, _ = jaxgru.generate(params, key, first[:, -1:], 8, carry)
+    whole, _, _ = jaxgru.lm.generate(params, key, prompt, 20)
+    first, carry, key = jaxgru.lm.generate(params, key, prompt, 12)
+    rest, _, _ = jaxgru.lm.generate(params, key, first[:, -1:], 8, carry)
     np.testing.assert_array_equal(whole, jnp.concatenate([first, rest], axis=1))
     tokens = tokenizer.encode("But soft what light through yonder")
     assert window_loss(params, tokens, 1) != window_loss(params, tokens, 8)
@@ -111,7 +111,7 @@ def test_a_carry_of_three_parts(monkeypatch):
 
 
 def test_it_is_saved(run, tmp_path):
-    params, config, tokenizer = jaxgru.load_run(run)
+    params, config, tokenizer = jaxgru.lm.load(run)
     save_safetensors(tmp_path / "mgu.safetensors", params, config, tokenizer)
     again, config_again, _ = load_safetensors(tmp_path / "mgu.safetensors")
     data = dataclasses.replace(config.data, corpus=f"./{Path(config.data.corpus).name}")
@@ -123,7 +123,7 @@ def test_another_of_its_name_is_refused(registered):
     with pytest.raises(ValueError, match="the cell mgu has the same name or class of parameters"):
         cells.register(dataclasses.replace(MGU, name="gru2"))
     with pytest.raises(jaxgru.UserError, match="reset is after; it must be before: only gru has"):
-        jaxgru.ModelConfig(cell="mgu", reset="after")
+        jaxgru.lm.ModelConfig(cell="mgu", reset="after")
 
 
 def test_parameters_of_no_cell(registered):

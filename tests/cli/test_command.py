@@ -59,7 +59,10 @@ def test_version(run):
             ["train", "--lr", "1"],
             "jaxgru train: there is no option --lr; the nearest is --training.",
         ),
-        (["sample", "--run", "nowhere"], "jaxgru sample: there is no run in nowhere: "),
+        (
+            ["sample", "--run", "nowhere"],
+            "jaxgru sample: there is no model 'nowhere'; it must be a run's folder",
+        ),
         (["convert", "nothing.pth", "a.pth"], "jaxgru convert: there is no nothing.pth."),
     ],
 )
@@ -153,11 +156,11 @@ import jax, jaxgru
 
 x = jax.numpy.ones((2, 3, 4))
 jaxgru.unroll(jaxgru.init_gru(jax.random.key(0), 4, 5), x)
-params, config, tokenizer = jaxgru.load_pretrained("elman_alpha")
-jaxgru.generate(params, jax.random.key(0), jax.numpy.zeros((1, 2), int), 3)
+params, config, tokenizer = jaxgru.lm.load("elman_alpha")
+jaxgru.lm.generate(params, jax.random.key(0), jax.numpy.zeros((1, 2), int), 3)
 for path in ("run", "scribe.pth", "scribe.onnx"):
     try:
-        jaxgru.load_run(path)
+        jaxgru.lm.load(path)
     except ImportError as error:
         print(error, file=sys.stderr)
     except jaxgru.UserError as error:

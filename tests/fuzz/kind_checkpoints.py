@@ -21,14 +21,14 @@ from fuzzing import Finding, Made
 from mutations import NUMBERS, TEXTS, mutate, text
 
 import jaxgru
-from jaxgru import Config, ModelConfig
-from jaxgru.config import TrainingConfig
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.files import hashes
-from jaxgru.runs.checkpoints import restore, save
-from jaxgru.runs.folders import create_run, load_run_config
-from jaxgru.runs.orbax import CHECKSUMS, open_checkpoints
-from jaxgru.training import Progress, init_state
+from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.config import TrainingConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.files import hashes
+from jaxgru.lm.runs.checkpoints import restore, save
+from jaxgru.lm.runs.folders import create_run, load_run_config
+from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
+from jaxgru.lm.training import Progress, init_state
 from pages.records import load_metrics
 
 COUNT = itertools.count()
@@ -111,8 +111,10 @@ def _metrics(run: Path) -> Path:
 
 
 def _use(run: Path) -> None:
-    params, config, tokenizer = jaxgru.load_run(run)
-    jaxgru.apply(params, tokenizer.encode(tokenizer.decode(np.arange(tokenizer.vocab_size)))[None])
+    params, config, tokenizer = jaxgru.lm.load(run)
+    jaxgru.lm.apply(
+        params, tokenizer.encode(tokenizer.decode(np.arange(tokenizer.vocab_size)))[None]
+    )
     repr(config)
 
 

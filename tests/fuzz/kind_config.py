@@ -12,7 +12,7 @@ from fuzzing import Finding, Made
 from mutations import mutate, text
 
 import jaxgru
-from jaxgru.config import SECTIONS, config_names, dotted_names, from_dict, load_config, to_dict
+from jaxgru.lm.config import SECTIONS, config_names, dotted_names, from_dict, load_config, to_dict
 
 VALID: list[bytes] = []
 
@@ -43,7 +43,7 @@ def load(made: tuple[Path, dict[str, str]]) -> None:
         raise Finding(f"config that is not the same when written and read: {config.name}")
     str(path.parent / config.name).encode()
     if config.model.num_layers <= 8:
-        jax.eval_shape(lambda: jaxgru.init(jax.random.key(0), config.model))
+        jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), config.model))
 
 
 def _typed(rng: random.Random) -> str:

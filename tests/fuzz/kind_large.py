@@ -10,13 +10,13 @@ from pathlib import Path
 from fuzzing import Made
 
 import jaxgru
-from jaxgru.config import load_config
-from jaxgru.data.dataset import load_dataset
-from jaxgru.data.tokenizers import read_tokenizer
-from jaxgru.generation import Options, stream_text
-from jaxgru.interop import import_torch
-from jaxgru.interop.pth import load_pth_model
-from jaxgru.interop.safetensors import load_safetensors
+from jaxgru.libraries import import_torch
+from jaxgru.lm.config import load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import read_tokenizer
+from jaxgru.lm.formats.pth import load_pth_model
+from jaxgru.lm.formats.safetensors import load_safetensors
+from jaxgru.lm.generation import Options, stream_text
 from pages.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}
@@ -39,7 +39,7 @@ def _corpus(tokenizer: str) -> Callable[[Path], None]:
 
 def _prompt(name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
-        params, _, tokenizer = jaxgru.load_pretrained(name)
+        params, _, tokenizer = jaxgru.lm.load(name)
         text = "".join(stream_text(params, tokenizer, path.read_text(), Options(num_tokens=32)))
         assert len(text) == 10**6 + 32
 

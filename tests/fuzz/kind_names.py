@@ -14,13 +14,13 @@ from fuzzing import Finding, Made
 from mutations import text
 
 import jaxgru
-from jaxgru import Config, ModelConfig
-from jaxgru.config import from_dict, load_config
-from jaxgru.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
-from jaxgru.interop import import_torch
-from jaxgru.interop.pth import load_pth_model
-from jaxgru.interop.safetensors import load_safetensors, save_safetensors
-from jaxgru.runs.folders import create_run, find_run, load_run_config, versions
+from jaxgru.libraries import import_torch
+from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.config import from_dict, load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, load_tokenizer, read_tokenizer
+from jaxgru.lm.formats.pth import load_pth_model
+from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
+from jaxgru.lm.runs.folders import create_run, find_run, load_run_config, versions
 
 MODEL = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1)
 TOKENIZER = CharacterTokenizer("abc")
@@ -30,7 +30,7 @@ FILES: dict[str, bytes] = {}
 
 def prepare(folder: Path) -> None:
     path = folder / "valid.safetensors"
-    params = jaxgru.init(jax.random.key(0), MODEL)
+    params = jaxgru.lm.init(jax.random.key(0), MODEL)
     save_safetensors(path, params, Config("x", MODEL), TOKENIZER)
     import_torch()  # it loads libraries when it is first imported
     FILES["model.safetensors"] = path.read_bytes()
@@ -144,7 +144,7 @@ def load(made: tuple[str, Path, str]) -> None:
                 raise Finding(f"a name that is no folder's: {config.name!r}")
         case "config":
             load_config(given)
-            raise_unless = given.endswith(".toml") or given in jaxgru.config_names()
+            raise_unless = given.endswith(".toml") or given in jaxgru.lm.config_names()
             if not raise_unless:
                 raise Finding(f"a config outside: {given!r}")
         case "create":
@@ -176,7 +176,7 @@ def _load_all(family: Path) -> None:
         lambda: read_tokenizer(family / "model.json"),
         lambda: read_tokenizer(family / "model.model"),
         lambda: load_config(family / "model.toml"),
-        lambda: jaxgru.load_run(family / "v1"),
+        lambda: jaxgru.lm.load(family / "v1"),
     ]
     refused = None
     for call in calls:

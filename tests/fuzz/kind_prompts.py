@@ -12,9 +12,9 @@ from kind_sentencepiece import learn_pieces
 from mutations import text
 
 import jaxgru
-from jaxgru import ModelConfig
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.generation import Options, stream_text
+from jaxgru.lm import ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.generation import Options, stream_text
 
 BOUNDS = {"seconds": 60.0}
 """Some cases are the first of their shape, and XLA compiles a program: seconds, on a busy core."""
@@ -27,7 +27,7 @@ def prepare(folder: Path) -> None:
     MODELS.clear()
     for tokenizer in (CharacterTokenizer.learn(LETTERS), learn_pieces()):
         model = ModelConfig(vocab_size=tokenizer.vocab_size, embedding_dim=2, hidden_dim=3)
-        MODELS.append((jaxgru.init(jax.random.key(0), model), tokenizer))
+        MODELS.append((jaxgru.lm.init(jax.random.key(0), model), tokenizer))
 
 
 def make(rng: random.Random, folder: Path) -> Made:

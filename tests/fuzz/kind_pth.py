@@ -26,8 +26,8 @@ from fuzzing import Finding, Made
 from mutations import NUMBERS, mutate, text
 
 import jaxgru
-from jaxgru import Config, ModelConfig
-from jaxgru.interop.pth import load_pth_model, save_pth
+from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.formats.pth import load_pth_model, save_pth
 
 VALID: list[bytes] = []
 CHECKPOINTS: list[dict[str, Any]] = []
@@ -41,7 +41,7 @@ def prepare(folder: Path) -> None:
         ModelConfig("lstm", 5, 3, 4, layer_norm=True),
     ):
         path = folder / "valid.pth"
-        save_pth(path, jaxgru.init(jax.random.key(0), model), Config("x", model))
+        save_pth(path, jaxgru.lm.init(jax.random.key(0), model), Config("x", model))
         VALID.append(path.read_bytes())
         CHECKPOINTS.append(torch.load(path, weights_only=True))
         torch.save(CHECKPOINTS[-1]["state_dict"], path)  # as the study's early stopping does
@@ -60,7 +60,7 @@ def make(rng: random.Random, folder: Path) -> Made:
 
 def load(path: Path) -> None:
     params, config = load_pth_model(path)
-    if 4 * jaxgru.num_params(params) > path.stat().st_size:
+    if 4 * jaxgru.lm.num_params(params) > path.stat().st_size:
         raise Finding("parameters larger than the file")
     repr(config)
 

@@ -17,9 +17,9 @@ from kind_sentencepiece import spoil as spoil_pieces
 from mutations import NUMBERS, mutate, text
 
 import jaxgru
-from jaxgru import Config, ModelConfig
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.interop.safetensors import (
+from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.safetensors import (
     load_safetensors,
     load_safetensors_config,
     save_safetensors,
@@ -41,7 +41,7 @@ def prepare(folder: Path) -> None:
     VALID.clear()
     for i, (model, tokenizer) in enumerate(models):
         path = folder / f"valid{i}.safetensors"
-        params = jaxgru.init(jax.random.key(i), model)
+        params = jaxgru.lm.init(jax.random.key(i), model)
         save_safetensors(path, params, Config(f"model{i}", model), tokenizer)
         VALID.append(path.read_bytes())
 
@@ -60,7 +60,7 @@ def load(path: Path) -> None:
     assert alone == config
     text = tokenizer.decode(np.arange(tokenizer.vocab_size))
     tokenizer.num_characters(tokenizer.encode(text), text)
-    assert jaxgru.num_params(params) * 4 < path.stat().st_size
+    assert jaxgru.lm.num_params(params) * 4 < path.stat().st_size
     repr(config)
 
 

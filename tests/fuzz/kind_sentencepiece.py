@@ -10,7 +10,7 @@ import numpy as np
 from fuzzing import Finding, Made
 from mutations import NUMBERS, mutate, text
 
-from jaxgru.data.tokenizers import SentencePieceTokenizer, TokenizerError, read_tokenizer
+from jaxgru.lm.data.tokenizers import SentencePieceTokenizer, TokenizerError, read_tokenizer
 
 VALID: list[bytes] = []
 SENTENCES = ("to be or not to be", "", " ", "é\0\u202e", "zq\n\nto  be", "be" * 200)

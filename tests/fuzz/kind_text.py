@@ -9,9 +9,9 @@ from pathlib import Path
 from fuzzing import Finding, Made
 from mutations import mutate, text
 
-from jaxgru.config import load_config
-from jaxgru.data.dataset import load_dataset
-from jaxgru.data.tokenizers import TokenizerError
+from jaxgru.lm.config import load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import TokenizerError
 
 PLAIN = "But soft, what light through yonder window breaks?\nIt is the east – né.\n" * 20
 SPECIAL = (

@@ -15,29 +15,29 @@ from random_models import random_params
 from rich.console import Console
 
 import jaxgru
-from jaxgru import Config, ModelConfig, generation
 from jaxgru.cli import evaluate
-from jaxgru.config import ConfigError, from_dict, load_config
-from jaxgru.data import tokenizers
-from jaxgru.data.corpus import CorpusError
-from jaxgru.data.dataset import load_dataset
-from jaxgru.data.tokenizers import (
+from jaxgru.errors import UserError
+from jaxgru.libraries import InteropError
+from jaxgru.lm import Config, ModelConfig, generation
+from jaxgru.lm.config import ConfigError, from_dict, load_config
+from jaxgru.lm.data import tokenizers
+from jaxgru.lm.data.corpus import CorpusError
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     TokenizerError,
     read_tokenizer,
 )
-from jaxgru.errors import UserError
-from jaxgru.interop import InteropError
-from jaxgru.interop.onnx import load_onnx
-from jaxgru.interop.pickles import check_pickle
-from jaxgru.interop.pth import load_pth_model, save_pth
-from jaxgru.interop.safetensors import (
+from jaxgru.lm.formats.onnx import load_onnx
+from jaxgru.lm.formats.pickles import check_pickle
+from jaxgru.lm.formats.pth import load_pth_model, save_pth
+from jaxgru.lm.formats.safetensors import (
     load_safetensors,
     load_safetensors_config,
     save_safetensors,
 )
-from jaxgru.runs.initial import config_from
+from jaxgru.lm.runs.initial import config_from
 from pages.records import Kept, RecordError, RunMeasures, dumps, load, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +144,7 @@ class TestFilesThatAreNone:
         )
 
     def test_a_given_copy_of_the_corpus(self, pipe):
-        assert "pipe" in refusal(CorpusError, lambda: jaxgru.data.corpus.load_corpus(path=pipe))
+        assert "pipe" in refusal(CorpusError, lambda: jaxgru.lm.data.corpus.load_corpus(path=pipe))
 
     @pytest.mark.parametrize("suffix", [".json", ".model"])
     def test_a_tokenizer(self, pipe, tmp_path, suffix):
@@ -200,7 +200,7 @@ class TestSafetensors:
 
     def saved(self, path: Path, old: str, new: str) -> Path:
         """A file whose header has something else in place of `old`."""
-        params = jaxgru.init(jax.random.key(0), self.MODEL)
+        params = jaxgru.lm.init(jax.random.key(0), self.MODEL)
         save_safetensors(path, params, Config("x", self.MODEL), CharacterTokenizer("abc"))
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -232,7 +232,7 @@ class TestStudyCheckpoints:
         pytest.importorskip("torch")
         path = tmp_path / "x.pth"
         model = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1, second_bias=True)
-        save_pth(path, jaxgru.init(jax.random.key(0), model), Config("x", model))
+        save_pth(path, jaxgru.lm.init(jax.random.key(0), model), Config("x", model))
         return path
 
     def pickle(self, path: Path, data: bytes) -> Path:

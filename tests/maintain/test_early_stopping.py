@@ -10,7 +10,7 @@ import pytest
 from conftest import numpy_gru_losses
 
 import jaxgru
-from jaxgru.interop.safetensors import save_safetensors
+from jaxgru.lm.formats.safetensors import save_safetensors
 from maintain import early_stopping
 
 
@@ -29,7 +29,7 @@ def test_the_best_epoch_before_training_stops(losses, patience, best):
 
 
 def test_windows_are_those_of_numpy(tiny_run, tiny_text):
-    params, _, tokenizer = jaxgru.load_run(tiny_run)
+    params, _, tokenizer = jaxgru.lm.load(tiny_run)
     tokens = tokenizer.encode(tiny_text.read_text())[:300]
     losses = early_stopping.window_losses(params, tokens, 16)
     assert len(losses) == 71  # from 0, 4, …, 280 on; 283 is the last possible
@@ -56,7 +56,7 @@ def test_the_whole_script(script, run_copy, tmp_path):
     options = ["--output", output, "--draws", 50, "--patience", 1]
     done = script("maintain/early_stopping", run_copy, *options)
     assert done.code == 2 and "has not kept the model of each of its epochs" in done.err
-    params, config, tokenizer = jaxgru.load_run(run_copy)
+    params, config, tokenizer = jaxgru.lm.load(run_copy)
     (run_copy / "epochs").mkdir()
     for epoch, scale in ((1, 1), (2, 30)):
         scaled = jax.tree.map(lambda leaf, by=scale: by * leaf, params)

@@ -16,11 +16,11 @@ import torch
 from conftest import TINY
 from torch.nn.functional import cross_entropy
 
-from jaxgru.config import load_config, to_dict
-from jaxgru.data.dataset import load_dataset
 from jaxgru.errors import UserError
-from jaxgru.model import apply
-from jaxgru.runs.folders import load_run_config
+from jaxgru.lm.config import load_config, to_dict
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.model import apply
+from jaxgru.lm.runs.folders import load_run_config
 from maintain import plateau
 from pages.records import load_metrics
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from jaxgru.config import load_config, to_dict
-from jaxgru.runs.folders import is_finished
+from jaxgru.lm.config import load_config, to_dict
+from jaxgru.lm.runs.folders import is_finished
 from pages.jobs import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",

@@ -89,7 +89,7 @@ def benchmarks(draw) -> dict:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where pages go; figures are made and not drawn, which takes longest."""
-    for module in ("pages.figures", "jaxgru.runs.figure"):
+    for module in ("pages.figures", "jaxgru.lm.runs.figure"):
         monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
     return tmp_path
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from jaxgru.config import load_config, to_dict
-from jaxgru.data import dataset
-from jaxgru.data.dataset import Dataset
-from jaxgru.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.config import load_config, to_dict
+from jaxgru.lm.data import dataset
+from jaxgru.lm.data.dataset import Dataset
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from pages import study_page
 from pages.figures import in_quarter_octaves
 from pages.markdown import table

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from random_models import random_params
 
-from jaxgru import load_config, load_pretrained
-from jaxgru.data.corpus import split
-from jaxgru.data.tokenizers import CharacterTokenizer
-from jaxgru.interop.safetensors import save_safetensors
-from jaxgru.pretrained import FOLDER
+from jaxgru.lm import load, load_config
+from jaxgru.lm.data.corpus import split
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.pretrained import FOLDER
 from maintain import playground
 
 PLAYGROUND = Path(__file__).parents[2] / "playground"
@@ -83,7 +83,7 @@ def random_model(folder: Path, name: str, **options: int | str) -> Path:
 
 def write_fixtures(folder: Path, names: list[str], text: str, N: int, **options) -> None:
     for name in names:
-        tokens = split(load_pretrained(name)[2].encode(text), 0.1)[1][:N]
+        tokens = split(load(name)[2].encode(text), 0.1)[1][:N]
         playground.write_fixture(folder, FOLDER / f"{name}.safetensors", tokens, **options)
 
 
@@ -119,7 +119,7 @@ def dataset(shakespeare, tmp_path, monkeypatch):
     """The dataset of the models."""
     (tmp_path / "shakespeare.txt").write_text(shakespeare, newline="")
     monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "shakespeare.txt"))
-    _, config, tokenizer = load_pretrained("astra_alpha")
+    _, config, tokenizer = load("astra_alpha")
     return playground.load_dataset(config, tokenizer)[1]
 
 

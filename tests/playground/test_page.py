@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxgru import load_pretrained
-from jaxgru.evaluation import stream_loss, window_loss
+from jaxgru.lm import load
+from jaxgru.lm.evaluation import stream_loss, window_loss
 
 PLAYGROUND = Path(__file__).parents[2] / "playground"
 MODULES = PLAYGROUND / "node_modules"
@@ -58,7 +58,7 @@ def use(file: str, built: Path, report: Path) -> dict:
 
 def assert_same_means(means: dict[str, float], model: str, text: str) -> None:
     """Compare with jaxgru, by how often the state is lost. The page shows three decimals."""
-    params, _, tokenizer = load_pretrained(model)
+    params, _, tokenizer = load(model)
     tokens = tokenizer.encode(text)
     for every, nats in means.items():
         expected = (

@@ -5,7 +5,7 @@ import { createEngine, MAX_STEPS } from "./engine";
 import type { Carry, SamplingOptions, Writing } from "./types";
 
 const name = "elman_alpha";
-const file = readFileSync(new URL("../../../jaxgru/pretrained/elman_alpha.safetensors", import.meta.url));
+const file = readFileSync(new URL("../../../jaxgru/lm/pretrained/elman_alpha.safetensors", import.meta.url));
 const fetchModel = async () => new Uint8Array(file).buffer;
 const engine = createEngine(fetchModel);
 const options: SamplingOptions = { temperature: 0.9, topK: 20, resetEvery: null };

@@ -1,6 +1,6 @@
-import astra_alpha from "../../../jaxgru/pretrained/astra_alpha.safetensors?url";
-import astra_beta from "../../../jaxgru/pretrained/astra_beta.safetensors?url";
-import elman_alpha from "../../../jaxgru/pretrained/elman_alpha.safetensors?url";
+import astra_alpha from "../../../jaxgru/lm/pretrained/astra_alpha.safetensors?url";
+import astra_beta from "../../../jaxgru/lm/pretrained/astra_beta.safetensors?url";
+import elman_alpha from "../../../jaxgru/lm/pretrained/elman_alpha.safetensors?url";
 import type { ModelName } from "./types";
 
 const URLS: Record<ModelName, string> = { astra_alpha, astra_beta, elman_alpha };

@@ -7,7 +7,7 @@ import { readSafetensors, type Safetensors } from "./safetensors";
 import type { Carry } from "./types";
 
 /**
- * The language model, as in jaxgru/model.py: embedding → stacked cells → head.
+ * The language model, as in jaxgru/lm/model.py: embedding → stacked cells → head.
  *
  * Letters: V vocabulary size, E embedding size, H hidden size, L number of layers.
  */

@@ -8,7 +8,7 @@ export function nextToken(logits: Float32Array, u: number, options: SamplingOpti
   return draw(probabilities(logits, temperature, topK), u);
 }
 
-/** Return the distribution to draw from, as jaxgru.sampling: tokens that tie with the last one kept are kept, too. */
+/** Return the distribution to draw from, as jaxgru.lm.sampling: tokens that tie with the last one kept are kept, too. */
 export function probabilities(logits: Float32Array, temperature: number, topK: number | null): Float64Array {
   if (!(temperature > 0 && temperature < Infinity))
     throw new Error(`The temperature is ${temperature}; it must be at least 0 and finite.`);

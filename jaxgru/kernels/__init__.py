@@ -1,1 +1,0 @@
-"""Faster computations for particular devices, with the contract of `cells.base.Recurrent`."""

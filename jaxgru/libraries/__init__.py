@@ -1,0 +1,44 @@
+"""Layers to and from other libraries: one file each, which imports its library.
+
+Each file converts weights both ways. Those of Flax, Equinox and dm-haiku also run the library's own
+cells at jaxgru's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from jaxgru.errors import UserError
+
+
+class InteropError(UserError):
+    """Weights, or a file of them, that cannot be read or written."""
+
+
+def import_torch() -> ModuleType:
+    """Import and return PyTorch. Raises InteropError where it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InteropError("PyTorch is needed but not installed: pip install torch.") from error
+    return torch
+
+
+def check_shapes(
+    where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compare tensors' shapes by name; `where` begins the message.
+
+    Raises:
+      InteropError: a tensor is missing, extra or of another shape; the first by name is named.
+    """
+    for name in sorted(have.keys() | want.keys()):
+        if name not in have:
+            raise InteropError(f"{where}: the tensor {name} is missing.")
+        if name not in want:
+            raise InteropError(f"{where}: there is a tensor {name} that does not belong there.")
+        if have[name] != want[name]:
+            raise InteropError(
+                f"{where}: the tensor {name} has shape {have[name]}; it must be {want[name]}."
+            )

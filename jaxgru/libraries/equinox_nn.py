@@ -1,0 +1,152 @@
+"""`equinox.nn`: its GRUCell and LSTMCell over time at jaxgru's speed; their weights.
+
+    from jaxgru.libraries.equinox_nn import unroll
+    state, ys = unroll(cell, xs, state)      # in place of a lax.scan of the cell
+
+Its weights are PyTorch's: (out, in), a GRU's gates in the order r, z, n with the reset after the
+product and z weighting the old state. See https://docs.kidger.site/equinox/api/nn/rnn/.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.cells.base import AnyArray
+from jaxgru.layers.arguments import as_array
+from jaxgru.layers.unroll import unroll as unroll_layers
+from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries.gates import (
+    as_state,
+    cast,
+    check_reset,
+    joined,
+    layer_of,
+    other_z,
+    refusal,
+    reshaped,
+    single_bias,
+    sizes,
+    with_steps,
+)
+
+
+def unroll(
+    cell: eqx.nn.GRUCell | eqx.nn.LSTMCell,
+    xs: Float[AnyArray, "... T F"],
+    state: Any = None,
+    *,
+    reset: Bool[AnyArray, "... T"] | None = None,
+    reverse: bool = False,
+    implementation: str = "auto",
+) -> tuple[Any, Float[Array, "... T H"]]:
+    """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
+
+    For one sequence, as `jax.lax.scan(lambda s, x: (s := cell(x, s), s), state, xs)`. A batch is
+    faster given whole than by `vmap`.
+
+    Args:
+      cell: with its own arrays, so that it is trained as it is.
+      xs: (T, F), or with batch axes before.
+      state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
+      reset: (..., T); where True, the state is set to zeros before that step.
+      reverse: read from the last step to the first.
+      implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+
+    Returns:
+      The state after the last step, and h of every step (..., T, H).
+
+    Raises:
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
+        weights; or an argument has another shape.
+    """
+    layer = from_equinox(cell)
+    xs = with_steps("xs", xs)
+    if not jnp.issubdtype(xs.dtype, jnp.floating):
+        raise InteropError(f"xs is {xs.dtype} {xs.shape}; it must be floating-point.")
+    *batch, T, F = xs.shape
+    B, H = math.prod(batch), cell.hidden_size
+    if state is not None:
+        state = as_state("the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H))
+    dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
+    ys, state = unroll_layers(
+        cast(layer, dtype, dtype),
+        xs.reshape(B, T, F),
+        jax.tree.map(lambda leaf: leaf.astype(dtype), state),
+        reset=None if reset is None else reshaped("reset", reset, (*batch, T), (B, T)),
+        reverse=reverse,
+        implementation=implementation,
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state), ys.reshape(*batch, T, H)
+
+
+def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
+    """Return the layer with the weights of a cell.
+
+    The GRU resets after the product. Values are copied; those of z change sign. A cell without
+    biases gets zeros. The carry is the same on both sides.
+
+    Raises:
+      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
+        weights, or of other names or shapes.
+    """
+    if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
+        raise InteropError(
+            f"the cell is a {type(cell).__name__}; it must be an equinox.nn.GRUCell or LSTMCell."
+        )
+    if cell.weight_ih is None or cell.weight_hh is None:
+        raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
+    given: dict[str, Any] = {n: w for n, w in vars(cell).items() if n not in _STATIC}
+    given = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    lstm, H = isinstance(cell, eqx.nn.LSTMCell), cell.hidden_size
+    gates = 4 if lstm else 3
+    want: dict[str, tuple[int, ...]] = {"weight_ih": (gates * H, cell.input_size)}
+    want |= {"weight_hh": (gates * H, H)}
+    if cell.use_bias:  # or Equinox ignores them
+        want |= {"bias": (gates * H,)} | ({} if lstm else {"bias_n": (H,)})
+    have = {name: weight.shape for name, weight in given.items()}
+    check_shapes(f"a {type(cell).__name__}", have, want)
+    weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
+    if lstm:
+        return layer_of(LSTMParams, "ifgo", **weights)
+    gru = partial(GRUParams, cn=given.get("bias_n"), reset="after")
+    return other_z(layer_of(gru, "rzn", **weights))
+
+
+_STATIC = ("input_size", "hidden_size", "use_bias")
+"""The fields of a cell that are no weights; whatever else it has is compared with what is known."""
+
+
+def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
+    """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
+
+    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
+    `from_equinox` returns the other values bit for bit.
+
+    Raises:
+      InteropError: a GRU resets before the product, as Equinox's cannot; or the layer is an RNN,
+        which Equinox does not have.
+    """
+    match layer:
+        case GRUParams():
+            check_reset(layer, "after", "equinox.nn.GRUCell")
+            p, make, order = other_z(single_bias(layer)), eqx.nn.GRUCell, "rzn"
+        case LSTMParams():
+            p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
+        case _:
+            raise refusal(layer, "Equinox has a GRUCell and an LSTMCell")
+    E, H, dtype = sizes(layer)
+    cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
+    W, U, b = (joined(p, side, order) for side in "WUb")
+    arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
+    if isinstance(p, GRUParams):
+        arrays["bias_n"] = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+    fields = lambda cell: [getattr(cell, name) for name in arrays]
+    return eqx.tree_at(fields, cell, list(arrays.values()))

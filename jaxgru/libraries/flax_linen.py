@@ -1,0 +1,287 @@
+"""`flax.linen`: its RNN and the `ScannedRNN` of reinforcement learning at jaxgru's speed; weights.
+
+    from jaxgru.libraries.flax_linen import RNN           # in place of nn.RNN
+    from jaxgru.libraries.flax_linen import ScannedRNN    # in place of purejaxrl's class
+
+Names, shapes and initial values of the parameters are Flax's, so checkpoints fit. Its GRU resets
+after the product and has a bias there (`hn`); its z weights the old state. See
+https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.core import meta
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells.base import AnyArray
+from jaxgru.layers.arguments import as_array
+from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
+from jaxgru.libraries.gates import (
+    as_state,
+    check_mapping,
+    check_reset,
+    other_z,
+    refusal,
+    single_bias,
+    sizes,
+    with_steps,
+)
+
+CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
+
+
+class RNN(nn.RNN):
+    """An `nn.RNN` that computes the same with `jaxgru.unroll`, whose gradient is hand-written.
+
+    The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. The options of `nn.scan`
+    (`unroll`, `variable_axes`, …) act only when parameters are initialized.
+    """
+
+    def __call__(
+        self,
+        inputs: Float[AnyArray, "..."],
+        *,
+        initial_carry: Any = None,
+        init_key: Array | None = None,
+        seq_lengths: Integer[AnyArray, "..."] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        reset: Bool[AnyArray, "..."] | None = None,
+        implementation: str = "auto",
+    ) -> Any:
+        """Run over a sequence; all arguments but the last two are those of `nn.RNN`.
+
+        Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
+
+        Args:
+          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
+            cell's initial carry before that step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+
+        Returns:
+          The outputs, or (carry, outputs) with `return_carry`.
+
+        Raises:
+          InteropError: the cell is of another class, has other functions than sigmoid and tanh, or
+            is residual.
+        """
+        options = chosen(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
+        check_cell(self.cell, CELLS, "flax.linen")
+        one_step = step_shape(inputs, options["time_major"])
+        key = jax.random.key(0) if init_key is None else init_key
+        start = self.cell.initialize_carry(key, one_step)
+        if initial_carry is not None:
+            initial_carry = _checked("initial_carry", initial_carry, self.cell, start, one_step)
+        if "params" not in self.cell.variables:
+            # initializes them
+            super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
+        return rnn(
+            _layer_of(self.cell),
+            inputs,
+            start if initial_carry is None else initial_carry,
+            dtype=self.cell.dtype,
+            reset=reset,
+            initial=_unless_zeros(self.cell, start),
+            lengths=seq_lengths,
+            implementation=implementation,
+            **options,
+        )
+
+
+class ScannedRNN(nn.Module):
+    """The `ScannedRNN` of purejaxrl: a cell over time whose carry is reset at each episode's start.
+
+    It takes the place of a class that wraps `nn.GRUCell` in `nn.scan`
+    (https://github.com/luchris429/purejaxrl/blob/main/purejaxrl/ppo_rnn.py). Existing parameters
+    keep their name. H is the carry's size.
+
+    Attributes:
+      cell: a class of cells, or a `functools.partial` of one.
+      cell_name: of the new parameters. None: "GRUCell_1", as in purejaxrl, where "GRUCell_0" is the
+        cell that makes the carry; it is "GRUCell_0" in classes that make the carry otherwise.
+    """
+
+    cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+    cell_name: str | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        carry: Any,
+        x: tuple[Float[AnyArray, "T B F"], Bool[AnyArray, "T B"]],
+        *,
+        implementation: str = "auto",
+    ) -> tuple[Any, Float[Array, "T B H"]]:
+        """Run over a sequence.
+
+        Args:
+          carry: the state before the first step, (B, H), or (c, h) for an LSTM.
+          x: the inputs, and where the carry is set to the cell's initial carry before the step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+
+        Returns:
+          The carry after the last step, and the outputs.
+
+        Raises:
+          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry has
+            another shape.
+        """
+        if not isinstance(x, tuple | list) or len(x) != 2:
+            raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
+        if isinstance(self.cell, nn.Module):
+            raise InteropError(
+                f"the cell of a ScannedRNN is a {type(self.cell).__name__} already; it must be the "
+                "class, because its size is that of the carry."
+            )
+        inputs, resets = with_steps("inputs", x[0], time_major=True), as_array("resets", x[1])
+        part = carry[0] if isinstance(carry, tuple | list) and carry else carry
+        shape = as_array("the carry", part).shape
+        if not shape or not shape[-1]:
+            raise InteropError(
+                f"the carry has shape {shape}; initialize_carry makes the first one."
+            )
+        cell = self.cell(features=shape[-1], parent=None)
+        check_cell(cell, CELLS, "flax.linen")
+        name = self.cell_name or f"{type(cell).__name__}_1"
+        name = next(iter(self.variables.get("params", ())), name)
+        cell = cell.clone(parent=self, name=name)
+        start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
+        carry = _checked("the carry", carry, cell, start, inputs.shape[1:])
+        if "params" not in cell.variables:
+            cell(carry, inputs[0])  # initializes them
+        return rnn(
+            _layer_of(cell),
+            inputs,
+            carry,
+            dtype=cell.dtype,
+            reset=jnp.asarray(resets, bool),
+            initial=_unless_zeros(cell, start),
+            time_major=True,
+            implementation=implementation,
+        )
+
+    @staticmethod
+    def initialize_carry(
+        batch_size: int, hidden_size: int, cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+    ) -> Any:
+        """Return the carry before the first step."""
+        made = cell(features=hidden_size, parent=None)
+        return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+
+
+def from_linen(params: Mapping[str, Any]) -> CellParams:
+    """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
+
+    The GRU resets after the product. Values are copied; those of z change sign. The layer's carry
+    is h, or (h, c) where the cell's is (c, h).
+
+    Args:
+      params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
+
+    Raises:
+      InteropError: they have the names or the shapes of no such cell.
+    """
+    check_mapping(params)
+    if (kind := frozenset(params)) not in _LAYERS:
+        raise InteropError(
+            f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
+            f"{', '.join(cell.__name__ for cell in CELLS)}."
+        )
+    layer, gates, biased = _LAYERS[kind]
+    weights = {
+        f"{name}/{part}": as_array(f"{name}/{part}", weight)
+        for name, dense in meta.unbox(params).items()
+        for part, weight in (dense.items() if isinstance(dense, Mapping) else ())
+    }
+    have = {name: weight.shape for name, weight in weights.items()}
+    first = have.get(f"i{gates[0]}/kernel", ())
+    E, H = first if len(first) == 2 else (1, 1)
+    want = {f"{name}/kernel": (E if name[0] == "i" else H, H) for name in kind}
+    check_shapes("a cell's parameters", have, want | {f"{name}/bias": (H,) for name in biased})
+    fields = {f"W{gate}": weights[f"i{gate}/kernel"] for gate in gates}
+    fields |= {f"U{gate}": weights[f"h{gate}/kernel"] for gate in gates}
+    for name in biased:
+        fields[("c" if name == "hn" else "b") + name[1:]] = weights[f"{name}/bias"]
+    p = layer(**fields)
+    return other_z(p) if isinstance(p, GRUParams) else p
+
+
+def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
+    """Return the parameters of a GRUCell, of both LSTM cells, or of a SimpleCell.
+
+    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
+    `from_linen` returns the other values bit for bit.
+
+    Raises:
+      InteropError: a GRU resets before the product, as Flax's GRUCell cannot.
+    """
+    match layer:
+        case GRUParams():
+            check_reset(layer, "after", "flax.linen.GRUCell")
+            p = other_z(single_bias(layer))
+            inner = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+            gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": inner}
+        case LSTMParams():
+            p, gates, biases = layer, "ifgo", {f"h{g}": getattr(layer, f"b{g}") for g in "ifgo"}
+        case RNNParams():
+            p, gates, biases = layer, [""], {"i": layer.b}
+        case _:
+            raise refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
+    kernels = {f"i{g}": getattr(p, f"W{g}") for g in gates}
+    kernels |= {f"h{g}": getattr(p, f"U{g}") for g in gates}
+    return {
+        name: {"kernel": kernel} | ({"bias": biases[name]} if name in biases else {})
+        for name, kernel in kernels.items()
+    }
+
+
+_LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
+    frozenset(side + gate for side in "ih" for gate in gates): (layer, gates, biased)
+    for layer, gates, biased in (
+        (partial(GRUParams, reset="after"), "rzn", ("ir", "iz", "in", "hn")),
+        (LSTMParams, "ifgo", ("hi", "hf", "hg", "ho")),
+        (RNNParams, [""], ("i",)),
+    )
+}
+"""By the names of a cell's parts: the layer, its gates, and the parts with a bias."""
+
+
+def _layer_of(cell: Any) -> CellParams:
+    """Return the layer with a bound cell's parameters, which must be those of its kind and size."""
+    layer = from_linen(cell.variables["params"])
+    kind, H = type(cell), sizes(layer)[1]
+    wanted = {nn.GRUCell: GRUParams, nn.SimpleCell: RNNParams}.get(kind, LSTMParams)
+    if type(layer) is not wanted or cell.features != H:
+        raise InteropError(
+            f"the parameters are {type(layer).__name__} of {H} features; the cell is a "
+            f"{kind.__name__} of {cell.features}."
+        )
+    return layer
+
+
+def _checked(name: str, carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
+    """Return a carry as an array or a pair, before Flax computes with it."""
+    shape = (*one_step[:-1], cell.features)
+    return as_state(name, carry, isinstance(start, tuple), shape)
+
+
+def _unless_zeros(cell: Any, start: Any) -> Any:
+    """Return the carry that a reset sets, or None if it is zeros."""
+    return None if cell.carry_init is jax.nn.initializers.zeros else start

@@ -1,0 +1,251 @@
+"""`flax.nnx`: its RNN at jaxgru's speed, and its cells' weights into layers and back.
+
+    from jaxgru.libraries.flax_nnx import RNN       # in place of nnx.RNN
+    rnn = RNN(nnx.GRUCell(in_features=8, hidden_features=16, rngs=nnx.Rngs(0)))
+
+Flax's GRU resets after the product and, in nnx, has no bias inside the reset. Its z weights the old
+state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recurrent.html.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from flax import nnx
+from flax.nnx.nn import dtypes
+from jaxtyping import Bool, Float, Integer
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of
+from jaxgru.cells.base import AnyArray
+from jaxgru.layers.unroll import unroll
+from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
+from jaxgru.libraries.gates import (
+    check_reset,
+    joined,
+    layer_of,
+    other_z,
+    refusal,
+    single_bias,
+    sizes,
+    without_inner_bias,
+)
+
+CELLS = (nnx.GRUCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.SimpleCell)
+
+
+class RNN(nnx.RNN):
+    """An `nnx.RNN` that computes the same with `jaxgru.unroll`, whose gradient is hand-written.
+
+    The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. Its parameters stay its own
+    `nnx.Param`s, so optimizers and checkpoints see no difference. `unroll` has no effect.
+
+    Raises:
+      InteropError: the cell is of another class, has other functions than sigmoid and tanh, or is
+        residual; or `state_axes` is given, which none of these cells needs.
+    """
+
+    def __init__(self, cell: nnx.RNNCellBase, **options: Any) -> None:
+        """Take the arguments of `nnx.RNN`."""
+        _check_cell(cell)
+        if options.get("state_axes") is not None:
+            raise InteropError("state_axes is given, but the cell's parameters are one per layer.")
+        super().__init__(cell, **options)
+
+    def __call__(
+        self,
+        inputs: Float[AnyArray, "..."],
+        *,
+        initial_carry: Any = None,
+        seq_lengths: Integer[AnyArray, "..."] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        reset: Bool[AnyArray, "..."] | None = None,
+        implementation: str = "auto",
+    ) -> Any:
+        """Run over a sequence; all arguments but the last two are those of `nnx.RNN`.
+
+        Outputs in the padding are not zero, as in `nnx.RNN`; for zeros, see `jaxgru.unroll`.
+
+        Args:
+          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
+            cell's initial carry before that step.
+          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+
+        Returns:
+          The outputs, or (carry, outputs) with `return_carry`.
+        """
+        cell: Any = self.cell
+        options = chosen(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
+        rngs = self.rngs if rngs is None else rngs
+        rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
+        start = None
+        if initial_carry is None or (reset is not None and cell.carry_init is not None):
+            start = cell.initialize_carry(step_shape(inputs, options["time_major"]), rngs)
+        return rnn(
+            from_nnx(cell),
+            inputs,
+            start if initial_carry is None else initial_carry,
+            dtype=cell.dtype,
+            reset=reset,
+            initial=None if cell.carry_init is None else start,
+            lengths=seq_lengths,
+            implementation=implementation,
+            **options,
+        )
+
+
+class Layer(nnx.Module):
+    """A jaxgru layer of any kind as an nnx module: each weight and bias is an `nnx.Param`.
+
+    As `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
+    """
+
+    def __init__(self, layer: CellParams) -> None:
+        """Take one layer's parameters, as of `init_gru`, `init_lstm` or `init_rnn`.
+
+        Raises:
+          InteropError: they are several layers.
+          TypeError: they are of another class.
+        """
+        if isinstance(layer, list | tuple):
+            raise InteropError(f"a Layer holds one layer; make one for each of the {len(layer)}.")
+        cell_of(layer)
+        self.params = type(layer)
+        for field in dataclasses.fields(layer):
+            value = getattr(layer, field.name)
+            setattr(self, field.name, nnx.Param(value) if hasattr(value, "dtype") else value)
+
+    def layer(self) -> CellParams:
+        """Return the parameters as they are now."""
+        values = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self.params)
+        }
+        return self.params(
+            **{name: v[...] if isinstance(v, nnx.Param) else v for name, v in values.items()}
+        )
+
+    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+        """Run over a sequence: `jaxgru.unroll` of this layer, with its arguments and results."""
+        return unroll(self.layer(), x, carry, **options)
+
+
+def from_nnx(cell: Any) -> CellParams:
+    """Return the layer with the weights of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell.
+
+    The GRU resets after the product and has no second biases. Values are copied; those of z
+    change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
+
+    Raises:
+      InteropError: the cell is of another class, has other functions than sigmoid and tanh, is
+        residual, or has weights of other names or shapes.
+    """
+    _check_cell(cell)
+    kind = type(cell)
+    _check_weights(cell)
+    if kind is nnx.LSTMCell:
+        return LSTMParams(
+            Wi=cell.ii.kernel[...], Ui=cell.hi.kernel[...], bi=cell.hi.bias[...],
+            Wf=cell.if_.kernel[...], Uf=cell.hf.kernel[...], bf=cell.hf.bias[...],
+            Wg=cell.ig.kernel[...], Ug=cell.hg.kernel[...], bg=cell.hg.bias[...],
+            Wo=cell.io.kernel[...], Uo=cell.ho.kernel[...], bo=cell.ho.bias[...],
+        )  # fmt: skip
+    W, U = cell.dense_i.kernel[...], cell.dense_h.kernel[...]
+    if kind is nnx.OptimizedLSTMCell:
+        return layer_of(LSTMParams, "ifgo", W=W, U=U, b=cell.dense_h.bias[...])
+    b = cell.dense_i.bias[...]
+    if kind is nnx.SimpleCell:
+        return RNNParams(W=W, U=U, b=b)
+    return other_z(layer_of(partial(GRUParams, reset="after"), "rzn", W=W, U=U, b=b))
+
+
+def _check_weights(cell: Any) -> None:
+    """Raise InteropError unless the weights are the known ones, of the shapes that follow."""
+    F, H = cell.in_features, cell.hidden_features
+    if type(cell) is nnx.LSTMCell:
+        inputs, states, width = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], H
+    else:
+        inputs, states = ["dense_i"], ["dense_h"]
+        width = {nnx.GRUCell: 3 * H, nnx.SimpleCell: H}.get(type(cell), 4 * H)
+    with_bias = inputs if type(cell) in (nnx.GRUCell, nnx.SimpleCell) else states
+    have = _shapes(cell)
+    for name, part in vars(cell).items():
+        if isinstance(part, nnx.Module):
+            if type(part) is not nnx.Linear:
+                raise InteropError(
+                    f"{name} of this {type(cell).__name__} is a {type(part).__name__}; only an "
+                    "nnx.Linear is known to be a product with its kernel."
+                )
+            have |= _shapes(part, f"{name}.")
+    want = {f"{part}.kernel": (F, width) for part in inputs}
+    want |= {f"{part}.kernel": (H, width) for part in states}
+    check_shapes(
+        f"a {type(cell).__name__}", have, want | {f"{n}.bias": (width,) for n in with_bias}
+    )
+
+
+def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's own variables."""
+    return {
+        prefix + name: value[...].shape
+        for name, value in vars(module).items()
+        if isinstance(value, nnx.Variable)
+    }
+
+
+def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
+    """Return a GRUCell, a SimpleCell or, for an LSTM, an instance of `lstm`, with these weights.
+
+    A GRU's second biases cz and cr are added to bz and br. `from_nnx` returns the other values bit
+    for bit.
+
+    Raises:
+      InteropError: a GRU resets before the product, or has a bias inside the reset (cn) other than
+        zeros; Flax's GRUCell has neither.
+    """
+    order, bias = "ifgo", "dense_h"
+    match layer:
+        case GRUParams():
+            check_reset(layer, "after", "flax.nnx.GRUCell")
+            p = other_z(without_inner_bias(single_bias(layer), "flax.nnx.GRUCell"))
+            make, order, bias = nnx.GRUCell, "rzn", "dense_i"
+        case LSTMParams():
+            p, make = layer, lstm
+        case RNNParams():
+            p, make, order, bias = layer, nnx.SimpleCell, [""], "dense_i"
+        case _:
+            raise refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
+    if make is nnx.LSTMCell:
+        weights = {f"i{g}": {"kernel": getattr(p, f"W{g}")} for g in order}
+        weights["if_"] = weights.pop("if")
+        for g in order:
+            weights[f"h{g}"] = {"kernel": getattr(p, f"U{g}"), "bias": getattr(p, f"b{g}")}
+    else:
+        W, U, b = (joined(p, side, order) for side in "WUb")
+        weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}
+        weights[bias]["bias"] = b
+    E, H, dtype = sizes(layer)
+    options: dict[str, Any] = dict(param_dtype=dtype)
+    if make is nnx.SimpleCell:
+        options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'
+    cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
+    nnx.update(cell, weights)
+    return cell
+
+
+def _check_cell(cell: Any) -> None:
+    hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
+    check_cell(cell, CELLS, "flax.nnx", hint)
+    if cell.promote_dtype is not dtypes.promote_dtype:
+        raise InteropError(f"this {type(cell).__name__} has a promote_dtype of its own.")

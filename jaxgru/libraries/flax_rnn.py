@@ -1,0 +1,157 @@
+"""What `flax.nnx.RNN` and `flax.linen.RNN` have in common: how they call a cell over time.
+
+Their carry of an LSTM is (c, h). They compute padding like any other step; `seq_lengths` only says
+which step's carry is returned and how sequences are reversed. `rnn` returns the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxgru.cells import CellParams, LSTMParams
+from jaxgru.cells.base import AnyArray
+from jaxgru.layers.unroll import unroll
+from jaxgru.libraries import InteropError
+from jaxgru.libraries.gates import (
+    SIGMOID,
+    TANH,
+    as_state,
+    cast,
+    computes,
+    reshaped,
+    sizes,
+    with_steps,
+)
+
+
+def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
+    """Raise InteropError if a cell is of no known class or computes with other functions."""
+    name = type(cell).__name__
+    if type(cell) not in known:
+        names = ", ".join(cls.__name__ for cls in known)
+        raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
+    if not computes(getattr(cell, "gate_fn", jax.nn.sigmoid), SIGMOID):
+        raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
+    if not computes(cell.activation_fn, TANH):
+        raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
+    if getattr(cell, "residual", False):
+        raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
+
+
+def chosen(module: Any, **options: Any) -> dict[str, Any]:
+    """Return the options of a call: where one is None, the module's own of that name."""
+    return {name: getattr(module, name) if v is None else v for name, v in options.items()}
+
+
+def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
+    """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
+    shape = with_steps("inputs", inputs, time_major).shape
+    return shape[1:] if time_major else (*shape[:-2], shape[-1])
+
+
+def rnn(
+    layer: CellParams,
+    inputs: Float[AnyArray, "..."],
+    carry: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    reset: Bool[AnyArray, "..."] | None = None,
+    initial: Any = None,
+    lengths: Integer[AnyArray, "..."] | None = None,
+    time_major: bool = False,
+    reverse: bool = False,
+    keep_order: bool = False,
+    return_carry: bool = True,
+    implementation: str = "auto",
+) -> Any:
+    """Compute a layer over time as Flax's RNN does.
+
+    Args:
+      layer: the parameters of the cell.
+      inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
+      carry: before the first step: (*batch, H), or a pair (c, h) of these.
+      dtype: of the products, as a cell's `dtype`; None: that of inputs and parameters.
+      reset: (*batch, T) or (T, *batch); where True, the carry is set to `initial` before the step.
+      initial: in the form of the carry; None: zeros.
+      lengths: (*batch); the carry returned is then that after this number of steps.
+      reverse: read from the last real step to the first.
+      keep_order: with `reverse`, return the outputs in the order of the inputs.
+      implementation: as for `jaxgru.unroll`.
+
+    Returns:
+      The outputs (*batch, T, H) or (T, *batch, H); with `return_carry`, (carry, outputs).
+
+    Raises:
+      ValueError: an argument has another shape.
+    """
+    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs, time_major)
+    leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
+    T = leading[0 if time_major else -1]
+    B, H = math.prod(batch), sizes(layer)[1]
+    steps = (T, B) if time_major else (B, T)
+    pair = isinstance(layer, LSTMParams)
+    carry = as_state("initial_carry", carry, pair, (*batch, H), (B, H))
+    products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
+    states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
+
+    def ours(carry: Any) -> Any:
+        carry = jax.tree.map(lambda c: c.astype(states), carry)
+        return carry[::-1] if pair else carry
+
+    x = inputs.reshape(*steps, inputs.shape[-1])
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
+    reset = None if reset is None else reshaped("reset", reset, leading, steps)
+    if initial is not None:
+        initial = ours(as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
+    lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
+    if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
+    if reverse and lengths is not None:
+        x = _flip(x, axis, lengths)
+        reset = None if reset is None else _flip(reset, axis, lengths)
+    y, carry, *carries = unroll(
+        cast(layer, products, states),
+        x,
+        ours(carry),
+        reset=reset,
+        initial=initial,
+        reverse=reverse and lengths is None,
+        time_major=time_major,
+        return_carries=return_carry and lengths is not None,
+        implementation=implementation,
+    )
+    if return_carry and lengths is not None:
+        last = (lengths - 1).reshape((1, B, 1) if time_major else (B, 1, 1))
+        # As in Flax, −1 is T − 1, and what is beyond either end has the value there, but no
+        # gradient. Each row takes from itself, so a sharded batch stays where it is.
+        within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
+
+        def pick(c: Array) -> Array:
+            picked = jnp.take_along_axis(c, last, axis, mode="clip")
+            return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
+
+        carry = jax.tree.map(pick, carries[0])
+    if reverse and keep_order == (lengths is not None):  # else it is in that order already
+        y = _flip(y, axis, lengths)
+    y = y.reshape(*leading, H)
+    if not return_carry:
+        return y
+    carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
+    return carry[::-1] if pair else carry, y
+
+
+def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:
+    """Reverse the real steps; the padding stays at the end, and is reversed, too."""
+    if lengths is None:
+        return jnp.flip(x, axis)
+    T = x.shape[axis]
+    order = (jnp.arange(T)[::-1][None] + lengths[:, None]) % T
+    order = order if axis else order.T
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis)

@@ -1,0 +1,222 @@
+"""What the conversions share: the matrix of all gates split into gates, and joined again.
+
+Other libraries store the gates of a layer side by side, each in an order of its own, written here
+as a string: "rzn" is r, then z, then n. All functions work under `jit` and `grad`, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxgru.cells import CellParams, GRUParams, zero_carry
+from jaxgru.cells.base import AnyArray
+from jaxgru.layers.arguments import as_array
+from jaxgru.libraries import InteropError
+
+SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
+TANH = (jnp.tanh, jax.lax.tanh)
+
+
+def computes(function: Any, known: Sequence[Callable[..., Any]]) -> bool:
+    """Return whether a function is one of these, or a copy of one.
+
+    `copy.deepcopy` makes a new object of what `jax.jit` returned, as `jax.nn.sigmoid` is; it has
+    neither name nor code, but traces to the same program.
+    """
+    if function in known:
+        return True
+    return type(function) is type(known[0]) and _program(function) == _program(known[0])
+
+
+@lru_cache(maxsize=64)
+def _program(function: Callable[..., Any]) -> str:
+    return str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2, 3), np.float32)))
+
+
+def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
+    """Return a layer, given W (E, G·H), U (H, G·H) and b, c (G·H). No b: zeros. No c: none."""
+    if sides["b"] is None:
+        W = sides["W"]
+        sides["b"] = np.zeros(W.shape[-1], W.dtype)
+    return make(
+        **{
+            side + gate: part
+            for side, weights in sides.items()
+            if weights is not None
+            for gate, part in zip(order, _split(weights, len(order)), strict=True)
+        }
+    )
+
+
+def _split(weights: AnyArray, count: int) -> Sequence[Array]:
+    """Return copies of a matrix's gates. Of a NumPy array, this compiles nothing."""
+    if isinstance(weights, np.ndarray):
+        return [jnp.array(part) for part in np.split(weights, count, axis=-1)]
+    return jnp.split(weights, count, axis=-1)
+
+
+def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
+    """Return one side of a layer, W, U or b, with all gates on the last axis."""
+    return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
+
+
+def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
+    """Return E, H and the biases' dtype."""
+    carry = jax.tree.leaves(zero_carry(layer, 1))[0]
+    W = next(w for name, w in vars(layer).items() if name.startswith("W"))
+    return W.shape[-2], carry.shape[-1], carry.dtype
+
+
+@jax.jit
+def other_z(p: GRUParams) -> GRUParams:
+    """Return the GRU whose z is 1 minus this one's: an exact change of sign, its own inverse.
+
+    In PyTorch, Flax, Equinox and Keras z weights the old state; here it weights the new value.
+    """
+    names = ("Wz", "Uz", "bz", "cz")
+    return dataclasses.replace(
+        p, **{name: None if (w := getattr(p, name)) is None else -w for name in names}
+    )
+
+
+def added(b: AnyArray, c: AnyArray | None) -> Array:
+    """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
+    return jnp.asarray(b) if c is None else _added(b, c)
+
+
+@jax.jit
+def _added(b: AnyArray, c: AnyArray) -> Array:
+    return jnp.where(c == 0, b, b + c)
+
+
+def single_bias(p: GRUParams) -> GRUParams:
+    """Return the GRU with cz and cr added to bz and br: their sum is what a layer computes with."""
+    return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
+
+
+def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
+    """Return the GRU without cn.
+
+    Raises:
+      InteropError: cn is not zero, or not known because the function is being traced.
+    """
+    if isinstance(p.cn, Tracer):
+        raise InteropError(
+            f"{theirs} has no bias inside the reset, so cn must be None or zeros, which is not "
+            "known under a transformation: convert outside, or remove cn."
+        )
+    if p.cn is not None and jnp.any(p.cn != 0):
+        raise InteropError(
+            f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be "
+            "converted."
+        )
+    return dataclasses.replace(p, cn=None)
+
+
+def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
+    """Raise InteropError if the two GRUs apply the reset gate in different places."""
+    if p.reset != reset:
+        raise InteropError(
+            f"{theirs} applies the reset gate {reset} the product, this GRU {p.reset} it, so it "
+            "cannot be converted."
+        )
+
+
+def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
+    """Raise InteropError if weights are neither float32 nor, if JAX has 64 bits, float64."""
+    if dtype not in ("float32", "float64"):
+        raise InteropError(f"{name} are {dtype}; they must be float32 or float64.")
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
+    if dtype == "float64" and not x64:
+        raise InteropError(
+            f"{name} are float64, which JAX rounds to float32 unless 64 bits are enabled: "
+            f"{or_else}set JAX_ENABLE_X64=1."
+        )
+
+
+def check_known(weights: Any, theirs: str) -> None:
+    """Raise InteropError if a function is being traced: only JAX's arrays can hold traced weights.
+
+    `theirs` begins the message.
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(weights)):
+        raise InteropError(
+            f"{theirs} needs the values of the weights, which are not known under a "
+            "transformation: convert outside."
+        )
+
+
+def check_mapping(params: Any) -> None:
+    """Raise InteropError unless a cell's parameters are a mapping from names."""
+    if not isinstance(params, Mapping):
+        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+
+
+def refusal(layer: Any, theirs: str) -> InteropError:
+    """Return the error for what the other library has no cell for."""
+    if isinstance(layer, list | tuple):
+        theirs = "convert its layers one by one"
+    return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
+
+
+def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:
+    """Return the layer with W and U in one dtype and the biases, so also the state, in another."""
+    return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
+
+
+def with_steps(name: str, x: Any, time_major: bool = False) -> AnyArray:
+    """Return x as an array (..., T, F) or, if it is time-major, (T, ..., F).
+
+    Raises:
+      InteropError: it has fewer than two axes, or no step.
+    """
+    x = as_array(name, x)
+    if x.ndim < 2:
+        raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
+    if x.shape[0 if time_major else -2] == 0:
+        raise InteropError(f"{name} has shape {x.shape}; it must have at least one step.")
+    return x
+
+
+def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
+    """Return x, of a given shape, in a new shape.
+
+    Raises:
+      InteropError: x has another shape.
+    """
+    x = as_array(name, x)
+    if x.shape != shape:
+        raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
+    return jnp.asarray(x).reshape(new)
+
+
+def as_state(
+    name: str, state: Any, pair: bool, shape: tuple[int, ...], new: tuple[int, ...] | None = None
+) -> Array | tuple[Array, Array]:
+    """Return a state as an array or, if it must be a pair, as a tuple of two; in a new shape.
+
+    Raises:
+      ValueError: it is something else, has another shape, or is not in floating point.
+    """
+    if isinstance(state, tuple) and not pair:
+        raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
+    if pair and (not isinstance(state, tuple | list) or len(state) != 2):
+        raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
+    parts = [
+        reshaped(name, part, shape, shape if new is None else new)
+        for part in (state if pair else [state])
+    ]
+    for part in parts:
+        if not jnp.issubdtype(part.dtype, jnp.floating):
+            raise InteropError(f"{name} is {part.dtype}; it must be floating-point.")
+    return (parts[0], parts[1]) if pair else parts[0]

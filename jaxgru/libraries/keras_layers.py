@@ -1,0 +1,193 @@
+"""Keras: the weights of its GRU, LSTM, SimpleRNN and Bidirectional into layers, and back.
+
+Keras stores gates side by side, (in, out): a GRU's in the order z, r, n (its h), with z weighting
+the old state, an LSTM's in the order i, f, g (its c), o. With `reset_after` a GRU's bias has two
+rows: the second acts inside the reset. See https://keras.io/api/layers/recurrent_layers/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.layers.arguments import as_array
+from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries.gates import (
+    check_dtype,
+    check_known,
+    joined,
+    layer_of,
+    other_z,
+    refusal,
+    single_bias,
+    sizes,
+)
+
+TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
+SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
+CELLS = {
+    keras.layers.GRU: keras.layers.GRUCell,
+    keras.layers.LSTM: keras.layers.LSTMCell,
+    keras.layers.SimpleRNN: keras.layers.SimpleRNNCell,
+}
+
+
+def from_keras(
+    layer: Any, weights: Sequence[Any] | None = None
+) -> CellParams | tuple[CellParams, CellParams]:
+    """Return the layer with the weights of a GRU, LSTM or SimpleRNN.
+
+    Values are copied; those of z change sign. A layer without biases gets zeros. The carry is h, or
+    (h, c). How a layer is run (`return_sequences`, `go_backwards`, `stateful`, …) is ignored, and
+    so is dropout, which acts in training only.
+
+    Args:
+      layer: built, that is, with weights.
+      weights: in place of `layer.get_weights()`, for `jit` and `grad`.
+
+    Returns:
+      The layer's parameters; of a Bidirectional a pair, for `jaxgru.bidirectional`.
+
+    Raises:
+      InteropError: the layer is of another class, has no weights yet, or has other activations than
+        tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first; or
+        the weights have other shapes than the layer's, or are neither float32 nor, where JAX has
+        64 bits enabled, float64.
+    """
+    if type(layer) is keras.layers.Bidirectional:
+        first, second = layer.forward_layer, layer.backward_layer
+        if layer.merge_mode != "concat" or first.go_backwards:
+            raise InteropError(
+                f"merge_mode is {layer.merge_mode!r} and the forward layer's go_backwards is "
+                f"{first.go_backwards}; jaxgru.bidirectional concatenates, forward outputs first "
+                "(convert forward_layer and backward_layer one by one to merge otherwise)."
+            )
+        weights = list(layer.get_weights() if weights is None else weights)
+        ahead = len(first.weights)
+        return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
+    if type(layer) not in CELLS:
+        raise InteropError(
+            f"a {type(layer).__name__} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
+            "Bidirectional can."
+        )
+    if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
+        raise InteropError(
+            f"this {type(layer).__name__} may compute something else: its cell is a "
+            f"{type(layer.cell).__name__}, or a call was replaced."
+        )
+    if not layer.built:
+        raise InteropError(f"the {type(layer).__name__} has no weights yet: build it first.")
+    gates = getattr(layer, "recurrent_activation", SIGMOID[0])
+    if layer.activation not in TANH or gates not in SIGMOID:
+        raise InteropError(
+            f"the activations of this {type(layer).__name__} are not tanh and sigmoid, as jaxgru's."
+        )
+    given: list[Any] = layer.get_weights() if weights is None else list(weights)
+    count = 3 if layer.use_bias else 2
+    for size in (len(layer.weights), len(given)):
+        if size != count:
+            raise InteropError(
+                f"there are {size} weights; this {type(layer).__name__} has {count}."
+            )
+    given = [as_array("a weight", weight) for weight in given]
+    for weight in given:
+        check_dtype("the weights", str(weight.dtype))
+    names = [weight.name for weight in layer.weights]
+    check_shapes(
+        f"the weights of this {type(layer).__name__}",
+        {name: weight.shape for name, weight in zip(names, given, strict=True)},
+        {name: tuple(weight.shape) for name, weight in zip(names, layer.weights, strict=True)},
+    )
+    W, U, b = [*given, None][:3]
+    if isinstance(layer, keras.layers.LSTM):
+        return layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
+    if isinstance(layer, keras.layers.SimpleRNN):
+        return layer_of(RNNParams, [""], W=W, U=U, b=b)
+    if not layer.reset_after:
+        return other_z(layer_of(GRUParams, "zrn", W=W, U=U, b=b))
+    b, c = (None, None) if b is None else (b[0], b[1])
+    return other_z(layer_of(partial(GRUParams, reset="after"), "zrn", W=W, U=U, b=b, c=c))
+
+
+def to_keras(
+    layer: CellParams | tuple[CellParams, CellParams], **options: Any
+) -> keras.layers.Layer:
+    """Return a built GRU, LSTM, SimpleRNN or, for a pair of layers, Bidirectional.
+
+    It has biases. Of a GRU that resets before the product, cz and cr are added to bz and br; of
+    one that resets after it, missing second biases are zeros. `from_keras` returns the other values
+    bit for bit.
+
+    Args:
+      layer: a layer's parameters, or those of the forward and of the backward layer.
+      options: for the Keras layer, such as `return_sequences=True`, but none that says what it
+        computes.
+
+    Raises:
+      InteropError: the layers of a pair are not of one kind and size, it is not a layer that Keras
+        has, its weights are neither float32 nor float64 or are not known, as under `jit`, or it
+        determines an option.
+    """
+    two = isinstance(layer, tuple)
+    if taken := sorted(options.keys() & (DETERMINED | OF_A_PAIR if two else DETERMINED)):
+        raise InteropError(
+            f"to_keras does not take {', '.join(taken)}: the {'pair' if two else 'layer'} "
+            "determines it."
+        )
+    check_known(layer, "a Keras layer")
+    if isinstance(layer, tuple):
+        shapes = [jax.tree.map(jnp.shape, p) for p in map(_as_in_keras, layer)]
+        if len(layer) != 2 or shapes[0] != shapes[1]:
+            raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
+        first, second = (to_keras(p, **options) for p in layer)
+        E, _, dtype = sizes(layer[0])
+        both = keras.layers.Bidirectional(first, dtype=str(dtype))
+        both.build((None, None, E))
+        both.set_weights(first.get_weights() + second.get_weights())
+        return both
+    E, H, dtype = sizes(p := _as_in_keras(layer))
+    check_dtype("the layer's weights", str(dtype))
+    match p:
+        case GRUParams():
+            make, order = partial(keras.layers.GRU, reset_after=p.reset == "after"), "zrn"
+        case LSTMParams():
+            make, order = keras.layers.LSTM, "ifgo"
+        case _:
+            make, order = keras.layers.SimpleRNN, [""]
+    W, U, b = (joined(p, side, order) for side in "WUb")
+    if isinstance(p, GRUParams) and p.reset == "after":
+        b = jnp.stack([b, joined(p, "c", order)])
+    made = make(H, dtype=str(dtype), **options)
+    made.build((None, None, E))
+    made.set_weights([np.asarray(w) for w in (W, U, b)])
+    return made
+
+
+DETERMINED = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
+"""Options of Keras's layers that say what they compute."""
+
+OF_A_PAIR = {"backward_layer", "go_backwards", "merge_mode"}
+"""Likewise of a Bidirectional, which concatenates as `jaxgru.bidirectional` does."""
+
+
+def _as_in_keras(layer: CellParams) -> CellParams:
+    """Return the layer with Keras's z, and with exactly the biases that Keras has."""
+    if not isinstance(layer, (GRUParams, LSTMParams, RNNParams)):
+        raise refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
+    if not isinstance(layer, GRUParams):
+        return layer
+    p = other_z(layer)
+    if p.reset == "before":
+        return single_bias(p)
+    second = {name: getattr(p, name) for name in ("cz", "cr", "cn")}
+    return dataclasses.replace(
+        p, **{name: jnp.zeros_like(p.bn) if c is None else c for name, c in second.items()}
+    )

@@ -1,0 +1,201 @@
+"""Convert `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN` to layers, and back.
+
+The formulas are those of PyTorch's documentation of the three classes
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html, and likewise LSTM and RNN).
+PyTorch keeps the weights of all gates in one matrix, (out, in): a GRU's in the order r, z, n, an
+LSTM's in the order i, f, g, o; each gate has an input bias b_ih and a recurrent bias b_hh.
+
+States have the same values on both sides: PyTorch's (L, B, H) stacks the carries of our L layers.
+In a bidirectional module it is (2·L, B, H): for each layer, the forward carry, then the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.layers.arguments import is_pair
+from jaxgru.libraries import InteropError, check_shapes, import_torch
+from jaxgru.libraries.gates import (
+    added,
+    check_dtype,
+    check_known,
+    check_reset,
+    layer_of,
+    other_z,
+    refusal,
+)
+
+
+def from_torch(module: Any) -> Any:
+    """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `jaxgru.unroll`.
+
+    A GRU becomes our GRU with the reset after the product. Its z is 1 minus ours, so z's weights
+    and biases change sign, which is exact; both biases of each gate are kept. The two biases of an
+    LSTM or RNN act only as their sum, which becomes b. Without biases, they are zeros.
+
+    `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
+    module applies between its layers in training.
+
+    Returns:
+      A tuple of layers. For a bidirectional module, two such tuples, forward and backward, for
+      `jaxgru.bidirectional`.
+
+    Raises:
+      InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
+        or something may change what it computes: hooks, parametrized weights, parameters of its
+        own; it has a projection (`proj_size`) or a nonlinearity other than tanh, or is on the
+        device "meta"; or its dtype is neither float32 nor, where JAX has 64 bits enabled, float64.
+    """
+    torch = import_torch()
+    _check_module(torch, module)
+    layers = tuple(_layer(module, *map(_array, weights)) for weights in module.all_weights)
+    return (layers[::2], layers[1::2]) if module.bidirectional else layers
+
+
+def to_torch(
+    layers: CellParams | Sequence[CellParams],
+    backward: CellParams | Sequence[CellParams] | None = None,
+) -> Any:
+    """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`, whose input is time-major.
+
+    The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
+    second biases become b_hh, zero where there are none. `from_torch` returns the same layers, bit
+    for bit (absent second biases of a GRU as zeros).
+
+    Args:
+      layers: one layer, or the layers of the module, or of its forward direction; or, as from
+        `from_torch`, the pair of both directions.
+      backward: the layers of the backward direction; None: the module has one direction.
+
+    Raises:
+      InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
+        size, as a module requires; a GRU resets before the product, unlike `torch.nn.GRU`; or the
+        weights are not known, as under `jit`.
+    """
+    torch = import_torch()
+    check_known((layers, backward), "a PyTorch module")
+    if backward is None and is_pair(layers):
+        layers, backward = layers
+    layers = layers if isinstance(layers, Sequence) else [layers]
+    if not layers:
+        raise InteropError("there is no layer to make a module of.")
+    directions = 1 if backward is None else 2
+    if backward is not None:
+        backward = backward if isinstance(backward, Sequence) else [backward]
+        if len(layers) != len(backward):
+            raise InteropError(
+                f"there are {len(layers)} forward and {len(backward)} backward layers; the "
+                "numbers must be equal."
+            )
+        layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
+    kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}
+    tensors = [_tensors(layer) for layer in layers]
+    (_, E), (_, H) = tensors[0][0].shape, tensors[0][1].shape
+    dtypes = {str(tensor.dtype) for layer in tensors for tensor in layer}
+    if len({type(layer) for layer in layers}) > 1 or dtypes not in ({"float32"}, {"float64"}):
+        raise InteropError(
+            "the layers of a PyTorch module must be of one kind and all float32 or all float64."
+        )
+    for i, (W, U, *_) in enumerate(tensors):
+        taken = E if i < directions else H * directions
+        if (W.shape[1], U.shape[1]) != (taken, H):
+            raise InteropError(
+                f"layer {i // directions} is {W.shape[1]} → {U.shape[1]}, but in a PyTorch module "
+                f"whose first is {E} → {H} it must be {taken} → {H}."
+            )
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    state = {
+        f"{name}_l{i // directions}{'_reverse' * (i % directions)}": torch.from_numpy(tensor)
+        for i, layer in enumerate(tensors)
+        for name, tensor in zip(names, layer, strict=True)
+    }
+    with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
+        module = kinds[type(layers[0])](
+            E, H, num_layers=len(layers) // directions, bidirectional=directions == 2
+        )
+    module.load_state_dict(state, assign=True)
+    return module
+
+
+def _check_module(torch: ModuleType, module: Any) -> None:
+    kinds, name = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), type(module).__name__
+    if not isinstance(module, kinds):
+        raise InteropError(f"a {name} cannot be converted; a torch.nn.GRU, LSTM or RNN can.")
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        names = ", ".join(module.parametrizations)
+        raise InteropError(
+            f"{names} of this {name} is parametrized, that is, computed anew in each call: fix the "
+            "values first, with torch.nn.utils.parametrize.remove_parametrizations."
+        )
+    if type(module) not in kinds:
+        theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
+        raise InteropError(
+            f"a {name} may compute something other than a torch.nn.{theirs}, of which it is a "
+            f"subclass: if it does not, load its state_dict into a torch.nn.{theirs} and convert "
+            "that."
+        )
+    if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
+        raise InteropError(
+            f"this {name} has forward hooks, or a forward of its own, which may change what it "
+            "computes: remove them first; for those of weight_norm, spectral_norm and prune, call "
+            "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove."
+        )
+    have = {weight: tuple(tensor.shape) for weight, tensor in module.state_dict().items()}
+    known = [weight for layer in module._all_weights for weight in layer]
+    check_shapes(f"this {name}", have, {weight: have.get(weight, ()) for weight in known})
+    if module.proj_size:
+        raise InteropError(
+            f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
+        )
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise InteropError("the module is on the device meta, where weights have no values.")
+    if isinstance(module, torch.nn.RNN) and module.nonlinearity != "tanh":
+        raise InteropError(
+            f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."
+        )
+
+
+def _array(parameter: Any) -> np.ndarray:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
+    return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
+
+
+def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
+    weights = dict(W=W.T, U=U.T, b=b)
+    if module.mode == "GRU":
+        return other_z(layer_of(partial(GRUParams, reset="after"), "rzn", **weights, c=c))
+    weights["b"] = None if b is None else added(b, c)
+    if module.mode == "LSTM":
+        return layer_of(LSTMParams, "ifgo", **weights)
+    return layer_of(RNNParams, [""], **weights)
+
+
+def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
+    """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
+    match p:
+        case GRUParams():
+            check_reset(p, "after", "torch.nn.GRU")
+            p, zero = other_z(p), np.zeros_like(p.bz)
+            W, U, b = (p.Wr, p.Wz, p.Wn), (p.Ur, p.Uz, p.Un), (p.br, p.bz, p.bn)
+            c = [zero if c is None else c for c in (p.cr, p.cz, p.cn)]
+        case LSTMParams():
+            W, U = (p.Wi, p.Wf, p.Wg, p.Wo), (p.Ui, p.Uf, p.Ug, p.Uo)
+            b = (p.bi, p.bf, p.bg, p.bo)
+            c = [np.zeros_like(p.bi)] * 4
+        case RNNParams():
+            W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
+        case _:
+            raise refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
+    return (
+        np.concatenate([np.asarray(gate).T for gate in W]),
+        np.concatenate([np.asarray(gate).T for gate in U]),
+        np.concatenate([np.asarray(gate) for gate in b]),
+        np.concatenate([np.asarray(gate) for gate in c]),
+    )

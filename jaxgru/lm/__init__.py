@@ -1,0 +1,21 @@
+"""The language model: configs, training, sampling, files, and the published study.
+
+from jaxgru import lm
+
+params, config, tokenizer = lm.load("astra_beta")
+logits, carry = lm.apply(params, tokens, carry)  # tokens (B, T) → logits (B, T, V)
+"""
+
+from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
+from jaxgru.lm.evaluation import evaluate
+from jaxgru.lm.generation import stream_text
+from jaxgru.lm.load import load, save
+from jaxgru.lm.model import Params, apply, init, initial_carry, num_params, step
+from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.lm.sampling import generate
+
+__all__ = [
+    "Config", "ModelConfig", "Params", "apply", "config_names", "evaluate", "generate", "init",
+    "initial_carry", "load", "load_config", "num_params", "pretrained_names", "save", "step",
+    "stream_text",
+]  # fmt: skip

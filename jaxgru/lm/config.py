@@ -1,0 +1,489 @@
+"""Typed, frozen configuration: one TOML file per model, whose fields can be overridden.
+
+A config has three sections. `model` alone decides the parameters, `data` the tokens, `training` the
+optimisation. Every value is checked when it is set, so a bad one is refused before anything slow
+starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import math
+import operator
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from jaxgru.cells import CELLS
+from jaxgru.errors import UserError, shown
+from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.lm.files import read_bytes
+
+MAX_BYTES, MAX_DOTS = 2**16, 2000
+"""Limits on a config's TOML. `tomllib` needs memory that grows with the square of a dotted key's
+length: 500 MB for a key of 20 kB."""
+
+MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
+
+
+class ConfigError(UserError):
+    """A config, or a value of one, cannot be used; the message says why."""
+
+
+field_types = functools.cache(get_type_hints)  # of a section's class, by name
+
+
+def _field(default: Any, help: str, **bounds: float) -> Any:
+    """Return a dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
+    return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A section of a config; checks every field's type and bounds on construction."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        types = field_types(type(self))
+        for field in dataclasses.fields(self):
+            name = f"{self.section}.{field.name}"
+            value = _as_type(name, getattr(self, field.name), types[field.name])
+            _check_bounds(name, value, field.metadata["bounds"])
+            object.__setattr__(self, field.name, value)
+
+    def _check_product(self, *names: str) -> None:
+        """Raise ConfigError if a product of sizes, as of a batch or a matrix, exceeds 32 bits."""
+        values = [getattr(self, name) for name in names]
+        if math.prod(values) >= 2**31:
+            product = " × ".join(f"{self.section}.{name}" for name in names)
+            raise ConfigError(
+                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31: JAX's "
+                "integers have 32 bits."
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Section):
+    """The model: what decides its parameters, and how dropout is applied in training."""
+
+    section = "model"
+    cell: str = _field("gru", f"the recurrence: {', '.join(CELLS)}")
+    vocab_size: int = _field(
+        65, "number of tokens; for characters, counted in the corpus", at_least=1
+    )
+    embedding_dim: int = _field(64, "size of an embedding", at_least=1)
+    hidden_dim: int = _field(128, "size of a layer's hidden state", at_least=1)
+    num_layers: int = _field(1, "stacked layers", at_least=1, below=2**10)
+    context_length: int = _field(
+        0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
+    )
+    second_bias: bool = _field(
+        False, "GRU: second biases for z and r; with reset after, one for the candidate, too"
+    )
+    reset: Literal["before", "after"] = _field(
+        "before",
+        "GRU: apply the reset gate before the candidate's matrix product, or after (torch.nn.GRU)",
+    )
+    layer_norm: bool = _field(False, "LayerNorm on the last layer's output, before the head")
+    dropout: float = _field(0.0, "probability of dropping a unit", at_least=0, below=1)
+    dropout_site: Literal["state", "between", "output"] = _field(
+        "state",
+        "state: inside the recurrence; between: between layers; output: after the last layer",
+    )
+    unroll: str = _field(
+        "auto",
+        "implementation of the layers; wavefront is for GPUs, not yet timed",
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = _field(
+        "float32", "operands of matrix products in training; their sums and all else are float32"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("cell", CELLS), ("unroll", IMPLEMENTATIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(
+                    f"model.{name} is {shown(value)}; it must be one of {', '.join(known)}."
+                )
+        for field in dataclasses.fields(self):
+            owners = [name for name, cell in CELLS.items() if field.name in cell.options]
+            value = getattr(self, field.name)
+            if owners and self.cell not in owners and value != field.default:
+                raise ConfigError(
+                    f"model.{field.name} is {value}; it must be {field.default}: only "
+                    f"{', '.join(owners)} has this option, and this cell is {self.cell}."
+                )
+        if "context_length" in CELLS[self.cell].options and self.context_length == 0:
+            raise ConfigError(
+                f"model.context_length is 0; it must be at least 1: this cell is {self.cell}."
+            )
+        self._check_product("vocab_size", "embedding_dim")
+        self._check_product("embedding_dim", "hidden_dim")
+        self._check_product("hidden_dim", "hidden_dim")
+        self._check_product("hidden_dim", "vocab_size")
+        if self.context_length:
+            self._check_product("context_length", "embedding_dim", "hidden_dim")
+
+
+@dataclass(frozen=True)
+class DataConfig(_Section):
+    """The data: which tokens a model sees."""
+
+    section = "data"
+    corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
+    tokenizer: Literal["characters", "sentencepiece"] = _field(
+        "characters",
+        "characters; or sentencepiece: subwords, learned from the text",
+    )
+    sampling: Literal["crops", "streams"] = _field(
+        "crops",
+        "crops: random, each from a zero state; streams: contiguous rows that keep their state",
+    )
+    validation_fraction: float = _field(
+        0.1, "share of the corpus, its end, that is held out", above=0, below=1
+    )
+    sha256: str = _field("", "expected SHA-256 of the corpus; filled in when a run is created")
+
+
+@dataclass(frozen=True)
+class TrainingConfig(_Section):
+    """How a model is trained."""
+
+    section = "training"
+    epochs: int = _field(10, "number of epochs", at_least=1)
+    steps_per_epoch: int = _field(200, "optimizer steps per epoch", at_least=1)
+    batch_size: int = _field(64, "sequences per batch, shared by all devices", at_least=1)
+    gradient_accumulation: int = _field(
+        1, "batches per optimizer step, one after another, in the memory of one", at_least=1
+    )
+    sequence_length: int = _field(128, "tokens per sequence", at_least=1)
+    learning_rate: float = _field(
+        3e-3, "of the first epoch; decays towards 0 along a cosine, epoch by epoch", above=0
+    )
+    weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
+    beta1: float = _field(0.9, "AdamW's first-moment decay", at_least=0, below=1)
+    beta2: float = _field(0.999, "AdamW's second-moment decay", at_least=0, below=1)
+    epsilon: float = _field(1e-8, "AdamW's denominator offset", above=0)
+    max_grad_norm: float = _field(1.0, "gradients are clipped to this global norm", above=0)
+    remat: bool = _field(
+        False, "recompute a sequence's √T segments for the gradient: less memory, more time"
+    )
+    patience: int = _field(
+        0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
+    )
+    keep_epochs: bool = _field(
+        False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
+    )
+    shard_parameters: bool = _field(
+        False, "shard parameters and optimizer state over the devices instead of replicating them"
+    )
+    seed: int = _field(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
+    lengthened: int = _field(
+        0,
+        "number of times that --resume changed training.epochs; set automatically",
+        at_least=0,
+        below=2**31,
+    )
+    init: str = _field(
+        "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
+    )
+    init_sha256: str = _field("", "expected SHA-256 of that model; filled in")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_product("epochs", "steps_per_epoch")
+        self._check_product("batch_size", "gradient_accumulation", "sequence_length")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of sequences per optimizer step."""
+        return self.gradient_accumulation * self.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of tokens per optimizer step."""
+        return self.rows_per_step * self.sequence_length
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run needs; `name` is also the name of its run folder."""
+
+    name: str = "custom"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        name = self.name
+        allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
+        if not (isinstance(name, str) and re.fullmatch(allowed, name)):
+            raise ConfigError(
+                f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
+                "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
+            )
+
+
+NO_EFFECT_ON_RESULTS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
+"""Fields that do not affect results, only what is kept and where it is computed."""
+
+SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
+
+
+def config_names() -> list[str]:
+    """Return the names that `load_config` knows, sorted."""
+    return sorted(path.stem for path in config_dir().glob("*.toml"))
+
+
+def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> Config:
+    """Return a config that comes with the package, by name, or that of a TOML file, by path.
+
+    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`.
+
+    Args:
+      name_or_path: one of `config_names()`, or a path that ends in `.toml`.
+      overrides: values as they are typed on a command line, by dotted name
+        (`{"training.epochs": "5"}`), and `name`, the name of the config.
+
+    Raises:
+      ConfigError: the name is unknown, or a section, field or value cannot be used.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        known = config_names()
+        if str(name_or_path) not in known:
+            raise ConfigError(
+                f"there is no config {str(name_or_path)!r}; the known ones are "
+                f"{', '.join(known)}, or give the path of a .toml file."
+            )
+        path = config_dir() / f"{name_or_path}.toml"
+    try:
+        table = parse_toml(read_bytes(path, at_most=MAX_BYTES))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+    return override(from_dict({"name": path.stem, **table}), overrides or {})
+
+
+def override(config: Config, overrides: Mapping[str, str]) -> Config:
+    """Return the config with values changed and named as `load_config` does, and its errors."""
+    corpus = config.data.corpus
+    table = to_dict(config)
+    overrides = dict(overrides)
+    given_name = overrides.pop("name", None)
+    for dotted, text in overrides.items():
+        section, _, field = dotted.partition(".")
+        if section not in SECTIONS or field not in _field_names(section):
+            raise ConfigError(_unknown("field", dotted, dotted_names()))
+        type_ = field_types(SECTIONS[section])[field]
+        table[section][field] = _parse_value(text, type_)
+    config = from_dict(table)
+    if given_name is None and config.data.corpus != corpus:
+        stem = Path(config.data.corpus).stem
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
+        if not stem.isascii() or not text.strip("_"):  # 日本, глава 1 and роман 1: not alike
+            digest = hashlib.sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
+            text = f"{text.strip('_')[:100]}-{digest}".lstrip("-")
+        given_name = f"{config.name}-{text}"[:MAX_NAME]
+    return config if given_name is None else dataclasses.replace(config, name=given_name)
+
+
+def field_value(config: Config, dotted: str) -> Any:
+    """Return a field's value by its dotted name."""
+    section, _, field = dotted.partition(".")
+    return getattr(getattr(config, section), field)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """Return the nested dictionaries of a config's TOML, in UTF-8 with or without a mark (BOM).
+
+    Raises:
+      ConfigError: it is not TOML, or larger than any config.
+    """
+    if len(data) > MAX_BYTES or data.count(b".") > MAX_DOTS:
+        raise ConfigError(
+            f"it is too large for a config: {len(data):,} bytes and {data.count(b'.'):,} dots; "
+            f"at most {MAX_BYTES:,} and {MAX_DOTS:,} are allowed."
+        )
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))  # Windows begins files with a mark
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets
+        raise ConfigError(f"{error}.") from error
+
+
+def from_dict(table: Mapping[str, Any]) -> Config:
+    """Return a config from nested dictionaries, as `tomllib` and `to_dict` return them.
+
+    A section `published` is ignored: run folders and files of earlier versions have one.
+
+    Raises:
+      ConfigError: a section, field or value cannot be used; if unknown, the nearest one is named.
+    """
+    for key in table:
+        if key not in SECTIONS and key not in ("name", "published"):
+            raise ConfigError(_unknown("section", key, SECTIONS))
+    sections = {}
+    for section, cls in SECTIONS.items():
+        fields = table.get(section, {})
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"{section} is {shown(fields)}; it must be a table ([{section}]).")
+        for field in fields:
+            if field not in _field_names(section):
+                raise ConfigError(_unknown("field", f"{section}.{field}", dotted_names()))
+        sections[section] = cls(**fields)
+    return Config(name=table.get("name", "custom"), **sections)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return the config as nested dictionaries; `from_dict` is the inverse.
+
+    `training.init` and `training.init_sha256` are left out if empty: files without them are the
+    same as those of older versions.
+    """
+    table = dataclasses.asdict(config)
+    for name in ("init", "init_sha256"):
+        if not table["training"][name]:
+            del table["training"][name]
+    return table
+
+
+def dotted_names() -> list[str]:
+    """Return every field's dotted name, in order: `model.cell`, …"""
+    return [f"{section}.{field}" for section in SECTIONS for field in _field_names(section)]
+
+
+def config_dir() -> Path:
+    """Return the folder of the configs: inside an installed wheel, or beside the package."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def _field_names(section: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(SECTIONS[section])]
+
+
+ALSO_CALLED = {
+    "model.cell": "rnn_type cell_type model_type arch",
+    "model.embedding_dim": "embed_dim embedding_size embed_size emb_size emsize n_embd d_model",
+    "model.hidden_dim": "rnn_size hidden_size num_hidden n_hidden nhid units num_units state_size",
+    "model.num_layers": "n_layers n_layer nlayers layers depth",
+    "model.dropout": "dropout_rate drop p_drop",
+    "model.compute_dtype": "precision bf16 dtype amp mixed_precision",
+    "data.corpus": "text dataset input file path train_file",
+    "data.validation_fraction": "val_fraction val_frac val_split valid_split test_split",
+    "training.epochs": "num_epochs n_epochs max_epochs nepoch",
+    "training.steps_per_epoch": "steps max_steps num_steps max_iters",
+    "training.batch_size": "bs bsz minibatch_size",
+    "training.gradient_accumulation": "grad_accum accumulation_steps accumulate",
+    "training.sequence_length": "seq_len seq_length block_size context bptt",
+    "training.learning_rate": "lr step_size rate",
+    "training.weight_decay": "wd decay l2",
+    "training.beta1": "b1 momentum",
+    "training.beta2": "b2",
+    "training.epsilon": "eps",
+    "training.max_grad_norm": "clip grad_clip clip_norm gradient_clipping",
+    "training.remat": "gradient_checkpointing",
+    "training.patience": "early_stopping",
+    "training.seed": "random_seed",
+    "training.init": "pretrained init_from finetune",
+}
+"""Names of the fields in other programs that are not spelled like ours."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is probably meant, or None.
+
+    That is one with another section, then one that other programs call so, then one that begins so
+    or is spelled much alike, in the same section if there is one.
+    """
+
+    def split(dotted: str) -> tuple[str, str]:
+        # a longer one is not a misspelling, and takes seconds
+        section, _, word = dotted.strip("-")[:200].replace("-", "_").rpartition(".")
+        return section, word
+
+    section, word = split(name)
+
+    def likeness(other: str) -> float:
+        theirs, field = split(other)
+        if word == field or word in ALSO_CALLED.get(f"{theirs}.{field}", "").split():
+            return 3
+        alike = difflib.SequenceMatcher(None, word, field).ratio()
+        if len(word) >= 3 and field.startswith(word):
+            alike = 0.9
+        return (alike + (theirs == section)) * (alike >= 0.7)
+
+    best = max(known, key=likeness)
+    return best if likeness(best) > 0 else None
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    meant = nearest(name, known)
+    meant = f"the nearest is {meant!r}" if meant else f"there are {', '.join(known)}"
+    return f"there is no {kind} {name!r} in a config; {meant}."
+
+
+def _parse_value(text: str, type_: Any) -> Any:
+    """Return a command-line value as its field's type, or as text if it cannot be converted."""
+    if type_ is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return type_(text) if type_ in (int, float) else text
+    except ValueError:
+        return text
+
+
+def _as_type(name: str, value: Any, type_: Any) -> Any:
+    """Return `value` as the field's type. Raises a ConfigError that says what would be right."""
+    if get_origin(type_) is Literal:
+        if value not in get_args(type_):
+            choices = ", ".join(get_args(type_))
+            raise ConfigError(f"{name} is {shown(value)}; it must be one of {choices}.")
+        return value
+    if (type_, type(value)) == (float, int):
+        value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
+    if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        raise ConfigError(f"{name} is {shown(value)}; it must be {words[type_]}.")
+    if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
+        raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
+    if type_ is int and abs(value) >= 2**40:
+        raise ConfigError(f"{name} is too large; it must be below 2^40.")
+    if type_ is float and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}; it must be finite.")
+    return value
+
+
+def _in_float32(value: float) -> float:
+    """Return the value that a float has on a device: rounded, and 0 below float32's normal ones."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(value))
+    return rounded if abs(rounded) >= np.finfo(np.float32).tiny else 0.0
+
+
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
+    def holds(value: Any) -> bool:
+        of = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+        return all(of[bound](value, limit) for bound, limit in bounds.items())
+
+    on_device = _in_float32(value) if isinstance(value, float) else value
+    too_large = on_device in (math.inf, -math.inf)
+    if too_large or not holds(on_device):
+        limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
+        wanted = " and ".join(limits + ["below 2^128"] * too_large)
+        rounded = f", which is {on_device} in float32" if holds(value) else ""
+        raise ConfigError(f"{name} is {value}{rounded}; it must be {wanted}.")

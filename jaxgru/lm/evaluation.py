@@ -1,0 +1,290 @@
+"""Negative log-likelihood of a text, with the state kept in windows, in one stream, or not at all.
+
+The primitives return nats for each prediction. They are averaged by NumPy in float64, so rounding
+errors do not grow with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import log
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+
+from jaxgru.cells.base import AnyArray
+from jaxgru.errors import UserError
+from jaxgru.layers.arguments import as_array, as_jax, as_tokens
+from jaxgru.lm.data.batching import random_crops, windows
+from jaxgru.lm.model import Params, apply, at_least_float32, initial_carry, on_device
+from jaxgru.lm.parallel.sharding import ROWS, one_copy, spread
+
+TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
+RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
+
+
+def token_nll(
+    logits: Float[Array, "*batch V"], targets: Int[AnyArray, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
+
+    In float32 at least. NaN for a target outside the vocabulary.
+    """
+    logits = at_least_float32(as_jax("logits", logits))
+    targets = as_array("targets", targets)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
+
+
+def window_nll(
+    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
+) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
+
+    The result has all N − 1 predictions in order; the last window may be shorter. A window of 1 is
+    stateless.
+
+    Args:
+      mesh: devices over which to spread the batches, each computed by one device, so the result
+        is bit-identical to that of a single device. The parameters are on the mesh. None: one
+        device computes all batches.
+
+    Raises:
+      UserError: fewer than two tokens, or a window below 1.
+    """
+    tokens = _checked(tokens)
+    if window < 1:
+        raise UserError(f"the window is {window}; it must be at least 1.")
+    n = len(tokens) - 1
+    window = min(window, n)
+    batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
+    params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
+    if mesh is None or mesh.size == 1:
+        nll = _nll(one_copy(params, mesh), *batches)
+    else:
+        more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
+        batches = (spread(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
+        nll = _nll_on_mesh(mesh, params, *batches)
+    return np.asarray(nll, np.float64).ravel()[:n]
+
+
+def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction over one stream: the state is never reset.
+
+    Raises:
+      UserError: fewer than two tokens.
+    """
+    tokens = _checked(tokens)
+    n = len(tokens) - 1
+    nll = _stream_nll(on_device(params), *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
+    return np.asarray(nll, np.float64).ravel()[:n]
+
+
+def window_loss(
+    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
+) -> float:
+    """Return the mean of `window_nll`, nats per token. Raises as it does."""
+    return float(window_nll(params, tokens, window, mesh).mean())
+
+
+def random_batch_losses(
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    window: int,
+    key: PRNGKeyArray,
+    num_batches: int = 200,
+    batch_size: int = 64,
+) -> Float[np.ndarray, "M"]:
+    """Compute the mean nats per token of M random batches, each window starting from zero state.
+
+    200 batches of 64 windows of 256 tokens are how nanoGPT evaluates (`estimate_loss`). Its loss is
+    the mean; the standard error is the standard deviation / √M.
+
+    Raises:
+      UserError: the text is too short for a window.
+    """
+    tokens = as_tokens("tokens", tokens)
+    if len(tokens) < window + 2:
+        raise UserError(
+            f"the text has {len(tokens)} tokens, but windows of {window} need {window + 2}."
+        )
+    keys = jax.random.split(key, num_batches)
+    nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window)
+    return np.asarray(nll, float)
+
+
+def stream_loss(params: Params, tokens: Int[AnyArray, "N"]) -> float:
+    """Return the mean of `stream_nll`, nats per token. Raises as it does."""
+    return float(stream_nll(params, tokens).mean())
+
+
+def memory_curve(
+    params: Params, tokens: Int[AnyArray, "N"], resets: Sequence[int] = RESETS
+) -> dict[int, float]:
+    """Return the mean nats per token for each number of tokens between two resets to zero.
+
+    1 is stateless; `stream_loss` is the limit, without resets.
+
+    Raises:
+      UserError: fewer than two tokens, or a reset below 1.
+    """
+    return {every: window_loss(params, tokens, every) for every in resets}
+
+
+def recovery(
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    length: int = 256,
+    stride: int = 64,
+    stream: Float[np.ndarray, "N-1"] | None = None,
+) -> Float[np.ndarray, "M"]:
+    """Compute the cost of a reset, in nats, at the 1st, 2nd, … `length`-th prediction after it.
+
+    The cost is the mean excess over `stream_nll` on the same tokens, so their difficulty cancels.
+    The mean is over resets `stride` tokens apart. M is `length`, or N − 1 if the text is shorter.
+
+    Args:
+      stream: `stream_nll` of these parameters and tokens, if it has been computed already.
+
+    Raises:
+      UserError: fewer than two tokens, or a length or stride below 1.
+    """
+    tokens = _checked(tokens)
+    if length < 1 or stride < 1:
+        raise UserError(f"length {length} and stride {stride} must both be at least 1.")
+    if stream is None:
+        stream = stream_nll(params, tokens)
+    n = len(tokens) - 1
+    length = min(length, n)
+    at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
+    batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
+    num_batches = -(-len(at) // batch_size)
+    padded = np.pad(at, ((0, num_batches * batch_size - len(at)), (0, 0)), mode="edge")
+    inputs = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length)]
+    targets = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length) + 1]
+    nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)[
+        : len(at)
+    ]
+    return (nll - stream[at]).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean nats per token under three treatments of the state, and the size of the text."""
+
+    windows: float
+    stream: float
+    stateless: float
+    num_tokens: int
+    num_characters: int
+
+    @property
+    def sensitivity(self) -> float:
+        """The cost of losing the state, nats per token: stateless minus stream."""
+        return self.stateless - self.stream
+
+    def in_units(self, nats_per_token: float) -> dict[str, float]:
+        """Convert a loss; see the function `in_units`."""
+        return in_units(nats_per_token, self.num_tokens, self.num_characters)
+
+
+def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
+    """Convert a loss to nats and bits per token and per character.
+
+    Losses per character of the same text can be compared between tokenizers.
+    """
+    nats_per_character = nats_per_token * num_tokens / num_characters
+    return {
+        "nats_per_token": nats_per_token,
+        "bits_per_token": nats_per_token / log(2),
+        "nats_per_character": nats_per_character,
+        "bits_per_character": nats_per_character / log(2),
+    }
+
+
+def evaluate(
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    num_characters: int,
+    window: int = 128,
+) -> Losses:
+    """Compute the loss of all tokens under all three treatments.
+
+    Args:
+      num_characters: of the text that tokens[1:], the targets, stand for, as in
+        `Dataset.num_characters`.
+    """
+    return Losses(
+        windows=window_loss(params, tokens, window),
+        stream=stream_loss(params, tokens),
+        stateless=window_loss(params, tokens, 1),
+        num_tokens=len(tokens) - 1,
+        num_characters=num_characters,
+    )
+
+
+@jax.jit
+def _nll(
+    params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+) -> Float[Array, "M B T"]:
+    """Compute each batch in turn, every row from zero state."""
+
+    def batch_nll(batch: tuple[Array, Array]) -> Array:
+        inputs, targets = batch
+        return token_nll(apply(params, inputs)[0], targets)
+
+    return jax.lax.map(batch_nll, (inputs, targets))
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _nll_on_mesh(
+    mesh: Mesh, params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+) -> Float[Array, "M B T"]:
+    """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
+
+    def share(params, inputs, targets):
+        return jax.lax.all_gather(_nll(params, inputs, targets), ROWS, tiled=True)
+
+    run = jax.shard_map(
+        share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
+    )
+    return run(params, inputs, targets)
+
+
+@partial(jax.jit, static_argnames=("batch_size", "window"))
+def _random_nll(
+    params: Params, tokens: Int[Array, "N"], keys: Key[Array, "M"], batch_size: int, window: int
+) -> Float[Array, "M"]:
+    def batch_loss(key: PRNGKeyArray) -> Array:
+        inputs, targets = random_crops(key, tokens, batch_size, window)
+        return token_nll(apply(params, inputs)[0], targets).mean()
+
+    return jax.lax.map(batch_loss, keys)
+
+
+@jax.jit
+def _stream_nll(
+    params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
+) -> Float[Array, "M 1 T"]:
+    """Compute each piece in turn, from the state after the one before it."""
+
+    def piece_nll(carry, piece):
+        inputs, targets = piece
+        logits, carry = apply(params, inputs, carry)
+        return carry, token_nll(logits, targets)
+
+    return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
+
+
+def _checked(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
+    tokens = as_tokens("tokens", tokens)
+    if len(tokens) < 2:
+        raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
+    return tokens

@@ -1,0 +1,81 @@
+"""Files of whole models: one file a format, and one table of them, FORMATS."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from types import ModuleType
+
+from jaxgru.libraries import InteropError
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.files import open_regular
+from jaxgru.lm.model import Params
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file that holds a whole model: a row of FORMATS.
+
+    Its module in this folder, of the same name, has `load_<name>` and `save_<name>`. It is imported
+    when it is used, because it may need a package that is not installed.
+
+    Attributes:
+      has_tokenizer: whether the file holds the tokenizer and the config, too, and not only weights.
+    """
+
+    name: str
+    has_tokenizer: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """The end of such a file's name."""
+        return f".{self.name}"
+
+    def load(self, path: str | Path) -> tuple[Params, Config, Tokenizer]:
+        """Load a model. Raises InteropError, or MissingPackage for what the format needs."""
+        return getattr(self.module(), f"load_{self.name}")(path)
+
+    def save(self, path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+        """Write a model. Raises InteropError, MissingPackage, or OSError for the file."""
+        getattr(self.module(), f"save_{self.name}")(path, params, config, tokenizer)
+
+    def module(self) -> ModuleType:
+        """Import the format's module. Raises MissingPackage."""
+        return importlib.import_module(f"{__name__}.{self.name}")
+
+
+FORMATS = {
+    format.suffix: format
+    for format in (Format("safetensors"), Format("onnx"), Format("pth", has_tokenizer=False))
+}
+"""Every format, by the suffix of its files."""
+
+NAMES = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
+"""The suffixes, for sentences."""
+
+
+def format_of(path: str | Path) -> Format | None:
+    """Return the format of a model's file; None for other files, and for every folder."""
+    return None if os.path.isdir(path) else FORMATS.get(Path(path).suffix)
+
+
+@contextlib.contextmanager
+def open_model(path: str | Path, at_most: int | None = None) -> Iterator[BufferedReader]:
+    """Open a model's file: a regular one, of `at_most` so many bytes.
+
+    Raises:
+      InteropError: there is none, or it cannot be read, for the reason that the system gives.
+    """
+    try:
+        with open_regular(Path(path), at_most) as file:
+            yield file
+    except FileNotFoundError:
+        raise InteropError(f"there is no file {path}.") from None
+    except OSError as error:
+        raise InteropError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -1,0 +1,112 @@
+"""A whole model in one .safetensors file: the format for sharing runs.
+
+The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.Wz", …,
+"head.bo"), as in the checkpoints. The header's metadata holds the rest: see `interop/metadata.py`.
+
+See https://huggingface.co/docs/safetensors for the format; nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxgru.libraries import InteropError
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.files import write_bytes
+from jaxgru.lm.formats import open_model
+from jaxgru.lm.formats.metadata import (
+    check_metadata,
+    check_model,
+    check_sha256,
+    pack,
+    read_config,
+    read_tokenizer,
+)
+from jaxgru.lm.model import Params, unflatten
+
+
+def save_safetensors(
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer
+) -> None:
+    """Write a whole model into one file, bit for bit.
+
+    The same model always gives the same file. Of the paths in the config, only the names of files
+    are kept: see `interop.metadata.pack`.
+
+    Raises:
+      InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
+        do not fit together.
+      OSError: the file cannot be written; an older file is then untouched.
+    """
+    tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer)
+    write_bytes(Path(path), _to_bytes(tensors, metadata))
+
+
+def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
+    """Load a file that `save_safetensors` wrote.
+
+    Raises:
+      InteropError: there is no such file, or it is damaged or incomplete; the message names the
+        tensor or metadata at fault.
+      MissingPackage: its tokenizer needs SentencePiece, which is not installed.
+    """
+    where = f"{path} cannot be used"
+    with _opened(path) as (file, metadata):
+        config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
+        stored = {name: file.get_slice(name) for name in file.keys()}
+        for name, tensor in stored.items():
+            if tensor.get_dtype() != "F32":
+                raise InteropError(
+                    f"{where}: {name} has dtype {tensor.get_dtype()}; it must be F32."
+                )
+        shapes = {name: tuple(tensor.get_shape()) for name, tensor in stored.items()}
+        like = check_model(where, shapes, config, tokenizer)
+        tensors = {name: file.get_tensor(name) for name in stored}
+    check_sha256(where, tensors, metadata)
+    return unflatten(like, jax.device_put(tensors)), config, tokenizer
+
+
+def load_safetensors_config(path: str | Path) -> Config:
+    """Return the config in such a file, without its tensors. Raises as `load_safetensors`."""
+    with _opened(path) as (_, metadata):
+        return read_config(f"{path} cannot be used", metadata)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a file for `safetensors` and check its metadata. Raises InteropError."""
+    where = f"{path} cannot be used"
+    try:
+        # safe_open would wait for ever on a pipe, and calls every failure "No such file"
+        with open_model(path), safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            check_metadata(where, metadata)
+            yield file, metadata
+    except SafetensorError as error:
+        raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
+
+
+def _to_bytes(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """Return the file: the header's length, the header in JSON, the data.
+
+    The library writes the metadata in another order each time.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    data = [tensor.astype("<f4", copy=False).tobytes() for tensor in tensors.values()]
+    return b"".join([struct.pack("<Q", len(text)), text, *data])

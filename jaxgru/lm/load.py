@@ -1,0 +1,84 @@
+"""Load and save whole models: a name, a run or a file → parameters, config and tokenizer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxgru.errors import UserError
+from jaxgru.libraries import InteropError
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
+from jaxgru.lm.model import Params
+from jaxgru.lm.pretrained import FOLDER, pretrained_names
+from jaxgru.lm.runs.folders import find_run
+
+
+class Found(NamedTuple):
+    """Where a model is: the file and its format, or a run's folder."""
+
+    path: Path
+    format: Format | None  # None: a run
+
+
+def find_model(model: str | Path) -> Found:
+    """Return where a model is that the user named.
+
+    Args:
+      model: the name of a pretrained model, a run's folder (`runs/<config>/v<N>`, or
+        `runs/<config>` for its newest version), or a file of one of FORMATS. A file or folder that
+        is called like a pretrained model is `./NAME`.
+
+    Raises:
+      UserError: there is no such model.
+    """
+    if model in pretrained_names():
+        return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
+    if format := format_of(model):
+        return Found(Path(model), format)
+    if not os.path.lexists(model):
+        raise UserError(
+            f"there is no model {str(model)!r}; it must be a run's folder, a {NAMES} file, or a "
+            f"pretrained model: {', '.join(pretrained_names())}."
+        )
+    return Found(find_run(model), None)
+
+
+def load(model: str | Path) -> tuple[Params, Config, Tokenizer]:
+    """Load the parameters, config and tokenizer of a model.
+
+    The parameters of a run are its result: the best epoch's where training stops early, else the
+    last. A run that is still being trained, or was interrupted, gives those of its newest intact
+    checkpoint; a sentence on stderr names each broken one. Nothing is written. For a .pth, which
+    holds no tokenizer, see `formats.pth.load_pth`.
+
+    Args:
+      model: as for `find_model`: "astra_beta", "runs/astra_alpha", "mine.safetensors".
+
+    Raises:
+      UserError: there is no such model, it is damaged or has no checkpoint; or a package that it
+        needs is not installed (`MissingPackage`): for a run's folder the extra `[train]`, for an
+        .onnx `[onnx]`.
+    """
+    path, format = find_model(model)
+    if format:
+        return format.load(path)
+    from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
+
+    return load_folder(path)
+
+
+def save(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+    """Write a whole model into one file, whose suffix says the format: see FORMATS.
+
+    Raises:
+      InteropError: the suffix is none of these; or the parameters, the config and the tokenizer do
+        not fit together or cannot be written in that format.
+      OSError: the file cannot be written; an older file is then untouched.
+    """
+    format = FORMATS.get(Path(path).suffix)
+    if format is None:
+        raise InteropError(f"{path} must end in {NAMES}, the format to write.")
+    format.save(path, params, config, tokenizer)

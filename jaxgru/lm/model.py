@@ -1,0 +1,285 @@
+"""The language model: embedding → stacked cells → (LayerNorm) → head. The state is explicit.
+
+Letters: B batch, T time, V vocabulary size, E embedding size, H hidden size, L number of layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
+
+from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
+from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.products import Lookup, dot, matmul, rows
+from jaxgru.layers.arguments import as_carry, as_jax, as_tokens, carry_like
+from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.implementations import (
+    forward_mode_explained,
+    layer_stepper,
+    sharded_by_xla,
+    unroll_stack,
+)
+from jaxgru.layers.unroll import initial_carry as carry_of_layers
+from jaxgru.lm.config import ModelConfig
+
+
+@struct
+class LayerNormParams:
+    """Parameters of a layer normalisation (Ba et al. 2016, arXiv 1607.06450)."""
+
+    scale: Float[Array, "H"]
+    shift: Float[Array, "H"]
+
+
+@struct
+class HeadParams:
+    """Parameters of the head, which maps the last layer's output to logits: h·Wo + bo."""
+
+    Wo: Float[Array, "H V"]
+    bo: Float[Array, "V"]
+
+
+@struct
+class Params:
+    """Parameters of a model. `apply` needs no config: types and shapes define the model."""
+
+    embedding: Float[Array, "V E"]
+    layers: tuple[CellParams, ...]
+    norm: LayerNormParams | None
+    head: HeadParams
+
+
+for _struct in (LayerNormParams, HeadParams, Params):
+    exportable(_struct)
+
+SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
+
+ModelCarry: TypeAlias = tuple[Carry, ...]
+
+
+def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
+    """Draw initial parameters from the distributions of the study's code.
+
+    Embedding: normal(0, 1). Layers: see the cell's `init` function. LayerNorm: ones, zeros. Head:
+    uniform ±1/√H. These are PyTorch's defaults for `nn.Embedding`, `nn.LayerNorm` and `nn.Linear`,
+    of which the study builds its cells.
+    """
+    V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
+    k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
+    inputs = [E] + [H] * (L - 1)
+    init_cell = CELLS[config.cell].init
+    bound = H**-0.5
+    norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None
+    return Params(
+        embedding=jax.random.normal(k_embedding, (V, E), dtype),
+        layers=tuple(
+            init_cell(key, E, H, config, dtype)
+            for key, E in zip(jax.random.split(k_layers, L), inputs, strict=True)
+        ),
+        norm=norm,
+        head=HeadParams(
+            Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
+            bo=jax.random.uniform(k_bias, (V,), dtype, -bound, bound),
+        ),
+    )
+
+
+def num_params(params: Params) -> int:
+    """Return the number of trainable parameters: all entries of all arrays."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """Return a tree's leaves by path; for parameters "embedding", "layers.0.Wz", …, "head.bo"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
+    """Return a tree with the structure of `like` and these leaves; the inverse of `flatten`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flatten(like)])
+
+
+def round_weights(params: Params, dtype: DTypeLike) -> Params:
+    """Return the parameters with the matrices of the layers and the head in a narrower dtype.
+
+    Products with them then take operands of that dtype and return the biases' dtype, which is also
+    the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup.
+    """
+
+    def rounded(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, tree)
+
+    layers, head = rounded(params.layers), rounded(params.head)
+    return dataclasses.replace(params, layers=layers, head=head)
+
+
+def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
+    """Return the state before the first token: zeros.
+
+    Returns:
+      A tuple with one entry per layer, which is h for a GRU or an RNN, (h, c) for an LSTM, (h, its
+      last inputs) for an MLP.
+    """
+    return carry_of_layers(params.layers, batch_size)
+
+
+def apply(
+    params: Params,
+    tokens: Integer[AnyArray, "B T"] | Bool[AnyArray, "B T"],
+    carry: ModelCarry | None = None,
+    dropout: Dropout | None = None,
+    implementation: str = "auto",
+) -> tuple[Float[Array, "B T V"], ModelCarry]:
+    """Compute the logits of the token after each token, and the state after the last token.
+
+    The gradient supports reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
+    implementation "plain", and parameters of one dtype.
+
+    Args:
+      tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.
+      carry: the state before the first token; None: zeros. Passing the returned carry with the next
+        tokens gives the same logits as one call with all tokens.
+      dropout: in training; None otherwise.
+      implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
+
+    Raises:
+      ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
+        and batch, or its dtype is narrower than the model's.
+      TypeError: in forward mode, without the implementation "plain".
+    """
+    params, tokens = on_device(params), as_tokens("tokens", tokens)
+    if tokens.ndim != 2 or tokens.shape[1] < 1:
+        raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
+    B, T = tokens.shape
+    if carry is None:
+        start = initial_carry(params, B)
+    else:
+        start = as_carry(carry, carry_like(params.layers, B))
+
+    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Dropout | None) -> tuple:
+        masks = dropout_masks(params.layers, dropout, B, T)
+        return _apply(implementation, params, tokens, carry, masks)
+
+    tokens = jnp.asarray(tokens)
+    run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
+    with forward_mode_explained():
+        return run(params, tokens, start, dropout)
+
+
+# Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
+@partial(jax.jit, static_argnums=0)
+def _apply(
+    implementation: str,
+    params: Params,
+    tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
+    carry: ModelCarry,
+    masks: Sequence[tuple[Mask | None, Mask | None]],
+) -> tuple[Float[Array, "B T V"], ModelCarry]:
+    x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
+    known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`
+    if known and B * T < len(params.embedding):
+        x = x.rows()
+    h, last = unroll_stack(params.layers, x, carry, masks, implementation)
+    multiply = matmul if implementation == "plain" else dot  # forward mode
+    return _logits(params, h, multiply).swapaxes(0, 1), last
+
+
+def step(
+    params: Params, token: Integer[AnyArray, "B"] | Bool[AnyArray, "B"], carry: ModelCarry
+) -> tuple[Float[Array, "B V"], ModelCarry]:
+    """Compute `apply` for one token per row, without the time axis.
+
+    Args:
+      token: one per row.
+      carry: the state before the token, from `initial_carry`, `apply` or a step.
+
+    Returns:
+      The logits of the next token, and the next carry.
+
+    Raises:
+      ValueError: the token is not integers (B,), or the carry is None or wrong as in `apply`.
+    """
+    params, token = on_device(params), as_tokens("token", token)
+    if token.ndim != 1:
+        raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
+    carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
+    with forward_mode_explained():
+        return _step(params, jnp.asarray(token), carry)
+
+
+@jax.jit
+def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
+    layers = [partial(cell, layer) for layer in params.layers]
+    return _one_step(params, layers, rows(params.embedding, token), carry)
+
+
+def stepper(
+    params: Params,
+) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
+    """Return a faster `step` for many tokens; it equals `step` up to rounding.
+
+    It computes once what does not depend on the token: the concatenated weights and, for a small
+    vocabulary, the first layer's product with the whole embedding.
+    """
+    params, V = on_device(params), len(params.embedding)
+    table = params.embedding if V <= SMALL_VOCABULARY else None
+    layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
+
+    def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
+        x = token if table is not None else rows(params.embedding, token)
+        return _one_step(params, layers, x, carry)
+
+    return step
+
+
+def on_device(params: Params) -> Params:
+    """Return the parameters as JAX arrays; a caller may pass NumPy arrays.
+
+    Raises:
+      ValueError: a parameter is of a dtype that JAX does not have.
+    """
+    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
+        return params  # sooner than to rebuild the tree
+    return jax.tree.map(partial(as_jax, "a parameter"), params)
+
+
+def _one_step(
+    params: Params, layers: Sequence[Callable[[Carry, Array], Carry]], x: Array, carry: ModelCarry
+) -> tuple[Float[Array, "B V"], ModelCarry]:
+    """Compute the step of each layer, (carry, x) → carry, from the bottom up; then the head."""
+    new_carry = []
+    for layer, c in zip(layers, carry, strict=True):
+        c = layer(c, x)
+        x = hidden(c)
+        new_carry.append(c)
+    return _logits(params, x), tuple(new_carry)
+
+
+def _logits(
+    params: Params, x: Float[Array, "... H"], multiply: Callable[[Array, Array], Array] = dot
+) -> Float[Array, "... V"]:
+    if params.norm is not None:
+        x = layer_norm(params.norm, x)
+    return plus(multiply(x, params.head.Wo), params.head.bo)
+
+
+def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
+    """Widen logits of 16 bits, which have too few digits to add up probabilities."""
+    return logits.astype(widest(logits, jnp.float32))
+
+
+def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
+    """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
+    p, _, x = aligned(p, None, x)
+    x = x - x.mean(axis=-1, keepdims=True)
+    variance = (x * x).mean(axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift

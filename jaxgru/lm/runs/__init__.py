@@ -1,0 +1,1 @@
+"""Training runs on disk: folders, checkpoints, starting and resuming."""

@@ -1,0 +1,67 @@
+"""The figure of a training run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxgru.errors import needs
+from jaxgru.lm.files import write_bytes
+from jaxgru.lm.runs.published import PublishedResults
+
+
+def plot_losses(
+    path: Path, title: str, runs: list[list[dict[str, Any]]], published: PublishedResults
+) -> None:
+    """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
+
+    Args:
+      runs: each run's records, as `metrics.jsonl` holds them.
+
+    Raises:
+      OSError: the file cannot be written; an older figure stays as it is.
+      MissingPackage: matplotlib is not installed.
+    """
+    with needs("train"):  # takes long to import
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    ours = {"linestyle": "-", "marker": "o", "ms": 3}
+    theirs = {"linestyle": ":", "marker": "x", "ms": 5, "zorder": 3}
+    for kind, color, name in (
+        ("train", "C0", "training"),
+        ("val", "C1", "whole validation split"),
+    ):
+        losses = [[record[f"{kind}_loss"] for record in records] for records in runs]
+        _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
+    for losses, earlier, color, name in (
+        (published.train_loss, published.earlier_train_loss, "black", "training"),
+        (published.val_loss, published.earlier_val_loss, "C3", "one validation batch"),
+    ):
+        _plot_runs(axes, losses, color=color, label=f"{name}, published", **theirs)
+        if earlier:
+            style = theirs | {"marker": "+"}
+            _plot_runs(axes, [earlier], color=color, label=f"{name}, earlier run", **style)
+    axes.set(title=title, xlabel="epoch", ylabel="loss (nats per token)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
+    for i, losses in enumerate(runs):
+        epochs = range(1, len(losses) + 1)
+        style["alpha"] = 1 - 0.6 * i / len(runs)  # the first is the darkest
+        axes.plot(epochs, losses, lw=1, label=label if i == 0 else None, **style)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all. Raises OSError where it cannot be written."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_bytes(path, image.getvalue())

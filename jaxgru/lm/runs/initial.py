@@ -1,0 +1,152 @@
+"""Start a run from the weights of another model: `jaxgru train --init MODEL`.
+
+MODEL is the name of a pretrained model, a run folder, or a .safetensors file. It gives the weights;
+the step, the optimizer and the keys are those of any new run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import Config, ModelConfig, override
+from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.files import reason, resolved
+from jaxgru.lm.formats.safetensors import load_safetensors_config
+from jaxgru.lm.load import Found, find_model, load
+from jaxgru.lm.model import HeadParams, Params, flatten
+from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.lm.runs.folders import load_run_config
+
+MAY_DIFFER_FROM_MODEL = {"vocab_size", "dropout", "dropout_site", "unroll", "compute_dtype"}
+"""Fields of `ModelConfig` in which a run may differ from the model that it starts from."""
+
+
+def config_from(model: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Return a config that trains a model further: the model's own, with these values changed.
+
+    Raises:
+      UserError: there is no such model, or a value cannot be used.
+    """
+    model = _source(model)
+    overrides = {**(overrides or {}), "training.init": model}
+    cleared = {"training.init_sha256": "", "training.lengthened": "0"}  # of the model's own run
+    if "data.corpus" in overrides:
+        cleared["data.sha256"] = ""
+    return override(_config(model), cleared | overrides)
+
+
+def load_text(config: Config) -> tuple[Config, Dataset]:
+    """Load the text of a run as `load_dataset`, and verify the model that it starts from, if any.
+
+    The model's tokenizer is kept if it knows all of the text and is of the config's kind and size;
+    otherwise a new one is learned. The model's path and SHA-256 are filled in.
+
+    Raises:
+      UserError: as `load_dataset`; there is no such model, it has other sizes than the config, or
+        its SHA-256 is not the config's.
+    """
+    training = config.training
+    if not training.init:
+        return load_dataset(config)
+    training = dataclasses.replace(training, init=_source(training.init))
+    config = dataclasses.replace(config, training=training)
+    theirs, ours = _config(training.init).model, config.model
+    for field in dataclasses.fields(ModelConfig):
+        have, want = getattr(theirs, field.name), getattr(ours, field.name)
+        if field.name not in MAY_DIFFER_FROM_MODEL and have != want:
+            raise UserError(
+                f"training cannot start from {training.init}: its model.{field.name} is {have}, "
+                f"and this config's is {want}; they must be the same."
+            )
+    _, tokenizer, sha256 = _load(config)
+    training = dataclasses.replace(training, init_sha256=sha256)
+    config = dataclasses.replace(config, training=training)
+    sizes = tokenizer.vocab_size, config.model.vocab_size
+    same_size = tokenizer.kind == "characters" or sizes[0] == sizes[1]
+    if tokenizer.kind == config.data.tokenizer and same_size:
+        with contextlib.suppress(TokenizerError):
+            return load_dataset(config, tokenizer)
+    return load_dataset(config)
+
+
+def initial_params(fresh: Params, config: Config, tokenizer: Tokenizer) -> tuple[Params, str]:
+    """Return the weights of the model that a run starts from, and a sentence that describes them.
+
+    The layers and the norm are the model's. So are the rows of the embedding and the columns of the
+    head for tokens that both vocabularies have; the others are those of `fresh`.
+
+    Raises:
+      UserError: the model cannot be loaded, or its SHA-256 is not the config's.
+    """
+    params, theirs, sha256 = _load(config)
+    pieces = theirs.pieces if theirs.kind == tokenizer.kind else []
+    token_of = {piece: token for token, piece in enumerate(pieces)}
+    common = [(i, token_of[p]) for i, p in enumerate(tokenizer.pieces) if p in token_of]
+    ours, kept = np.array(common, int).reshape(-1, 2).T
+    head = HeadParams(
+        Wo=fresh.head.Wo.at[:, ours].set(params.head.Wo[:, kept]),
+        bo=fresh.head.bo.at[ours].set(params.head.bo[kept]),
+    )
+    embedding = fresh.embedding.at[ours].set(params.embedding[kept])
+    told = f"training starts from {config.training.init} (SHA-256 {sha256[:12]}…): "
+    if len(ours) == tokenizer.vocab_size:
+        told += f"all its weights, for {len(ours):,} tokens."
+    else:
+        told += (
+            f"its layers, and its embedding and head for the {len(ours):,} tokens that both "
+            f"vocabularies have; for the other {tokenizer.vocab_size - len(ours):,} they are "
+            "random."
+        )
+    return dataclasses.replace(params, embedding=embedding, head=head), told
+
+
+def _source(model: str) -> str:
+    """Return what the model is called wherever it is loaded again: a name, or an absolute path.
+
+    The folder of a run's versions is left for its newest one, because the new run may become that.
+    A file keeps its name, which says its format, though it may be a link.
+    """
+    path, format = _find(model)
+    if model in pretrained_names():
+        return model
+    try:
+        return str(resolved(path.parent) / path.name if format else resolved(path))
+    except OSError as error:
+        raise UserError(f"training cannot start from {model!r}: {reason(error)}.") from error
+
+
+def _config(model: str) -> Config:
+    path, format = _find(model)
+    return load_safetensors_config(path) if format else load_run_config(path)
+
+
+def _load(config: Config) -> tuple[Params, Tokenizer, str]:
+    """Load the model that a run starts from, and the SHA-256 of its weights and tokenizer."""
+    params, _, tokenizer = load(config.training.init)
+    digest = hashlib.sha256(tokenizer.to_bytes())
+    for leaf in flatten(params).values():
+        digest.update(np.asarray(leaf).tobytes())
+    sha256, expected = digest.hexdigest(), config.training.init_sha256
+    if expected not in ("", sha256):
+        raise UserError(
+            f"the model {config.training.init} has changed: its SHA-256 is {sha256}, but "
+            f"training.init_sha256 is {expected}."
+        )
+    return params, tokenizer, sha256
+
+
+def _find(model: str) -> Found:
+    found = find_model(model)
+    if found.format and found.format.name != "safetensors":
+        raise UserError(
+            f"training cannot start from {model!r}, which is a {found.format.suffix} file; convert "
+            "it to .safetensors first."
+        )
+    return found

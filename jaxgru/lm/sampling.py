@@ -1,0 +1,306 @@
+"""Sampling of the next token, and generation with an explicit state.
+
+Stateless generation is the same program, except that the carry is reset to zero before each token.
+It reproduces the published bug, for comparison only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from functools import partial
+from typing import Any, SupportsIndex, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
+
+from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.errors import UserError, shown
+from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.lm.model import (
+    ModelCarry,
+    Params,
+    apply,
+    at_least_float32,
+    initial_carry,
+    on_device,
+    stepper,
+)
+
+Scalar: TypeAlias = float | Real[Array, ""]
+
+MOST_TOKENS = 2**31 - 1  # as many as the loop can count
+
+
+def generate(
+    params: Params,
+    key: PRNGKeyArray,
+    prompt: Integer[AnyArray, "B P"],
+    num_tokens: SupportsIndex,
+    carry: ModelCarry | None = None,
+    *,
+    temperature: Scalar = 1.0,
+    top_k: SupportsIndex | None = None,
+    top_p: Scalar | None = None,
+    stateful: bool | Bool[Array, ""] = True,
+) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
+    """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
+
+    It is compiled once per prompt shape, top_k, set of options in use, and power of two to which
+    num_tokens is rounded up; within `jit`, `grad` or `vmap`, for each num_tokens.
+
+    Args:
+      key: for the random choices; returned as the key of the next call.
+      prompt: at least one token per row, of any integer dtype.
+      carry: the state before the prompt; None: zeros. With `stateful=False` it is not read.
+      temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
+        traced 0 samples among the tied tokens, as very small temperatures do.
+      top_k: sample from the k most likely tokens only; None: from all.
+      top_p: sample from the most likely tokens that together reach this probability only (nucleus
+        sampling, Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
+      stateful: False resets the carry to zero before every token, also within the prompt, of which
+        only the last token then matters.
+
+    Returns:
+      The tokens, int32 (int64 if the prompt has 64 bits); the carry after every token but the last;
+      and the key. Passing `tokens[:, -1:]`, the carry and the key to another call continues the
+      text exactly: 50 tokens and 50 more are the same as 100.
+
+      If the logits are NaN, the token is -1, and so are all later tokens of that row. The causes
+      are NaN in the parameters or the carry, and a traced token or temperature out of range.
+
+      Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
+
+    Raises:
+      UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
+        vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative or not
+        finite, top_k is outside [1, V], or top_p is outside (0, 1]. Of traced values only the shape
+        and the dtype are checked.
+      ValueError: the carry does not fit this model and batch, or `stateful` is neither True nor
+        False.
+      TypeError: num_tokens or top_k is not a whole number.
+    """
+    num_tokens = operator.index(num_tokens)
+    top_k = None if top_k is None else operator.index(top_k)
+    params, V = on_device(params), params.head.bo.shape[0]
+    prompt = as_array("prompt", prompt)
+    _check_prompt(prompt, V)
+    check_num_tokens(num_tokens)
+    temperature = _as_number("temperature", temperature)
+    top_p = None if top_p is None else _as_number("top_p", top_p)
+    check_sampling(V, temperature, top_k, top_p)
+    if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
+        stateful = stateful.item() if not stateful.shape else stateful
+    check_flags(stateful=stateful)
+    if carry is not None:
+        carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
+    traced = isinstance(temperature, Tracer)
+    greedy = not traced and temperature == 0
+    near_zero = traced or temperature < _near_zero(params.head.bo.dtype)
+    arguments = params, key, jnp.asarray(prompt), carry, temperature, top_p
+    options = top_k, greedy, near_zero, bool(stateful)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
+        return _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
+    most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
+    tokens, *state = _generate(most, *options, *arguments, num_tokens)
+    if num_tokens < most:
+        tokens = jax.lax.slice_in_dim(tokens, 0, num_tokens, axis=1)
+    return tokens, *state
+
+
+def _as_number(name: str, value: Any) -> Any:
+    """Return a number as a float; a traced one as it is.
+
+    Raises:
+      UserError: it is no number, or too large for a float.
+    """
+    if isinstance(value, Tracer):
+        return value
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, str | bytes):
+            return float(value)
+    raise UserError(f"{name} is {shown(value)}; it must be a float.")
+
+
+def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
+    if prompt.ndim != 2 or prompt.shape[1] < 1:
+        raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
+    if not jnp.issubdtype(prompt.dtype, jnp.integer):
+        raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
+    if isinstance(prompt, Tracer) or not getattr(prompt, "is_fully_addressable", True):
+        return
+    tokens = np.asarray(prompt)
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if outside.size:
+        raise UserError(
+            f"the prompt has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
+        )
+
+
+def check_num_tokens(num_tokens: int) -> None:
+    """Raise UserError if the number of tokens to generate is below 1, or at least 2³¹."""
+    if not 1 <= num_tokens <= MOST_TOKENS:
+        raise UserError(
+            f"num_tokens is {shown(num_tokens)}; it must be at least 1 and at most {MOST_TOKENS}."
+        )
+
+
+def check_sampling(
+    vocab_size: int, temperature: Scalar, top_k: int | None, top_p: Scalar | None
+) -> None:
+    """Raise UserError if an option of `generate` is out of range; traced values pass."""
+    temperature = _as_number("temperature", temperature)
+    top_p = None if top_p is None else _as_number("top_p", top_p)
+    if not isinstance(temperature, Tracer) and not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature is {temperature}; it must be at least 0 and finite.")
+    if top_k is not None and not 1 <= top_k <= vocab_size:
+        raise UserError(
+            f"top_k is {shown(top_k)}; it must be at least 1 and at most the vocabulary's "
+            f"{vocab_size}."
+        )
+    if top_p is not None and not isinstance(top_p, Tracer) and not 0 < top_p <= 1:
+        raise UserError(f"top_p is {top_p}; it must be above 0 and at most 1.")
+
+
+def _near_zero(dtype: DTypeLike) -> float:
+    """Return √tiny, 1e-19 in float32: logits divided by it stay finite, up to 1e19."""
+    return float(jnp.finfo(dtype).tiny) ** 0.5
+
+
+@partial(jax.jit, static_argnums=range(5))
+def _generate(
+    most, top_k, greedy, near_zero, stateful, params, key, prompt, carry, temperature, top_p,
+    num_tokens=None,
+):  # fmt: skip
+    """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
+    prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
+    start = initial_carry(params, prompt.shape[0])
+    carry = start if carry is None else carry
+    if stateful and prompt.shape[1] > 1:
+        _, carry = apply(params, prompt[:, :-1], carry)
+
+    step = stepper(params)
+
+    def next_token(state, _):
+        carry, token, key = state
+        logits, carry = step(token, carry if stateful else start)
+        key, subkey = jax.random.split(key)
+        if greedy:
+            token = _unless_nan(logits.max(axis=-1), jnp.argmax(logits, axis=-1))
+        else:
+            token = draw(subkey, filter_logits(logits, temperature, top_k, top_p, near_zero))
+        token = token.astype(prompt.dtype)
+        return (carry, token, key), token
+
+    def write_next(i, state_and_tokens):
+        state, tokens = state_and_tokens
+        state, token = next_token(state, None)
+        return state, jax.lax.dynamic_update_index_in_dim(tokens, token, i, 0)
+
+    state = (carry, prompt[:, -1], key)
+    if num_tokens is None:
+        (carry, _, key), tokens = jax.lax.scan(next_token, state, length=most)
+    else:
+        tokens = jnp.zeros((most, len(prompt)), prompt.dtype)
+        (carry, _, key), tokens = jax.lax.fori_loop(0, num_tokens, write_next, (state, tokens))
+    return tokens.T, carry, key
+
+
+def filter_logits(
+    logits: Float[Array, "B V"],
+    temperature: Scalar,
+    top_k: int | None = None,
+    top_p: Scalar | None = None,
+    near_zero: bool = True,
+) -> Float[Array, "B V"]:
+    """Return the logits of the distribution to sample from: −∞ for excluded tokens.
+
+    The order is temperature, top_k, and top_p among the tokens that top_k kept. Tokens that tie
+    with the last token kept are kept, too, and top_p always keeps the most likely token. A
+    temperature of 0 means the limit: only the most likely tokens have a probability. A negative
+    temperature gives NaN.
+
+    near_zero: False if the temperature is known not to be close to zero; this saves a little time.
+    The logits returned have at least 32 bits.
+    """
+    logits = at_least_float32(logits)
+    tiny = float(jnp.finfo(logits.dtype).tiny)
+    if near_zero:
+        # Divided by almost zero, several logits would become ∞. With the largest subtracted, it is
+        # 0 and the others −∞. Hardware may treat a temperature below `tiny` as 0.
+        top = logits.max(axis=-1, keepdims=True)
+        logits = logits - jnp.where(temperature < _near_zero(logits.dtype), top, 0)
+        temperature = jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
+    logits = logits / temperature
+    if top_k is not None:
+        least = kth_largest(jax.lax.stop_gradient(logits), top_k)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if top_p is not None:
+        descending = jnp.sort(logits, axis=-1, descending=True)
+        probabilities = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        # The running sum can round to 1 before the last token, but top_p = 1 excludes no token.
+        kept = (before < jnp.maximum(top_p, tiny)) | (top_p >= 1)
+        least = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return logits
+
+
+def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """Draw a token per row from softmax(logits): the first whose cumulative probability exceeds u.
+
+    This takes one uniform number per row. Gumbel noise (`jax.random.categorical`) takes one, and
+    two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can be
+    drawn, and a token of probability 0 never is. A row with a NaN gives -1. Gradients stop here.
+    """
+    logits = jax.lax.stop_gradient(at_least_float32(logits))
+    top = logits.max(axis=-1, keepdims=True)
+    # XLA may have rounded the largest logit but not the others, so a difference can be above 0;
+    # at a temperature of 1e-30 it reaches 1e22 in either direction.
+    p = jnp.where(logits == top, 1, jnp.exp(jnp.minimum(logits - top, 0)))
+    cumulative = jnp.cumsum(p, axis=-1)
+    total = cumulative[:, -1:]
+    u = jax.random.uniform(key, total.shape, total.dtype) * total
+    # u can round up to the total, but the last token with a probability is the first to reach it.
+    token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
+    return _unless_nan(top[:, 0], token)
+
+
+def _unless_nan(top: Float[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
+    """Return the token, or -1 if the largest logit is −∞ or any logit is NaN."""
+    return jnp.where(top > -jnp.inf, token, -1)
+
+
+def kth_largest(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:
+    """Return the k-th largest of each row, counting repeats: `jax.lax.top_k(x, k)[0][:, -1:]`."""
+    return jax.lax.platform_dependent(
+        x,
+        cpu=lambda x: _kth_largest_by_bisection(x, k),
+        default=lambda x: jax.lax.top_k(x, k)[0][:, -1:],
+    )
+
+
+def _kth_largest_by_bisection(x: Float[Array, "B V"], k: int) -> Float[Array, "B 1"]:
+    """Find, bit by bit, the largest number that at least k entries of the row reach.
+
+    On a CPU this is 5 times faster than XLA's top_k, which sorts. Floating-point numbers have the
+    order of their bits as integers, once negative numbers have all bits inverted and the others
+    the sign bit.
+    """
+    width = jnp.finfo(x.dtype).bits
+    unsigned = jnp.dtype(f"uint{width}")
+    bits = jax.lax.bitcast_convert_type(x, unsigned)
+    sign = jnp.asarray(1 << (width - 1), unsigned)
+    ordered = jnp.where(bits & sign, ~bits, bits | sign)
+
+    def next_bit(i: Array, found: Array) -> Array:
+        candidate = found | (sign >> i.astype(unsigned))
+        reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= k
+        return jnp.where(reached, candidate, found)
+
+    found = jax.lax.fori_loop(0, width, next_bit, jnp.zeros((len(x), 1), unsigned))
+    return jax.lax.bitcast_convert_type(jnp.where(found & sign, found ^ sign, ~found), x.dtype)

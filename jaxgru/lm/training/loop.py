@@ -1,0 +1,169 @@
+"""`fit`: a whole run in memory, epoch by epoch, from its current state to its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Int
+
+from jaxgru.cells.base import AnyArray
+from jaxgru.errors import UserError
+from jaxgru.lm.config import Config, TrainingConfig
+from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.model import Params
+from jaxgru.lm.parallel.processes import anywhere, from_first
+from jaxgru.lm.parallel.sharding import one_copy, spread
+from jaxgru.lm.training.step import (
+    MAX_CHUNK,
+    TrainState,
+    learning_rate,
+    state_shardings,
+    train_steps,
+)
+
+CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
+
+
+class NonFiniteLoss(UserError):
+    """A loss is infinite or NaN; the message says at which step."""
+
+
+@dataclass
+class Progress:
+    """The history of a run, which a checkpoint stores as JSON beside the state."""
+
+    records: list[dict[str, float]] = field(default_factory=list)  # one per epoch: metrics.jsonl
+    epoch_losses: list[float] = field(default_factory=list)  # of each step of the current epoch
+    epoch_seconds: float = 0.0  # spent on the steps of the current epoch
+    best_val_loss: float = math.inf
+    best_epoch: int = 0  # counted from 1; 0: no epoch is finished
+    finished: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of finished epochs."""
+        return len(self.records)
+
+    def is_over(self, training: TrainingConfig) -> bool:
+        """Return whether training is over, by the number of epochs or by early stopping."""
+        waited = self.epoch - self.best_epoch
+        return self.epoch >= training.epochs or 0 < training.patience <= waited
+
+
+@dataclass
+class Observer:
+    """Callbacks of `fit`. The defaults do nothing."""
+
+    on_steps: Callable[[int, int, float, float], None] = lambda *_: None
+    """Called after a chunk of steps: (epoch from 0, steps done in it, loss, tokens per second)."""
+    on_validation: Callable[[int], None] = lambda *_: None
+    """Called before a validation: (epoch from 0)."""
+    on_epoch: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
+    """Called after an epoch, to save: (state, best parameters, progress up to this epoch)."""
+    interrupted: Callable[[], bool] = lambda: False
+    """Called before each chunk of steps; returns whether to stop."""
+    on_interrupt: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
+    """Called before `fit` stops because of `interrupted`, to save."""
+
+
+def fit(
+    config: Config,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    train_tokens: Int[AnyArray, "N"],
+    val_tokens: Int[AnyArray, "M"],
+    observer: Observer,
+    mesh: Mesh | None = None,
+) -> tuple[TrainState, Params]:
+    """Train from the given state and progress to the end of the config's epochs.
+
+    With early stopping (training.patience), training ends after that many consecutive epochs
+    without a better validation loss, and the result is the best epoch's parameters.
+
+    Args:
+      state: it is donated, so the caller must not use it again.
+      best: the best epoch's parameters, if a run with early stopping is resumed; None: no epoch is
+        finished, or there is no early stopping.
+      mesh: the devices that share each batch and the validation; None: the default device.
+
+    Returns:
+      The last state, and the parameters that are the result.
+
+    Raises:
+      NonFiniteLoss: a training or validation loss is infinite or NaN.
+      KeyboardInterrupt: `observer.interrupted` returned True; `on_interrupt` was called.
+    """
+    training, schedule = config.training, learning_rate(config.training)
+    tokens = jnp.asarray(train_tokens)
+    if mesh is not None:
+        state = spread(state, state_shardings(state, mesh, training))
+        tokens = spread(tokens, NamedSharding(mesh, P()))
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        run_steps = partial(train_steps, config.model, training, mesh=mesh)
+    else:  # before the clock starts, so that tokens per second exclude compilation
+        arguments = config.model, training, state, tokens, np.int32(1), mesh
+        run_steps = train_steps.lower(*arguments).compile()
+    progress.finished = progress.is_over(training)
+    while not progress.finished:
+        chunk = 1
+        while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
+            if anywhere(observer.interrupted()):  # then all processes stop
+                observer.on_interrupt(state, best, progress)
+                raise KeyboardInterrupt
+            started = time.perf_counter()
+            chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
+            state, losses, n = run_steps(state, tokens, jnp.int32(chunk))
+            losses = np.asarray(losses)[: int(n)].tolist()
+            seconds = time.perf_counter() - started
+            if not math.isfinite(losses[-1]):
+                raise NonFiniteLoss(
+                    f"the training loss is {losses[-1]} at step "
+                    f"{progress.epoch * training.steps_per_epoch + done + len(losses)}."
+                )
+            progress.epoch_losses += losses
+            progress.epoch_seconds += seconds
+            observer.on_steps(
+                progress.epoch,
+                done + chunk,
+                losses[-1],
+                chunk * training.tokens_per_step / seconds,
+            )
+            chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
+
+        observer.on_validation(progress.epoch)
+        step, T = int(state.step), training.sequence_length
+        val_loss = window_loss(state.params, val_tokens, T, mesh)
+        val_loss = from_first(val_loss)  # so that all processes decide alike
+        if not math.isfinite(val_loss):
+            raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
+        progress.records.append(
+            {
+                "epoch": progress.epoch + 1,
+                "step": step,
+                "learning_rate": float(f"{schedule(jnp.asarray(step - 1)):.6g}"),
+                "train_loss": float(np.mean(progress.epoch_losses)),
+                "val_loss": val_loss,
+                "tokens_per_second": training.steps_per_epoch
+                * training.tokens_per_step
+                / progress.epoch_seconds,
+                "seconds": progress.epoch_seconds,
+            }
+        )
+        progress.epoch_losses, progress.epoch_seconds = [], 0.0
+        if val_loss < progress.best_val_loss:
+            progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
+            if training.patience:
+                best = jax.tree.map(jnp.copy, state.params)  # the next step donates the state
+        progress.finished = progress.is_over(training)
+        observer.on_epoch(state, best, progress)
+    return state, one_copy(best if training.patience else state.params, mesh)

@@ -1,0 +1,318 @@
+"""A train state, one step, and many steps on the device: pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxgru.cells.base import struct
+from jaxgru.errors import needs
+from jaxgru.layers.dropout import Dropout
+from jaxgru.lm.config import ModelConfig, TrainingConfig
+from jaxgru.lm.data.batching import random_crops, stream_windows
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights
+from jaxgru.lm.parallel.sharding import (
+    ROWS,
+    gather,
+    row_shardings,
+    scatter_mean,
+    shardings,
+    specs,
+)
+
+with needs("train"):
+    import optax
+
+MAX_CHUNK = 64  # the most steps between two readings of the clock
+
+
+@struct
+class TrainState:
+    """The state of training. A step updates all fields but `key`: it derives its own keys from it.
+
+    carry is the recurrent state from one step to the next, if training reads contiguous streams;
+    None if each step reads random crops from zero state.
+    """
+
+    params: Params
+    opt_state: Any
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+    carry: ModelCarry | None = None
+
+
+def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "crops") -> TrainState:
+    """Return the initial state; the seed decides the weights and the key of batches and dropout.
+
+    Args:
+      sampling: "crops" or "streams", as in `DataConfig`.
+    """
+    init_key, key = jax.random.split(jax.random.key(training.seed))
+    params = init(init_key, model)
+    carry = initial_carry(params, training.rows_per_step) if sampling == "streams" else None
+    step = jnp.zeros((), jnp.int32)
+    opt_state = optimizer(training).init(cast(optax.Params, params))
+    return TrainState(params, opt_state, key, step, carry)
+
+
+def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> TrainState:
+    """Return the state's `shardings` on a mesh; of the carry, each device has its own rows."""
+    rest = dataclasses.replace(state, carry=None)
+    rest = shardings(rest, mesh, training.shard_parameters)
+    return dataclasses.replace(rest, carry=row_shardings(state.carry, mesh))
+
+
+def learning_rate(training: TrainingConfig) -> optax.Schedule:
+    """Return the cosine schedule, stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
+
+    Loshchilov & Hutter 2016 (arXiv 1608.03983), eq. 5, without restarts and down to 0.
+    """
+
+    def schedule(step: Any) -> Array:
+        epoch = jnp.asarray(step // training.steps_per_epoch).astype(float)
+        return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
+
+    return schedule
+
+
+def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
+    """Return gradient clipping, then AdamW with weight decay on EVERY parameter, also on biases."""
+    return optax.chain(
+        clip_by_global_norm(training.max_grad_norm),
+        optax.adamw(
+            learning_rate(training),
+            b1=training.beta1,
+            b2=training.beta2,
+            eps=training.epsilon,
+            weight_decay=training.weight_decay,
+        ),
+    )
+
+
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """Scale gradients g by min(1, max_norm / (‖g‖ + 1e-6)), like `torch.nn.utils.clip_grad_norm_`.
+
+    `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
+    """
+
+    def update(updates, state, params=None):
+        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
+        return jax.tree.map(lambda g: g * scale, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def loss_fn(
+    params: Params,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    dropout: Dropout | None = None,
+    remat: bool = False,
+    carry: ModelCarry | None = None,
+    implementation: str = "auto",
+) -> tuple[Float[Array, ""], ModelCarry]:
+    """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
+
+    Args:
+      remat: keep for the gradient only the state at the start of each of about √T segments of the
+        sequence, and recompute a segment's activations when its turn comes (Chen et al. 2016, arXiv
+        1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
+      carry: the state before the batch; None: zeros.
+      implementation: how the layers are computed, `model.unroll` of a config.
+
+    Raises:
+      ValueError: the inputs, the carry or the dropout are wrong as in `apply`, or with remat the
+        inputs have no rows.
+    """
+    if not remat:
+        logits, carry = apply(params, inputs, carry, dropout, implementation)
+        return token_nll(logits, targets).mean(), carry
+    if inputs.ndim != 2 or 0 in inputs.shape:
+        raise ValueError(
+            f"inputs must be (B, T) with B and T at least 1 for remat; these are {inputs.shape}."
+        )
+    B, T = inputs.shape
+    length = math.isqrt(T)
+    whole = T - T % length
+
+    @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged
+    def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
+        start, inputs, targets = of_segment
+        here = dropout and dataclasses.replace(dropout, first_step=dropout.first_step + start)
+        logits, carry = apply(params, inputs, carry, here, implementation)
+        return carry, token_nll(logits, targets).sum()
+
+    def segments(tokens: Int[Array, "B T"]) -> Int[Array, "segments B length"]:
+        return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
+
+    start = initial_carry(params, B) if carry is None else carry
+    starts = jnp.arange(0, whole, length)
+    end, sums = jax.lax.scan(segment, start, (starts, segments(inputs), segments(targets)))
+    total = sums.sum()
+    if whole < T:
+        end, last = segment(end, (whole, inputs[:, whole:], targets[:, whole:]))
+        total += last
+    return total / (B * T), end
+
+
+def train_step(
+    model: ModelConfig,
+    training: TrainingConfig,
+    state: TrainState,
+    tokens: Int[Array, "N"],
+    mesh: Mesh | None = None,
+) -> tuple[TrainState, Float[Array, ""]]:
+    """Compute one optimizer step on one batch; return the new state, and the loss before the step.
+
+    The batch is random crops. If the state has a carry, it is the next windows of the streams
+    (`stream_windows`), which start from the state after the previous windows; the gradient stops at
+    a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
+    Computation 2(4)).
+
+    With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
+    equal those of the whole batch up to the rounding of one sum. The tokens are then on all
+    devices, and the state is sharded by `state_shardings`. If the parameters are cut (ZeRO stage 3,
+    Rajbhandari et al. 2020, arXiv 1910.02054), each device gathers them for the step and keeps its
+    piece of the mean gradient.
+    """
+    crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    sizes = training.rows_per_step, training.sequence_length
+    if state.carry is None:
+        carry, (inputs, targets) = None, random_crops(crop_key, tokens, *sizes)
+    else:
+        inputs, targets, from_zeros = stream_windows(tokens, state.step, *sizes)
+        carry = jax.tree.map(lambda h: jnp.where(from_zeros, 0, h), state.carry)
+
+    def loss_and_grads(
+        params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
+    ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
+        def of_rows(carry, inputs, targets, first_row):
+            dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
+
+            def loss(params):
+                if model.compute_dtype != "float32":
+                    params = round_weights(params, model.compute_dtype)
+                return loss_fn(
+                    params, inputs, targets, dropout, training.remat, carry, model.unroll
+                )
+
+            (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            return (value, grads), None if carry is None else new_carry
+
+        rows = carry, inputs, targets
+        return mean_of_micro_batches(of_rows, training.gradient_accumulation, rows, first_row)
+
+    if mesh is None or mesh.size == 1:
+        (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, dropout_key)
+        return _update(training, state, grads, carry), loss
+
+    cuts = specs(state.params, mesh, training.shard_parameters)
+
+    def share(params, carry, inputs, targets, dropout_key):
+        first_row = jax.lax.axis_index(ROWS) * len(inputs)
+        params = gather(params, cuts)
+        (loss, grads), carry = loss_and_grads(
+            params, carry, inputs, targets, dropout_key, first_row
+        )
+        return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry
+
+    run = jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(cuts, P(ROWS), P(ROWS), P(ROWS), P()),
+        out_specs=(P(), cuts, P(ROWS)),
+        check_vma=False,
+    )
+    loss, grads, carry = run(state.params, carry, inputs, targets, dropout_key)
+    state = _update(training, state, grads, carry)
+    where = state_shardings(state, mesh, training)  # a while_loop carry must keep its sharding
+    return jax.lax.with_sharding_constraint(state, where), loss
+
+
+def _update(
+    training: TrainingConfig, state: TrainState, grads: Params, carry: ModelCarry | None
+) -> TrainState:
+    gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
+    with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
+        updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
+    params = cast(Params, optax.apply_updates(params, updates))
+    return TrainState(params, opt_state, state.key, state.step + 1, carry)
+
+
+def mean_of_micro_batches(
+    of_rows: Callable[..., tuple[Any, Any]],
+    number: int,
+    rows: tuple[Any, ...],
+    first_row: int | Int[Array, ""],
+) -> tuple[Any, Any]:
+    """Compute `of_rows(*rows, first_row)` in equal micro-batches, with the memory of one.
+
+    They have the same size, so the mean of their means is the mean of the batch.
+
+    Args:
+      of_rows: returns means over its rows (the loss and the gradients), and arrays with an entry
+        per row (a carry).
+      number: of micro-batches.
+      rows: arrays, or trees of arrays, whose first axis is the rows of the batch.
+      first_row: the number of the first row.
+
+    Returns:
+      The means of the whole batch, and the arrays of all its rows.
+    """
+    if number == 1:
+        return of_rows(*rows, first_row)
+    micro_batches = jax.tree.map(lambda x: x.reshape(number, -1, *x.shape[1:]), rows)
+    rows_each = jax.tree.leaves(micro_batches)[0].shape[1]
+    first_rows = first_row + rows_each * jnp.arange(number)
+
+    def add(total: Any, micro_batch: tuple) -> tuple[Any, Any]:
+        rows, first_row = micro_batch
+        means, new_rows = of_rows(*rows, first_row)
+        return jax.tree.map(jnp.add, total, means), new_rows
+
+    one = jax.tree.map(lambda x: x[0], micro_batches)
+    means, _ = jax.eval_shape(of_rows, *one, first_row)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
+    total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
+    joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
+    return jax.tree.map(lambda x: x / number, total), joined
+
+
+@partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")
+def train_steps(
+    model: ModelConfig,
+    training: TrainingConfig,
+    state: TrainState,
+    tokens: Int[Array, "N"],
+    num_steps: Int[Array, ""],
+    mesh: Mesh | None = None,
+) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
+    """Compute up to MAX_CHUNK steps on the device; stop after a loss that is not finite.
+
+    `num_steps` is an argument and not a shape, so that one compiled program computes chunks of any
+    length. Neither the cuts into chunks nor an interruption can then change the numbers of a run.
+
+    Returns the state, the losses, and how many steps were computed; later losses are zeros.
+    """
+
+    def unfinished(loop: tuple) -> Array:
+        _, losses, i = loop
+        return (i < num_steps) & ((i == 0) | jnp.isfinite(losses[i - 1]))
+
+    def body(loop: tuple) -> tuple:
+        state, losses, i = loop
+        state, loss = train_step(model, training, state, tokens, mesh)
+        return state, losses.at[i].set(loss), i + 1
+
+    losses = jnp.zeros(MAX_CHUNK, jax.tree.leaves(state.params)[0].dtype)
+    return jax.lax.while_loop(unfinished, body, (state, losses, jnp.zeros((), jnp.int32)))

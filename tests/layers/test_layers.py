@@ -1,0 +1,254 @@
+"""The fast unroll against its definition: the cell, step by step, differentiated by JAX."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from jaxgru import cells
+from jaxgru.cells import mlp
+from jaxgru.cells.base import Mask, Steps
+from jaxgru.cells.products import Lookup, dot
+from jaxgru.layers import implementations
+from jaxgru.layers.implementations import layer_stepper, unroll_layer, unroll_plain
+from jaxgru.layers.over_time import over_time
+
+INIT = {
+    "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
+    "gru, single bias": lambda key, E, H: cells.init_gru(key, E, H, dtype=jnp.float64),
+    "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
+    "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
+    "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
+}
+KINDS = [kind for kind in INIT if kind != "gru, single bias"]
+# T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none
+PROBLEMS = st.sampled_from([(1, 1, 1, 1, False), (5, 2, 3, 4, True)])
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Of 2 steps for 2 rows. Other tests' sequences are shorter than a block."""
+    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", 4)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+jit_unroll, jit_cell = jax.jit(unroll_layer), jax.jit(cells.cell)
+
+
+def problem(kind, T, B, E, H, masked, seed=0):
+    """Random parameters (biases too), inputs, carry and mask. From NumPy: nothing is compiled."""
+    rng = np.random.default_rng(seed)
+    normal = lambda like: jax.device_put(rng.normal(size=like.shape))
+    p = jax.tree.map(normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H)))
+    carry = jax.tree.map(normal, jax.eval_shape(lambda: cells.zero_carry(p, B)))
+    x, mask = jax.device_put(rng.normal(size=(T, B, E))), None
+    if masked:
+        mask = Mask(jax.device_put(rng.random((T, B, H)) < 0.7), jnp.float64(1 / 0.7))
+    return p, x, carry, mask
+
+
+@partial(jax.jit, static_argnums=0)
+def value_and_gradients(function, p, x, carry, mask):
+    """A scalar in which every output takes part with its own weight, and all its gradients."""
+
+    def scalar(p, x, carry):
+        outputs = function(p, x, carry, Steps(mask))
+        weighted = lambda y: jnp.sum(y * np.cos(np.arange(y.size)).reshape(y.shape))
+        return sum(map(weighted, jax.tree.leaves(outputs))), outputs
+
+    gradients, outputs = jax.grad(scalar, (0, 1, 2), has_aux=True)(p, x, carry)
+    return outputs, gradients
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["gru", "lstm", *slow(*(kind for kind in INIT if kind not in ("gru", "lstm")))],
+)
+@settings(max_examples=7)
+@given(sizes=PROBLEMS, seed=st.integers(0, 100))
+def test_equals_the_plain_scan(kind, sizes, seed):
+    """Outputs, carry and every gradient in float64; sums of ≤ 49 terms differ by rounding only."""
+    with jax.enable_x64(True):
+        args = problem(kind, *sizes, seed)
+        ours = value_and_gradients(unroll_layer, *args)
+        plain = value_and_gradients(unroll_plain, *args)
+        chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("reverse, expected", [(False, [2, 1]), (True, [1, 2])])
+def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
+    """Of 5 steps: a scan over two blocks of 2 steps, and the one that remains."""
+    lengths = []
+
+    def counted(recurrence, U, carry, a, *rest):
+        lengths.append(a.shape[0])
+        return over_time(recurrence, U, carry, a, *rest)
+
+    monkeypatch.setattr(implementations, "over_time", counted)
+    p, x, carry, _ = problem("gru", 5, 2, 3, 4, masked=False)
+    h, last = unroll_layer(p, x, carry, reverse=reverse)
+    assert lengths == expected
+    chex.assert_trees_all_close((h, last), unroll_plain(p, x, carry, reverse=reverse), rtol=1e-12)
+
+
+def test_lengths_of_blocks(monkeypatch):
+    """As many steps as have 512 rows, or 1,024 of many units, rounded to a power of two."""
+    monkeypatch.undo()
+    sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
+    assert [implementations.block_length(10_000, *size) for size in sizes] == [
+        8,
+        16,
+        1,
+        512,
+        16,
+        32,
+    ]
+    B, T = jax.export.symbolic_shape("B, T")
+    assert implementations.block_length(T, 4, 8) is T and implementations.block_length(7, B, 8) == 7
+
+
+@pytest.mark.parametrize(
+    "kind", ["gru", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
+def test_gradients_against_finite_differences(kind):
+    p, x, carry, mask = problem(kind, 4, 2, 3, 2, masked=True)
+    function = jax.jit(lambda *a: unroll_layer(*a, Steps(mask)))
+    check_grads(function, (p, x, carry), order=1, modes=["rev"], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=6, deadline=None)
+@given(cut=st.integers(1, 5), seed=st.integers(0, 100))
+def test_splitting_the_sequence_changes_nothing(kind, cut, seed):
+    with jax.enable_x64(True):
+        sizes = (5, 2, 3, 4)
+        p, x, carry, mask = problem(kind, *sizes, True, seed)
+        whole, last = jit_unroll(p, x, carry, Steps(mask))
+        first, carry = jit_unroll(p, x[:cut], carry, Steps(Mask(mask.keep[:cut], mask.scale)))
+        np.testing.assert_allclose(first, whole[:cut], 1e-12, 1e-13)
+        if cut < sizes[0]:
+            second, carry = jit_unroll(p, x[cut:], carry, Steps(Mask(mask.keep[cut:], mask.scale)))
+            np.testing.assert_allclose(second, whole[cut:], 1e-12, 1e-13)
+        chex.assert_trees_all_close(carry, last, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_acts_inside_the_recurrence(kind):
+    """A unit dropped at step 0 is zero in that output AND unseen by step 1."""
+    p, x, carry, _ = problem(kind, 2, 1, 3, 4, masked=False)
+    keep = jnp.ones((2, 1, 4), bool).at[0, 0, 2].set(False)
+    h, _ = jit_unroll(p, x, carry, Steps(Mask(keep, jnp.float64(1.0))))
+    first = jit_cell(p, carry, x[0])
+    dropped = cells.hidden(first).at[0, 2].set(0)
+    second = jit_cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
+    np.testing.assert_allclose(h[0], dropped, 1e-12)
+    np.testing.assert_allclose(h[1], cells.hidden(second), 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lookup_is_its_rows(kind):
+    """Outputs, carry and all gradients, the table's too, where tokens repeat and one is missing."""
+    p, _, carry, mask = problem(kind, 5, 2, 3, 4, masked=True)
+    table = jax.device_put(np.random.default_rng(7).normal(size=(4, 3)))
+    index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
+
+    def lookup(p, table, carry, steps):
+        return unroll_layer(p, Lookup(table, index), carry, steps)
+
+    def plain(p, table, carry, steps):
+        return unroll_plain(p, table[index], carry, steps)
+
+    both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
+    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stepper_is_the_cell_step_by_step(kind):
+    p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
+    index = np.array([1, 0])
+    for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
+        step, expected, seen = jax.jit(layer_stepper(p, table)), carry, carry
+        for x_or_index in inputs:
+            seen = step(seen, x_or_index)
+            expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
+            chex.assert_trees_all_close(seen, expected, rtol=1e-12)
+
+
+def test_an_mlp_of_many_positions(monkeypatch):
+    """Which has one product in a loop: outputs, carry and all gradients are the definition's."""
+    args = problem("mlp", 5, 2, 3, 4, masked=True)
+    expected = value_and_gradients(unroll_plain, *args)
+    monkeypatch.setattr(mlp, "UNROLLED", 1)
+    seen = value_and_gradients(lambda *a: unroll_layer(*a), *args)
+    chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
+    size = lambda K: str(
+        jax.make_jaxpr(lambda p, x: unroll_layer(p, x, cells.zero_carry(p, 2)))(
+            cells.init_mlp(jax.random.key(0), 3, 4, K), jnp.ones((5, 2, 3), jnp.float32)
+        )
+    ).count("dot_general")
+    assert size(1023) <= size(16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_vmap(kind):
+    p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
+    xs = jnp.stack([x, -x])
+    h, _ = jax.jit(jax.vmap(lambda x: unroll_layer(p, x, carry)))(xs)
+    np.testing.assert_allclose(h[1], jax.jit(unroll_plain)(p, -x, carry)[0], 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
+def test_a_product_with_narrower_weights(shape):
+    """Operands rounded to bfloat16, exact products, float32 sums: by NumPy, in float64."""
+    x, dy = (jax.random.normal(jax.random.key(i), (*shape[:-1], n), jnp.float32)
+             for i, n in ((0, shape[-1]), (1, 4)))  # fmt: skip
+    W = jax.random.normal(jax.random.key(2), (shape[-1], 4), jnp.bfloat16)
+    y, pullback = jax.vjp(dot, x, W)
+    dx, dW = pullback(dy)
+    assert (y.dtype, dx.dtype, dW.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
+    x64, dy64, W64 = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, dy, W))
+    np.testing.assert_allclose(y, x64 @ W64, 1e-6, 1e-6)
+    np.testing.assert_allclose(dx, dy64 @ W64.T, 1e-6, 1e-6)
+    expected = x64.reshape(-1, shape[-1]).T @ dy64.reshape(-1, 4)
+    np.testing.assert_allclose(np.asarray(dW, np.float64), expected, 2**-8, 1e-6)  # rounded, too
+
+
+def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
+    """A step written out in NumPy: h and r ⊙ h rounded on their way into a product, and only there.
+
+    And the gradients: near those of the plain scan, which rounds the weights alone.
+    """
+    p, x, h, mask = problem("gru", 3, 2, 3, 4, masked=True)
+    p, x, h = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in (p, x, h))
+    mask = Mask(mask.keep, mask.scale.astype(jnp.float32))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, p)
+    sigma = lambda a: 1 / (1 + np.exp(-a))
+    rounded = lambda a: np.asarray(jnp.asarray(a, jnp.float32).astype(jnp.bfloat16), np.float64)
+    q, state = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), narrow), np.asarray(h)
+    for t in range(3):
+        u, s = rounded(x[t]), rounded(state)
+        z = sigma(u @ q.Wz + s @ q.Uz + q.bz + q.cz)
+        r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
+        n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
+        state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
+    ours, gradients = value_and_gradients(unroll_layer, narrow, x, h, mask)
+    np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
+    _, plain = value_and_gradients(unroll_plain, narrow, x, h, mask)
+    for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()

@@ -1,0 +1,929 @@
+"""`unroll`, `bidirectional` and `step` against the cells run one row and one episode at a time."""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from collections import namedtuple
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from annotations import unchecked
+from conftest import slow
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import jaxgru
+from jaxgru import cells
+from jaxgru.layers import implementations, over_time
+from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
+from jaxgru.libraries import torch_nn
+
+INIT = {
+    "gru": partial(jaxgru.init_gru, second_bias=True),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True, reset="after"),
+    "lstm": jaxgru.init_lstm,
+    "rnn": jaxgru.init_rnn,
+    "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
+}
+RECURRENT = [kind for kind in INIT if kind != "mlp"]
+GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
+GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
+F, H = 3, 4
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch, forget_traces):
+    """Of 2 steps for 3 rows, so that a sequence has several."""
+    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", 6)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def random_like(tree, seed):
+    leaves, structure = jax.tree.flatten(tree)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(structure, [jax.device_put(rng.normal(size=x.shape)) for x in leaves])
+
+
+def stack_of(kind, num_layers, seed=0):
+    """Random parameters; no bias is zero."""
+    init = lambda F: INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+    sizes = [F] + [H] * (num_layers - 1)
+    return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
+
+
+def one_row(layers, x, carry, resets, initial, reverse):
+    """The definition: for each layer, for each step of one row (1, F), the cell.
+
+    resets: a bool per step. Returns h of every step (T, H), and the carries.
+    """
+    ends = []
+    for layer, c, start in zip(layers, carry, initial, strict=True):
+        h = [None] * len(x)
+        for t in reversed(range(len(x))) if reverse else range(len(x)):
+            c = cells.cell(layer, start if resets[t] else c, x[t][None])
+            h[t] = cells.hidden(c)[0]
+        x, ends = h, [*ends, c]
+    return x, tuple(ends)
+
+
+def by_rows(layers, x, carry, initial, resets, lengths, reverse):
+    """`one_row` for each row, its padding zero."""
+    y, ends = [], []
+    for b, length in enumerate(lengths):
+        row = lambda tree, b=b: jax.tree.map(lambda leaf: leaf[b : b + 1], tree)
+        h, end = one_row(layers, x[b, :length], row(carry), resets[b], row(initial), reverse)
+        y.append(jnp.stack([*h, *[jnp.zeros(H)] * (x.shape[1] - length)]))
+        ends.append(end)
+    return jnp.stack(y), jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *ends)
+
+
+def gradients(function, *arguments):
+    """A scalar in which every output takes part with its own weight, and all its gradients."""
+
+    def scalar(*arguments):
+        outputs = function(*arguments)
+        terms = [
+            jnp.sum(y * jnp.cos(jnp.arange(y.size) + i).reshape(y.shape))
+            for i, y in enumerate(jax.tree.leaves(outputs))
+        ]
+        return sum(terms), outputs
+
+    return jax.grad(scalar, tuple(range(len(arguments))), has_aux=True)(*arguments)
+
+
+@partial(jax.jit, static_argnames="reverse")
+def unrolled(layers, x, carry, initial, reset, lengths, reverse):
+    """`unroll` and its gradients. One program for all resets and lengths of a shape."""
+    options = dict(reset=reset, lengths=lengths, reverse=reverse)
+    run = lambda layers, x, carry, initial: jaxgru.unroll(
+        layers, x, carry, initial=initial, **options
+    )
+    return gradients(run, layers, x, carry, initial)
+
+
+ROWS, STEPS = 2, 5
+NEVER, ALWAYS = [[False] * STEPS] * ROWS, [[True] * STEPS] * ROWS
+AMID = [[False, False, True, False, False], [True, False, False, True, False]]
+FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
+
+
+@pytest.mark.parametrize("kind", GRU_FIRST)
+@settings(max_examples=3)
+@given(
+    resets=st.lists(FLAGS, min_size=ROWS, max_size=ROWS),
+    lengths=st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS),
+    reverse=st.booleans(),
+)
+@example(NEVER, [STEPS] * ROWS, False)
+@example(ALWAYS, [STEPS] * ROWS, False)
+@example(AMID, [STEPS, 3], False)  # a state goes on for two or three steps
+@example(AMID, [4, STEPS], True)
+@example(AMID, [0] * ROWS, False)
+def test_each_episode_runs_by_itself(kind, resets, lengths, reverse):
+    """Any resets and lengths, none and all included: outputs, carries and every gradient."""
+    check_episodes(kind, np.array(resets), np.array(lengths), reverse)
+
+
+@pytest.mark.parametrize("kind", GRU_FIRST)
+def test_an_episode_of_one_step(kind):
+    """One row, one step, one layer."""
+    check_episodes(kind, np.array([[True]]), np.array([1]), False, L=1)
+
+
+def check_episodes(kind, resets, lengths, reverse, L=2):
+    """The carry before the first step and the carry that a reset sets are both random."""
+    B, T = resets.shape
+    layers, x = stack_of(kind, L), random_like(np.zeros((B, T, F)), 1)
+    carry = random_like(jaxgru.initial_carry(layers, B), 2)
+    initial = random_like(carry, 3)
+
+    def definition(layers, x, carry, initial):
+        return by_rows(layers, x, carry, initial, resets, lengths, reverse)
+
+    arguments = layers, x, carry, initial
+    seen = unrolled(*arguments, resets, lengths, reverse)
+    chex.assert_trees_all_close(seen, gradients(definition, *arguments), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "kind, every",
+    [
+        ("gru", False),
+        ("lstm", True),
+        *slow(*((kind, False) for kind in RECURRENT if kind != "gru")),
+    ],
+)
+def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
+    """The definition, few units, few rows, many of both: with resets, padding and dropout."""
+    layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
+    carry = random_like(jaxgru.initial_carry(layers, 3), 2)
+    initial = random_like(carry, 3)
+    options = dict(
+        reset=np.array([[False, True, False, False], [True] * 4, [False] * 4]),
+        lengths=np.array([4, 3, 0]),
+        dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+        return_carries=every,
+    )
+
+    def run(implementation, layers, x, carry, initial):
+        options["implementation"] = implementation
+        return jaxgru.unroll(layers, x, carry, initial=initial, **options)
+
+    seen = [jax.jit(partial(gradients, partial(run, "plain")))(layers, x, carry, initial)]
+    for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
+        monkeypatch.setattr(over_time, "is_small", lambda *_, small=small: small)
+        monkeypatch.setattr(over_time, "training_layout", lambda *_, layout=layout: layout)
+        forget_traces()
+        scan = partial(gradients, partial(run, "scan"))
+        seen.append(jax.jit(scan)(layers, x, carry, initial))
+    chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
+    assert all(leaf.any() for leaf in jax.tree.leaves(seen[0]))
+
+
+def test_which_way():
+    """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
+    sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
+    layouts = [over_time.training_layout(*size).axis for size in sizes]
+    assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
+    assert [over_time.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
+    """The gradient of a step's output is exactly zero there, and not after."""
+    layers, x = stack_of(kind, 2), random_like(np.zeros((1, 6, F)), 1)
+    reset = np.array([[False, False, False, True, False, False]])
+    carry = random_like(jaxgru.initial_carry(layers, 1), 2)
+    output = lambda x, carry: jaxgru.unroll(layers, x, carry, reset=reset)[0][0, 5].sum()
+    of_x, of_carry = jax.jit(jax.grad(output, (0, 1)))(x, carry)
+    assert not of_x[0, :3].any() and of_x[0, 3:].all()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(of_carry))
+
+
+@pytest.mark.parametrize("kind, reverse", [*((kind, False) for kind in INIT), ("gru", True)])
+def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
+    """Neither outputs nor gradients: it is NaN here."""
+    layers, lengths = stack_of(kind, 2), jnp.array([2, 4, 0])
+    x = random_like(np.zeros((3, 4, F)), 1)
+    padded = x.at[0, 2:].set(jnp.nan).at[2].set(jnp.nan)
+    run = lambda layers, x: jaxgru.unroll(layers, x, lengths=lengths, reverse=reverse)
+    compiled = jax.jit(partial(gradients, run))
+    seen, expected = (compiled(layers, x) for x in (padded, jnp.nan_to_num(padded)))
+    chex.assert_trees_all_equal(seen, expected)
+    chex.assert_tree_all_finite(seen)
+
+
+@pytest.mark.parametrize("kind", GRU_FIRST)
+def test_carries_of_every_step_are_those_of_single_steps(kind):
+    """`return_carries`, with gradients through c, too; `step`; and the cells themselves."""
+    layers, x = stack_of(kind, 2), random_like(np.zeros((2, 3, F)), 1)
+    start = random_like(jaxgru.initial_carry(layers, 2), 2)
+    reset = np.array([[False, True, False], [False, False, True]])
+
+    def at_once(layers, x, carry):
+        y, end, carries = jaxgru.unroll(layers, x, carry, reset=reset, return_carries=True)
+        return y, carries, end
+
+    def of_cells(layers, h, carry, reset):
+        after, at_start = [], jaxgru.initial_carry(layers, 2)
+        carry = jax.tree.map(lambda *c: jax.vmap(jnp.where)(reset, *c), at_start, carry)
+        for layer, c in zip(layers, carry, strict=True):
+            after.append(cells.cell(layer, c, h))
+            h = cells.hidden(after[-1])
+        return h, tuple(after)
+
+    def step_by_step(step, layers, x, carry):
+        y, carries = [], []
+        for t in range(3):
+            h, carry = step(layers, x[:, t], carry, reset=reset[:, t])
+            y.append(h)
+            carries.append(carry)
+        along = lambda *leaves: jnp.stack(leaves, axis=1)
+        return along(*y), jax.tree.map(along, *carries), carry
+
+    ways = at_once, partial(step_by_step, jaxgru.step), partial(step_by_step, of_cells)
+    seen = (jax.jit(partial(gradients, way))(layers, x, start) for way in ways)
+    chex.assert_trees_all_close(*seen, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", GRU_OR_LSTM)
+def test_what_is_not_asked_for_is_not_computed(kind):
+    """Without resets and padding, nothing is chosen: neither forward nor backward."""
+    layers, x = stack_of(kind, 2), np.zeros((2, 3, F))
+    flags = dict(reset=np.zeros((2, 3), bool)), dict(lengths=np.array([3, 3]))
+    for options, expected in (({}, False), *((option, True) for option in flags)):
+        run = partial(jaxgru.unroll, **options)
+        program = str(jax.make_jaxpr(partial(gradients, run))(layers, x))
+        assert ("select_n" in program) == expected
+
+
+@pytest.mark.parametrize("kind", GRU_OR_LSTM)
+def test_a_batch_without_rows(kind):
+    """Empty outputs; weights without a gradient. Its 9 steps are computed as 4, 4 and 1."""
+    layers, x = stack_of(kind, 2), np.zeros((0, 9, F))
+    options = dict(reset=np.zeros((0, 9), bool), lengths=np.zeros(0, int))
+    for run in (jaxgru.unroll, partial(jaxgru.unroll, **options)):
+        of_layers, (y, carry) = jax.jit(partial(gradients, run))(layers, x)
+        assert y.shape == (0, 9, H)
+        chex.assert_tree_shape_prefix(carry, (0, H))
+        chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_forms_of_the_same_call(kind):
+    """One layer is a list of one; time-major is transposed; `initial` may lack the batch axis."""
+    (layer,), x = stack_of(kind, 1), random_like(np.zeros((2, 3, F)), 1)
+    reset = np.array([[False, True, False], [True, False, False]])
+    initial = jax.tree.map(lambda c: c[0], random_like(jaxgru.initial_carry(layer, 1), 2))
+    unroll = jax.jit(jaxgru.unroll, static_argnames="time_major")
+    y, carry = unroll(layer, x, reset=reset, initial=initial)
+    in_list = unroll([layer], x, reset=reset, initial=[initial])
+    chex.assert_trees_all_equal((y, (carry,)), in_list)
+    rows = jax.tree.map(lambda c: jnp.stack([c, c]), initial)
+    chex.assert_trees_all_equal((y, carry), unroll(layer, x, rows, reset=reset, initial=rows))
+    turned = unroll(layer, x.swapaxes(0, 1), reset=reset.T, initial=initial, time_major=True)
+    chex.assert_trees_all_equal((y.swapaxes(0, 1), carry), turned)
+    mapped, _ = jax.jit(jax.vmap(partial(jaxgru.unroll, layer)))(jnp.stack([x, 2 * x]))
+    chex.assert_trees_all_close(mapped[1], unroll(layer, 2 * x)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
+def test_lengths_and_directions_are_pack_padded_sequences(name):
+    """Two bidirectional layers of PyTorch: outputs, last states, and every gradient."""
+    torch.manual_seed(0)
+    sizes = {0: F, 1: 2 * H}
+    whole = getattr(torch.nn, name)(F, H, 2, batch_first=True, bidirectional=True).double()
+    directions = []
+    for suffix in ("", "_reverse"):
+        layers = []
+        for i, size in sizes.items():
+            part = getattr(torch.nn, name)(size, H, batch_first=True).double()
+            with torch.no_grad():
+                for key, value in part.named_parameters():
+                    value.copy_(getattr(whole, key.replace("_l0", f"_l{i}{suffix}")))
+            layers.append(torch_nn.from_torch(part)[0])
+        directions.append(layers)
+    lengths, rng = [4, 1, 3], np.random.default_rng(0)
+    x, weight = rng.normal(size=(3, 4, F)), rng.normal(size=(3, 4, 2 * H))
+    theirs = torch.tensor(x, requires_grad=True)
+    packed = pack_padded_sequence(theirs, lengths, batch_first=True, enforce_sorted=False)
+    outputs, last = whole(packed)
+    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=4)
+    (outputs * torch.tensor(weight)).sum().backward()
+
+    def ours(x, directions):
+        y, ends = jaxgru.bidirectional(*directions, x, lengths=jnp.array(lengths))
+        return (y * weight).sum(), (y, ends)
+
+    gradient, (y, ends) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(jnp.asarray(x), directions)
+    h, *c = last if isinstance(last, tuple) else (last,)
+    states = [ends[i % 2][i // 2] for i in range(4)]  # PyTorch: layer 0, its reverse, layer 1, …
+    chex.assert_trees_all_close(y, outputs.detach().numpy(), rtol=1e-10, atol=1e-11)
+    for k, theirs_last in enumerate([h, *c]):
+        seen = jnp.stack([s[k] if isinstance(s, tuple) else s for s in states])
+        chex.assert_trees_all_close(seen, theirs_last.detach().numpy(), rtol=1e-10, atol=1e-11)
+    chex.assert_trees_all_close(gradient[0], theirs.grad.numpy(), rtol=1e-10, atol=1e-11)
+    gates = {"GRU": "rzn", "LSTM": "ifgo", "RNN": [""]}[name]
+    for suffix, direction in zip(("", "_reverse"), gradient[1], strict=True):
+        for i, d in enumerate(direction):
+            for part, field in (("weight_ih", "W"), ("weight_hh", "U"), ("bias_ih", "b")):
+                of_gates = getattr(whole, f"{part}_l{i}{suffix}").grad.chunk(len(gates))
+                for gate, expected in zip(gates, of_gates, strict=True):
+                    sign = -1 if gate == "z" else 1  # our z is PyTorch's 1 − z
+                    seen = sign * getattr(d, field + gate).T
+                    chex.assert_trees_all_close(seen, expected.numpy(), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_input_takes_the_layers_dtype(dtype):
+    layer = jax.eval_shape(
+        partial(jaxgru.init_gru, in_features=F, hidden_dim=H, dtype=dtype), jax.random.key(0)
+    )
+    for given_dtype in ("float32", "bfloat16", "float64"):
+        x = jax.ShapeDtypeStruct((2, 3, F), given_dtype)
+        y, carry = jax.eval_shape(jaxgru.unroll, layer, x)
+        assert y.dtype == carry.dtype == dtype
+
+
+@functools.cache
+def on_two_devices(*kinds):
+    """What on_two_devices.py has seen of the compiled gradients."""
+    command = [sys.executable, str(Path(__file__).parent / "on_two_devices.py"), *kinds]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+QUICK, REST = ("gru",), ("gru, reset after", "lstm", "rnn", "model", "flax")
+
+
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])
+def test_a_sharded_batch_stays_on_its_devices(kind):
+    """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
+
+    For meshes whose axes are Auto and Explicit. And within a `shard_map` that checks which arrays
+    vary over the devices.
+    """
+    compiled = on_two_devices(*(QUICK if kind in QUICK else REST))[kind]
+    assert len(compiled) == (4 if kind in RECURRENT else 2)
+    for seen in compiled.values():
+        assert seen["collectives"] == ["all-reduce"]  # the sum of the weights' gradients
+        assert set(seen["rows"]) <= {13, 13 * 7}  # and not 26 or 26 · 7
+        assert seen["difference"] < 1e-11
+
+
+def test_export_with_symbolic_sizes():
+    """Batch and time free, the parameters an argument: the exported program computes the same."""
+    layers, (B, T) = stack_of("lstm", 2), jax.export.symbolic_shape("B, T")
+    shape = lambda tree: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree
+    )
+    x = jax.ShapeDtypeStruct((B, T, F), jnp.float64)
+    exported = jax.export.export(jax.jit(jaxgru.unroll))(shape(layers), x)
+    again = jax.export.deserialize(exported.serialize())
+    for sizes in ((1, 1), (3, 5)):
+        x = random_like(np.zeros((*sizes, F)), 1)
+        chex.assert_trees_all_close(again.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_export_of_a_model_with_symbolic_sizes():
+    """`apply` and `step`, the parameters an argument; few tokens, and more than the vocabulary."""
+    params = jaxgru.lm.init(jax.random.key(0), jaxgru.lm.ModelConfig("lstm", 5, F, H, 2), "float64")
+    shape = lambda tree: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree
+    )
+    B, T = jax.export.symbolic_shape("B, T")
+    ids, carry = jax.ShapeDtypeStruct((B, T), jnp.int32), shape(jaxgru.lm.initial_carry(params, 1))
+    carry = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((B, H), leaf.dtype), carry)
+    apply = jax.export.export(jax.jit(jaxgru.lm.apply))(shape(params), ids, carry)
+    token = jax.ShapeDtypeStruct((B,), jnp.int32)
+    step = jax.export.export(jax.jit(jaxgru.lm.step))(shape(params), token, carry)
+    again = jax.export.deserialize(apply.serialize()), jax.export.deserialize(step.serialize())
+    for rows, T in ((1, 1), (3, 4)):
+        tokens = jnp.arange(rows * T, dtype=jnp.int32).reshape(rows, T) % 5
+        carry = random_like(jaxgru.lm.initial_carry(params, rows), 1)
+        seen = again[0].call(params, tokens, carry), again[1].call(params, tokens[:, 0], carry)
+        expected = (
+            jaxgru.lm.apply(params, tokens, carry), jaxgru.lm.step(params, tokens[:, 0], carry)
+        )  # fmt: skip
+        chex.assert_trees_all_close(seen, expected, rtol=1e-12)
+
+
+def test_export_of_a_gradient_with_a_symbolic_batch():
+    layer, (B,) = stack_of("gru", 1)[0], jax.export.symbolic_shape("B")
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    gradient = jax.jit(jax.grad(lambda layer, x: jnp.sin(jaxgru.unroll(layer, x)[0]).sum()))
+    x = jax.ShapeDtypeStruct((B, 2, F), jnp.float64)
+    exported = jax.export.export(gradient)(jax.tree.map(shape, layer), x)
+    for rows in (1, 3):
+        x = random_like(np.zeros((rows, 2, F)), 1)
+        chex.assert_trees_all_close(exported.call(layer, x), gradient(layer, x), rtol=1e-12)
+
+
+def test_the_wavefront_falls_back_where_sizes_are_symbolic():
+    layers, (B, T) = stack_of("gru", 2), jax.export.symbolic_shape("B, T")
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    run = jax.jit(partial(jaxgru.unroll, implementation="wavefront"))
+    x = jax.ShapeDtypeStruct((B, T, F), jnp.float64)
+    exported = jax.export.export(run)(jax.tree.map(shape, layers), x)
+    x = random_like(np.zeros((2, 4, F)), 1)
+    chex.assert_trees_all_close(exported.call(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_start_has_the_precision_of_the_carry(kind):
+    """A bfloat16 layer that carries float32: its gradients are those of the definition."""
+    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), stack_of(kind, 1)[0])
+    carry = jax.tree.map(
+        lambda leaf: random_like(np.zeros(leaf.shape), 1).astype(jnp.float32),
+        jaxgru.initial_carry(layer, 2),
+    )
+    initial = jax.tree.map(lambda leaf: leaf[0], carry)
+    reset = jnp.zeros((2, 3), bool).at[0, 1].set(True)
+    x = random_like(np.zeros((2, 3, F)), 2)
+
+    def outputs(initial, implementation):
+        return jaxgru.unroll(
+            layer, x, carry, reset=reset, initial=initial, implementation=implementation
+        )[0].sum()
+
+    fast, plain = (jax.grad(outputs)(initial, name) for name in ("scan", "plain"))
+    chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
+    assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float32", "bfloat16", "float32")])
+def test_layers_of_a_stack_may_differ_in_precision(dtypes):
+    """Each layer computes in its own: the stack is its layers, called one by one."""
+    stack = stack_of("gru", len(dtypes))
+    stack = [
+        jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), layer)
+        for layer, dtype in zip(stack, dtypes, strict=True)
+    ]
+    x = expected = random_like(np.zeros((2, 3, F)), 1)
+    for layer in stack:
+        expected, _ = jaxgru.unroll(layer, expected)
+    y, carry = jaxgru.unroll(stack, x)
+    chex.assert_trees_all_equal(y, expected)
+    assert tuple(h.dtype for h in carry) == dtypes
+
+
+def test_a_carry_may_be_a_list_or_a_named_tuple():
+    """Such as Haiku's LSTMState: (h, c) by position; lists of numbers are arrays."""
+    State = namedtuple("State", "hidden cell")
+    layer = stack_of("lstm", 1)[0]
+    x = random_like(np.zeros((2, 3, F)), 1)
+    h, c = (random_like(np.zeros((2, H)), i) for i in (2, 3))
+    flags = jnp.array([[False, True, False], [False] * 3])
+    expected = jaxgru.unroll(
+        layer, x, (h, c), reset=flags, lengths=jnp.array([3, 2]), initial=(h, c)
+    )
+    for pair in (State(h, c), [h, c]):
+        with unchecked():  # the annotations say arrays
+            seen = jaxgru.unroll(layer, x, pair, reset=flags.tolist(), lengths=[3, 2], initial=pair)
+        chex.assert_trees_all_equal(seen, expected)
+    assert type(seen[1]) is tuple
+
+
+KEY = jax.random.key(0)
+GRU = jaxgru.init_gru(KEY, F, H)
+LSTM = jaxgru.init_lstm(KEY, F, H)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda x: jaxgru.unroll(GRU, x[0]),
+            "x is float32 (3, 3); it must be floating-point, (B, T",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, jnp.ones((2, 3, F), int)),
+            "x is int64 (2, 3, 3); it must be f",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[:, :0]),
+            "x is float32 (2, 0, 3); it must have at least one step",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
+        (lambda x: jaxgru.unroll([], x), "there are no layers"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))),
+            "the carry's shapes are (3, 4), but",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))),
+            "the carry's shapes are (2, 4), but",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
+            "the carry's dtype is bfloat16; these layers' is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((3, 2), bool)),
+            "reset is bool (3, 2); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((2, 3))),
+            "reset is float64 (2, 3); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1, 4])),
+            "lengths go from 1 to 4; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1.0, 2.0])),
+            "lengths is float64 (2,); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(3)),
+            "the shapes of initial are (3,); these layers need (4,)",
+        ),
+        (lambda x: jaxgru.unroll(GRU, None), "x is a NoneType; it must be an array"),
+        (lambda x: jaxgru.unroll(None, x), "layers: no cell has parameters of type NoneType"),
+        (lambda x: jaxgru.unroll({"a": GRU}, x), "layers: no cell has parameters of type dict"),
+        (
+            lambda x: jaxgru.unroll([GRU, GRU], x),
+            "the layer below it has 4 features per step; layer 1 takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="plain"),
+            "x has 2 features per step; the layer takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
+            "Wz float32 (3, 4), Uz float32 (4, 4)",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
+            "Wf float32 (3, 4)",
+        ),
+        (lambda x: jaxgru.unroll(GRU.replace(Un=None), x), "Un None, bn float32 (4,)"),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(bz=GRU.bz.astype(jnp.bfloat16)), x),
+            "bz bfloat16 (4,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), complex)),
+            "the carry's dtype is complex128; these layers' is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM, x, (jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))),
+            "a layer's carry has parts of float32 and float64; it must have one dtype",
+        ),
+        (lambda x: jaxgru.unroll([GRU], x, 0.0), "the carry's shapes are (), but"),
+        (lambda x: jaxgru.unroll([GRU], x, initial=0.0), "the shapes of initial are (); these"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(4, int)),
+            "initial is int64; it must be",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, reset=True), "reset is bool (); it must be bool (2, 3)"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=3),
+            "lengths is int64 (); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), reset=[True, False, True]),
+            "reset is bool (3,); it must be bool (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], None),
+            "carry is None; it must be the one before this step, or initial_carry's",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),
+            "x is int64 (2, 3); it must be floating-point, (B, F)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reverse=jnp.array(True)),
+            "reverse is a ArrayImpl; it must be True or False",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
+            "carry must be a pair: of the forward and of the backward layers",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
+            "shapes are ((2, 4), (2, 4)), but these layers and this batch need ((2, 4),): one",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
+            "the layer below it has 8 features per step; layer 1 takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(bi=jnp.zeros(1)), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
+        (
+            lambda x: jaxgru.unroll(jax.tree.map(lambda w: jnp.stack([w, w]), GRU), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
+        (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
+        (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, reset="never"),
+            "reset is 'never'; it must be before or after",
+        ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
+            "dtype is <class 'int'>; it must be one of",
+        ),
+        (
+            lambda x: jaxgru.init_rnn(KEY, 3, 4, dtype="foo"),
+            "dtype is 'foo'; it must be one of flo",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
+            "a weight in layers is int32; it must be a floating-point array",
+        ),
+        (
+            lambda x: jaxgru.unroll([jax.tree.map(lambda w: w.tolist(), GRU)], x),
+            "a weight in layers is a float; it must be a floating-point array",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a")),
+            "the dropout rate is 'a'; it must be at least 0 and below 1",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), implementation="fast"),
+            "the implementation is 'fast'; it must be one of auto, scan, plain",
+        ),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, time_major="no"),
+            "time_major is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, second_bias="no"),
+            "second_bias is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**70, 1]),
+            "lengths has a whole number that is too large",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**40, 1]),
+            "lengths go from 1 to 1099511627776; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
+            "first_row of the dropout is -1; it must be a whole number, 0 or more",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
+            "first_step of the dropout is 1099511627776; it must be a whole number",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=x),
+            "dropout is an array, float32 (2, 3, 3); it must be a Dropout(",
+        ),
+        (
+            lambda x: jaxgru.initial_carry(GRU, x),
+            "batch_size is an array, float32 (2, 3, 3); it must be a whole number",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, implementation=["scan"]),
+            "implementation is ['scan']; it",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
+            "x is float32 (2, 3, 3); it must be floating-point, (B, F)",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
+            "there are 2 forward and 1 backward layers",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, says):
+    with unchecked(), pytest.raises(ValueError) as raised:
+        call(jnp.ones((2, 3, F), jnp.float32))
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_arrays_of_other_libraries():
+    """PyTorch's, and NumPy's: the numbers are those of the same JAX arrays."""
+    x, lengths = np.arange(2 * 3 * F).reshape(2, 3, F) / 9, np.array([3, 1])
+    flags = np.array([[False, True, False]] * 2)
+    (layer,) = stack_of("gru", 1)
+    expected = jaxgru.unroll(layer, jnp.asarray(x), lengths=lengths, reset=flags)
+    arrays = map(torch.tensor, (x, lengths, flags))
+    with unchecked():  # the annotations say JAX's and NumPy's
+        x, lengths, flags = arrays
+        seen = jaxgru.unroll(layer, x, lengths=lengths, reset=flags)
+    chex.assert_trees_all_equal(seen, expected)
+
+
+def test_parameters_that_contradict_each_other_are_refused_in_use_only():
+    """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
+    jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
+    wrong = GRU.replace(cn=jnp.zeros(H))
+    with pytest.raises(ValueError, match="cn is a bias inside the reset: it needs reset='after'"):
+        jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
+
+
+# What a setting may forbid or get wrong, seen when a program is traced: nothing is compiled
+def shapes_of(kind, dtype):
+    """A layer's shapes: its biases in `dtype`, its matrices in bfloat16."""
+    layer = jax.eval_shape(partial(INIT[kind], jax.random.key(0), F, H, dtype=dtype))
+    narrow = lambda leaf: leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+    return jax.tree.map(narrow, layer)
+
+
+def wide_carry(layer):
+    shapes = jax.eval_shape(lambda layer: jaxgru.initial_carry(layer, 2), layer)
+    return jax.tree.map(lambda leaf: leaf.update(dtype=jnp.float32), shapes)
+
+
+def gradient_shapes(function, *arguments):
+    scalar = lambda *a: sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+    return jax.eval_shape(jax.grad(scalar, tuple(range(len(arguments)))), *arguments)
+
+
+ALL_OPTIONS = dict(
+    reset=np.array([[False, True, False]] * 2),
+    lengths=np.array([3, 2]),
+    reverse=True,
+    return_carries=True,
+    dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "plain"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
+@pytest.mark.parametrize("kind", INIT)
+def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
+    kind, dtype, implementation
+):
+    """With narrow matrices, layers of bfloat16 that carry float32, and every option at once."""
+    layer, x = shapes_of(kind, dtype), jax.ShapeDtypeStruct((2, 3, F), "float32")
+    carry = initial = wide_carry(layer)
+    run = partial(jaxgru.unroll, implementation=implementation)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for function, arguments in (
+            (run, (layer, x, carry)),
+            (
+                lambda *a: run(*a[:3], initial=a[3], **ALL_OPTIONS),
+                (layer, x, carry, initial),
+            ),
+            (
+                lambda layer, x, carry: jaxgru.step(
+                    layer, x[:, 0], carry, reset=x[:, 0, 0] > 0, implementation=implementation
+                ),
+                (layer, x, carry),
+            ),
+            (
+                lambda layer, x: jaxgru.bidirectional(
+                    layer, layer, x, lengths=np.array([3, 2]), implementation=implementation
+                ),
+                (layer, x),
+            ),
+        ):
+            seen = gradient_shapes(function, *arguments)
+            assert jax.tree.map(lambda leaf: leaf.dtype, seen) == jax.tree.map(
+                lambda leaf: leaf.dtype, arguments
+            )
+
+
+def test_without_jit():
+    """`JAX_DISABLE_JIT=1`: what a debugger shows is what is computed."""
+    layer, x = stack_of("gru", 1), random_like(np.zeros((1, 2, F)), 1)
+    loss = lambda layer, x: jaxgru.unroll(layer, x)[0].sum()
+    expected = jax.grad(loss)(layer, x)
+    with jax.disable_jit():
+        chex.assert_trees_all_close(jax.grad(loss)(layer, x), expected, rtol=1e-12)
+
+
+def test_an_error_in_a_users_cell_is_the_users():
+    """Not one about parameters that do not fit."""
+
+    @cells.base.struct
+    class Odd:
+        b: jax.Array
+
+    def step(p, h, x):
+        raise TypeError("mine")
+
+    zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
+    cells.register(cells.Cell("odd", Odd, lambda *a: Odd(jnp.zeros(H)), step, zeros))
+    try:
+        with pytest.raises(TypeError, match="^mine"):
+            jaxgru.unroll(Odd(jnp.zeros(H)), jnp.ones((1, 1, F)))
+    finally:
+        del cells.CELLS["odd"]
+
+
+# --- Arrays that JAX does not have
+
+
+def swapped(tree):
+    """The same numbers in the other byte order."""
+    other = lambda leaf: np.asarray(leaf).astype(leaf.dtype.newbyteorder("S"))
+    return jax.tree.map(other, tree)
+
+
+@pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "lengths"])
+def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(argument):
+    """After a call with native arrays of the same shapes, for which a program was compiled."""
+    layers = stack_of("lstm", 1)
+    x, carry = np.asarray(random_like(np.zeros((2, 3, F)), 1)), jaxgru.initial_carry(layers, 2)
+    carry, initial = random_like(carry, 2), random_like(carry, 3)
+    arguments = dict(layers=layers, x=x, carry=carry, initial=initial, lengths=np.array([3, 2]))
+    arguments = jax.tree.map(np.asarray, arguments)
+    flags = np.array([[False, True, False]] * 2)
+    expected = jaxgru.unroll(**arguments, reset=flags)
+    other = arguments | {argument: swapped(arguments[argument])}
+    with unchecked():
+        chex.assert_trees_all_equal(jaxgru.unroll(**other, reset=flags), expected)
+        layer, x_0, carry_ = other["layers"], other["x"][:, 0], other["carry"]
+        expected = jaxgru.step(layers, x[:, 0], carry)
+        chex.assert_trees_all_equal(jaxgru.step(layer, x_0, carry_), expected)
+        expected = jaxgru.bidirectional(layers, layers, jnp.asarray(x), (None, carry))
+        seen = jaxgru.bidirectional(layers, layer, other["x"], (None, carry_))
+        chex.assert_trees_all_equal(seen, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, object, "U1", "M8[s]", [("a", "f4")]])
+@pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "reset", "lengths"])
+def test_arrays_that_jax_does_not_have_are_refused(argument, dtype):
+    shapes = dict(x=(2, 3, F), carry=(2, H), initial=(H,), reset=(2, 3), lengths=(2,))
+    wrong = np.zeros(shapes.get(argument, (H,)), dtype)
+    arguments: dict = dict(layers=GRU, x=jnp.ones((2, 3, F)))
+    arguments[argument] = GRU.replace(bz=wrong) if argument == "layers" else wrong
+    with unchecked(), pytest.raises(ValueError) as raised:
+        jaxgru.unroll(**arguments)
+    assert "\n" not in str(raised.value) and str(np.dtype(dtype)) in str(raised.value)
+
+
+# --- Forward mode
+
+
+def test_forward_mode_through_a_step():
+    """A slope against that of reverse mode; without "plain", one sentence says what is needed."""
+    (layer,), x = stack_of("lstm", 1), random_like(np.zeros((2, F)), 1)
+    carry, along = (random_like(jaxgru.initial_carry(layer, 2), i) for i in (2, 3))
+    loss = lambda carry, **options: jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+    plain = partial(loss, implementation="plain")
+    _, slope = jax.jvp(plain, (carry,), (along,))
+    expected = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(carry), along)))
+    np.testing.assert_allclose(slope, expected, rtol=1e-12)
+    for function in (loss, lambda c: jaxgru.unroll(layer, x[:, None], c)[0].sum()):
+        with pytest.raises(TypeError, match='it needs implementation="plain"') as raised:
+            jax.jvp(function, (carry,), (along,))
+        assert "\n" not in str(raised.value)
+
+
+# --- Episodes backward
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 3]])
+def test_each_episode_backward_by_itself(lengths):
+    """With the resets that the docstring shows, from where episodes begin."""
+    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 5, F)), 1)
+    starts = np.array([[True, False, True, True, False], [True, False, True, False, False]])
+    resets = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)))
+    options = {} if lengths is None else {"lengths": np.array(lengths)}
+    y, _ = jaxgru.unroll(layer, x, reset=resets, reverse=True, **options)
+    for b, length in enumerate(lengths or [5, 5]):
+        cuts = [*np.flatnonzero(starts[b, :length]), length]
+        for begin, end in itertools.pairwise(cuts):
+            h = jaxgru.initial_carry(layer, 1)
+            for t in reversed(range(begin, end)):
+                h = cells.gru_cell(layer, h, x[b : b + 1, t])
+                np.testing.assert_allclose(y[b, t], h[0], rtol=1e-12)
+
+
+# --- A dropout rate that is traced
+
+
+def test_a_traced_dropout_rate():
+    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 3, F)), 1)
+    run = lambda rate: jaxgru.unroll(layer, x, dropout=jaxgru.Dropout(jax.random.key(1), rate))[0]
+    rates = jnp.array([0.0, 0.4, 0.75, 1.0, -0.1])
+    seen = jax.jit(jax.vmap(run))(rates)
+    for y, rate in zip(seen[:3], (0.0, 0.4, 0.75), strict=True):
+        np.testing.assert_allclose(y, run(rate), rtol=1e-12)
+        np.testing.assert_array_equal(run(jnp.asarray(rate)), run(rate))
+    assert np.isnan(seen[3:]).all()

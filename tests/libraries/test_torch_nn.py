@@ -1,0 +1,505 @@
+"""torch.nn's modules and ours: the same numbers in float64, and weights that go there and back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import alike_under_strict_promotion
+from annotations import unchecked
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import random_params, same_bits
+
+from jaxgru import bidirectional, cells, initial_carry, step, unroll
+from jaxgru.cells import GRUParams
+from jaxgru.cells.base import Mask, Steps
+from jaxgru.layers.implementations import unroll_layer, unroll_plain
+from jaxgru.libraries import InteropError
+from jaxgru.libraries.torch_nn import from_torch, to_torch
+from jaxgru.lm import ModelConfig, apply, num_params
+from jaxgru.lm import step as model_step
+
+torch = pytest.importorskip("torch")
+prune = pytest.importorskip("torch.nn.utils.prune")
+
+KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
+SIZES = [(7, 3, 4, 5, 2), (1, 1, 2, 1, 1), (5, 2, 6, 3, 1)]  # T, B, E, H, L
+
+
+@pytest.fixture(scope="module", autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def module(kind, E, H, L, dtype=torch.float64, seed=0, **options):
+    """A module whose every weight and bias is random and not zero."""
+    made = KINDS[kind](E, H, num_layers=L, dtype=dtype, **options)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in made.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return made
+
+
+def close(ours, theirs, tolerance=1e-10, dtype=np.float64):
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.dtype == theirs.dtype == dtype
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def stacked(layers, x, carries):
+    """Layers over time: the outputs, and each layer's carry."""
+    after = []
+    for layer, carry in zip(layers, carries, strict=True):
+        x, carry = unroll_layer(layer, x, carry)
+        after.append(carry)
+    return x, after
+
+
+class TestTheSameNumbers:
+    """Outputs, last state and every gradient against PyTorch's own, from a random first state."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("T, B, E, H, L", SIZES)
+    def test_forward_and_gradients(self, kind, T, B, E, H, L):
+        rng = np.random.default_rng(T)
+        x, weight = rng.standard_normal((T, B, E)), rng.standard_normal((T, B, H))
+        states = [rng.standard_normal((L, B, H)) for _ in range(2 if kind == "lstm" else 1)]
+
+        theirs = module(kind, E, H, L)
+        x_ = torch.tensor(x, requires_grad=True)
+        states_ = [torch.tensor(state, requires_grad=True) for state in states]
+        outputs_, last_ = theirs(x_, tuple(states_) if kind == "lstm" else states_[0])
+        lasts_ = last_ if kind == "lstm" else (last_,)
+        loss = (outputs_ * torch.tensor(weight)).sum() + sum(s.sin().sum() for s in lasts_)
+        loss.backward()
+
+        def carries(states):
+            return [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
+
+        def scalar(layers, x, states):
+            outputs, after = stacked(layers, x, carries(states))
+            loss = (outputs * weight).sum() + sum(jnp.sin(s).sum() for s in jax.tree.leaves(after))
+            return loss, (outputs, after)
+
+        layers = from_torch(theirs)
+        (value, (outputs, after)), gradients = jax.jit(
+            jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True)
+        )(layers, x, states)
+
+        close(value, loss.detach())
+        close(outputs, outputs_.detach())
+        for i, carry in enumerate(after):
+            for ours, last in zip(jax.tree.leaves(carry), lasts_, strict=True):
+                close(ours, last[i].detach())
+        d_layers, d_x, d_states = gradients
+        close(d_x, x_.grad)
+        for ours, state in zip(d_states, states_, strict=True):
+            close(ours, state.grad)
+        for i, d in enumerate(d_layers):
+            for name, gradient in _gradients(kind, theirs, i).items():
+                close(getattr(d, name), gradient)
+
+    def test_one_step_is_torch_gru_cell(self):
+        theirs = module("gru", 3, 4, 1)
+        cell = torch.nn.GRUCell(3, 4, dtype=torch.float64)
+        cell.load_state_dict({name[:-3]: w for name, w in theirs.state_dict().items()})
+        x, h = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+        (p,) = from_torch(theirs)
+        close(
+            cells.gru_cell(p, jnp.asarray(h.numpy()), jnp.asarray(x.numpy())), cell(x, h).detach()
+        )
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_module_without_biases(self, kind):
+        theirs = module(kind, 3, 4, 2, bias=False)
+        layers = from_torch(theirs)
+        x = torch.randn(5, 2, 3, dtype=torch.float64)
+        outputs, _ = stacked(
+            layers, jnp.asarray(x.numpy()), [cells.zero_carry(p, 2) for p in layers]
+        )
+        close(outputs, theirs(x)[0].detach())
+        if kind == "gru":
+            assert layers[0].cz is layers[0].cr is layers[0].cn is None
+
+
+def _gradients(kind, module, layer):
+    """PyTorch's gradients of one layer under our names, by the documentation's order of gates."""
+    of = {
+        name: getattr(module, f"{name}_l{layer}").grad
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    }
+    if kind == "rnn":
+        return {"W": of["weight_ih"].T, "U": of["weight_hh"].T, "b": of["bias_ih"]}
+    found = {}
+    order = "rzn" if kind == "gru" else "ifgo"
+    for ours, name in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih"), ("c", "bias_hh")):
+        for gate, part in zip(order, of[name].chunk(len(order)), strict=True):
+            # z is 1 − PyTorch's, so its weights are minus PyTorch's, and so are their gradients.
+            part = part.T if part.ndim == 2 else part
+            found[ours + gate] = -part if gate == "z" else part
+    # An LSTM's second bias is part of the first here; each has the gradient of the sum.
+    return {name: g for name, g in found.items() if kind == "gru" or name[0] != "c"}
+
+
+class TestResetAfter:
+    @pytest.mark.parametrize(
+        "second_bias, masked, T, B, E, H",
+        [
+            (False, True, 6, 3, 2, 5),
+            (True, False, 6, 3, 2, 5),
+            (True, True, 1, 1, 1, 1),
+        ],
+    )
+    def test_unroll_is_its_definition(self, second_bias, masked, T, B, E, H):
+        rng = np.random.default_rng(T)
+        shapes = jax.eval_shape(
+            lambda: cells.init_gru(
+                jax.random.key(0), E, H, second_bias=second_bias, dtype=jnp.float64, reset="after"
+            )
+        )
+        p = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), shapes)
+        x, h = rng.standard_normal((T, B, E)), rng.standard_normal((B, H))
+        weight = rng.standard_normal((T, B, H))
+        keep = jnp.asarray(rng.random((T, B, H)) < 0.7)
+        mask = Mask(keep, jnp.float64(1 / 0.7)) if masked else None
+
+        def results(function):
+            def scalar(p, x, h):
+                outputs, last = function(p, x, h, Steps(mask))
+                return (outputs * weight).sum() + jnp.sin(last).sum(), (outputs, last)
+
+            return jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(p, x, h)
+
+        ours, plain = results(unroll_layer), results(unroll_plain)
+        assert jax.tree.structure(ours) == jax.tree.structure(plain)
+        jax.tree.map(lambda a, b: close(a, b, 1e-12), ours, plain)
+
+    def test_the_equations_in_numpy(self):
+        """Also that the bias inside the reset is not the one outside it."""
+        rng = np.random.default_rng(0)
+        draw = {name: rng.standard_normal((3, 4)) for name in ("Wz", "Wr", "Wn")}
+        draw |= {name: rng.standard_normal((4, 4)) for name in ("Uz", "Ur", "Un")}
+        draw |= {name: rng.standard_normal(4) for name in ("bz", "br", "bn", "cz", "cr", "cn")}
+        x, h = rng.standard_normal((2, 3)), rng.standard_normal((2, 4))
+        p = GRUParams(**jax.tree.map(jnp.asarray, draw), reset="after")
+        ours = cells.gru_cell(p, jnp.asarray(h), jnp.asarray(x))
+
+        def σ(a):
+            return 1 / (1 + np.exp(-a))
+
+        Wz, Wr, Wn, Uz, Ur, Un, bz, br, bn, cz, cr, cn = draw.values()
+        z = σ(x @ Wz + h @ Uz + bz + cz)
+        r = σ(x @ Wr + h @ Ur + br + cr)
+        n = np.tanh(x @ Wn + bn + r * (h @ Un + cn))
+        close(ours, (1 - z) * h + z * n, 1e-13)
+
+    @pytest.mark.parametrize("second_bias, biases", [(False, 3), (True, 6)])
+    def test_a_model(self, second_bias, biases):
+        """Counted by hand; `apply` and `step` agree."""
+        config = ModelConfig(
+            vocab_size=5, embedding_dim=2, hidden_dim=3, second_bias=second_bias, reset="after"
+        )
+        params = random_params(config)
+        assert num_params(params) == 5 * 2 + 3 * (2 * 3 + 3 * 3) + biases * 3 + (3 * 5 + 5)
+        assert params.layers[0].reset == "after"
+        assert (params.layers[0].cn is not None) == second_bias
+        tokens = jnp.array([[1, 4, 0]])
+        logits, last = apply(params, tokens)
+        carry = (jnp.zeros((1, 3), jnp.float32),)
+        for t in range(3):
+            one, carry = model_step(params, tokens[:, t], carry)
+            np.testing.assert_allclose(logits[:, t], one, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(last[0], carry[0], rtol=1e-5, atol=1e-5)
+
+    def test_init_gives_the_second_bias_zeros(self):
+        """They are there, and begin as the function without them."""
+        p = cells.init_gru(jax.random.key(0), 2, 3, second_bias=True, reset="after")
+        assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
+        assert cells.init_gru(jax.random.key(0), 2, 3, second_bias=True).cn is None
+
+    def test_reset_before_is_another_function(self):
+        params = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
+        x, h = jnp.ones((1, 3)), jnp.ones((1, 4))
+        before, after = (cells.gru_cell(p, h, x) for p in (params, params.replace(reset="after")))
+        assert np.abs(before - after).max() > 1e-3
+
+    def test_what_a_gru_cannot_be(self):
+        p = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
+        with pytest.raises(ValueError, match="cn .* needs reset='after'"):
+            cells.gru_cell(p.replace(cn=p.bn), jnp.ones((1, 4)), jnp.ones((1, 3)))
+        with pytest.raises(ValueError, match="reset is 'During'; it must be before or after"):
+            cells.gru_cell(p.replace(reset="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
+
+
+class TestTwoDirections:
+    """Bidirectional stacks: `jaxgru.bidirectional` of the layers of both directions."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "T, B, E, H, L, dtype, tolerance",
+        [
+            (5, 3, 4, 6, 2, np.float64, 1e-10),
+            (1, 1, 2, 1, 1, np.float64, 1e-10),
+            pytest.param(5, 3, 4, 6, 2, np.float32, 1e-4, marks=pytest.mark.slow),
+        ],
+    )
+    def test_forward_and_gradients(self, kind, T, B, E, H, L, dtype, tolerance):
+        """Up to rounding: PyTorch's float32 gradients are up to 2e-5 from its float64 ones."""
+        normal = lambda *shape: rng.standard_normal(shape).astype(dtype)
+        same = partial(close, tolerance=tolerance, dtype=dtype)
+        rng = np.random.default_rng(T)
+        x = normal(T, B, E)
+        states = [normal(2 * L, B, H) for _ in range(2 if kind == "lstm" else 1)]
+        theirs = module(kind, E, H, L, getattr(torch, np.dtype(dtype).name), bidirectional=True)
+
+        x_, *states_ = (torch.tensor(a, requires_grad=True) for a in (x, *states))
+        outputs_, last_ = theirs(x_, tuple(states_) if kind == "lstm" else states_[0])
+        lasts_ = list(last_) if kind == "lstm" else [last_]
+        weights = [normal(*o.shape) for o in (outputs_, *lasts_)]
+        pairs = zip(weights, (outputs_, *lasts_), strict=True)
+        sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
+
+        def scalar(directions, x, states):
+            carries = [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
+            y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), time_major=True)
+            ends = [end for pair in zip(*ends, strict=True) for end in pair]
+            ends = [jnp.stack(leaves) for leaves in zip(*map(jax.tree.leaves, ends), strict=True)]
+            outputs = [y, *ends]
+            return sum(jnp.sum(w * o) for w, o in zip(weights, outputs, strict=True)), outputs
+
+        gradients, outputs = jax.jit(jax.grad(scalar, argnums=(0, 1, 2), has_aux=True))(
+            from_torch(theirs), x, states
+        )
+        for ours, other in zip(outputs, (outputs_, *lasts_), strict=True):
+            same(ours, other.detach())
+        d_directions, d_x, d_states = gradients
+        same(d_x, x_.grad)
+        for ours, state in zip(d_states, states_, strict=True):
+            same(ours, state.grad)
+        for suffix, layers in zip(("", "_reverse"), d_directions, strict=True):
+            for i, d in enumerate(layers):
+                for name, gradient in _gradients(kind, theirs, f"{i}{suffix}").items():
+                    same(getattr(d, name), gradient)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_bit_for_bit(self, kind):
+        theirs = module(kind, 3, 4, 2, torch.float32, bidirectional=True)
+        if kind != "gru":
+            for name, weight in theirs.named_parameters():
+                if "bias_hh" in name:  # acts only in a sum with the other
+                    weight.data.zero_()
+        again = to_torch(from_torch(theirs))
+        assert list(again.state_dict()) == list(theirs.state_dict())
+        for name, weight in theirs.state_dict().items():
+            assert again.state_dict()[name].numpy().tobytes() == weight.numpy().tobytes()
+
+    def test_refusals(self):
+        forward, backward = from_torch(module("gru", 3, 4, 2, bidirectional=True))
+        with pytest.raises(InteropError, match="there are 2 forward and 1 backward layers"):
+            to_torch(forward, backward[:1])
+        with pytest.raises(InteropError, match="layer 1 is 4 → 4, .* it must be 8 → 4"):
+            stack = from_torch(module("gru", 3, 4, 2))
+            to_torch(stack, stack)
+
+    def test_what_takes_layers_of_one_direction_says_so(self):
+        """`from_torch` returns a pair, which looks like a stack."""
+        both, x = from_torch(module("gru", 3, 4, 2, bidirectional=True)), jnp.ones((2, 5, 3))
+        says = r"layers is a pair, .* call jaxgru.bidirectional\(\*pair, x\)"
+        for call in (
+            lambda: unroll(both, x),
+            lambda: step(both, x[:, 0], ()),
+            lambda: initial_carry(both, 2),
+        ):
+            with unchecked(), pytest.raises(ValueError, match=says):
+                call()
+
+
+class TestThereAndBack:
+    @settings(max_examples=15, deadline=None)
+    @given(
+        kind=st.sampled_from(sorted(KINDS)),
+        E=st.integers(1, 4),
+        H=st.integers(1, 4),
+        L=st.integers(1, 3),
+        double=st.booleans(),
+        seed=st.integers(0, 99),
+    )
+    def test_bit_for_bit(self, kind, E, H, L, double, seed):
+        theirs = module(kind, E, H, L, torch.float64 if double else torch.float32, seed)
+        layers = from_torch(theirs)
+        again = to_torch(layers)
+        assert type(again) is type(theirs)
+        assert again.state_dict().keys() == theirs.state_dict().keys()
+        for name, tensor in theirs.state_dict().items():
+            if kind != "gru" and name.startswith("bias_ih"):
+                tensor = tensor + theirs.state_dict()[name.replace("_ih", "_hh")]
+            elif kind != "gru" and name.startswith("bias_hh"):
+                tensor = torch.zeros_like(tensor)
+            assert again.state_dict()[name].dtype == tensor.dtype
+            assert torch.equal(again.state_dict()[name], tensor)
+        assert same_bits(from_torch(again), layers)
+
+    def test_single_biases_become_second_ones_of_zero(self):
+        config = ModelConfig(embedding_dim=3, hidden_dim=4, num_layers=2, reset="after")
+        layers = random_params(config).layers
+        again = from_torch(to_torch(layers))
+        for layer, second in zip(layers, again, strict=True):
+            for name in ("cz", "cr", "cn"):
+                assert not np.asarray(getattr(second, name)).any()
+            assert same_bits(second.replace(cz=None, cr=None, cn=None), layer)
+
+    def test_options_that_change_no_weight(self):
+        plain = module("lstm", 3, 4, 2)
+        other = module("lstm", 3, 4, 2, batch_first=True, dropout=0.5)
+        assert same_bits(from_torch(plain), from_torch(other))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_nothing_is_shared(self, kind):
+        """Training a module must not move our arrays, nor making one PyTorch's generator."""
+        theirs = module(kind, 16, 16, 1)
+        layers = from_torch(theirs)
+        before = jax.tree.map(np.array, layers)
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter.add_(1)
+        assert same_bits(layers, before)
+        generator = torch.random.get_rng_state()
+        made = to_torch(layers)
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        with torch.no_grad():
+            made.weight_hh_l0.zero_()
+        assert same_bits(layers, before)
+
+    def test_the_module_can_be_trained(self):
+        made = to_torch(from_torch(module("gru", 2, 3, 2)))
+        made(torch.randn(4, 1, 2, dtype=torch.float64))[0].sum().backward()
+        assert all(parameter.grad is not None for parameter in made.parameters())
+
+
+def test_strict_promotion():
+    theirs = module("lstm", 3, 4, 2, bidirectional=True)
+    alike_under_strict_promotion(
+        lambda: (from_torch(theirs), from_torch(to_torch(from_torch(theirs))))
+    )
+
+
+def test_one_layer_needs_no_list():
+    p = cells.init_lstm(jax.random.key(0), 2, 3)
+    with torch.no_grad():
+        alone, listed = to_torch(p), to_torch([p])
+        x = torch.ones(4, 1, 2)
+        assert torch.equal(alone(x)[0], listed(x)[0])
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "make, says",
+        [
+            (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
+            (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
+            (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
+            (lambda: torch.nn.GRUCell(2, 3), "a GRUCell cannot be converted"),
+            (lambda: torch.nn.GRU(2, 3, dtype=torch.bfloat16), "are bfloat16"),
+            (
+                lambda: torch.nn.GRU(2, 3, device="meta"),
+                "on the device meta, where weights have no",
+            ),
+            (lambda: None, "a NoneType cannot be converted"),
+        ],
+    )
+    def test_modules(self, make, says):
+        with pytest.raises(InteropError, match=says):
+            from_torch(make())
+
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (
+                lambda m: torch.nn.utils.weight_norm(m, "weight_hh_l0"),
+                "has forward hooks, .* call torch.nn.utils.remove_weight_norm",
+            ),
+            (lambda m: torch.nn.utils.spectral_norm(m, "weight_hh_l0"), "has forward hooks"),
+            (lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5), "has forward hooks"),
+            (lambda m: m.register_forward_hook(lambda m, x, y: y), "has forward hooks"),
+            (lambda m: setattr(m, "forward", lambda x: x), "or a forward of its own"),
+            (
+                lambda m: torch.nn.utils.parametrizations.weight_norm(m, "weight_hh_l0"),
+                "weight_hh_l0 of this ParametrizedLSTM is parametrized, .*remove_parametrizations",
+            ),
+            (
+                lambda m: m.register_parameter("bias_n", torch.nn.Parameter(torch.ones(3))),
+                "this LSTM: there is a tensor bias_n that does not belong there",
+            ),
+            (lambda m: m.register_buffer("scale", torch.ones(3)), "a tensor scale that does not"),
+            (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "a tensor lora.bias that does"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::FutureWarning")
+    def test_what_may_change_what_a_module_computes(self, change, says):
+        """Behind hooks the weights are stale until the next call: they are not those computed."""
+        lstm = torch.nn.LSTM(2, 3)
+        change(lstm)
+        with pytest.raises(InteropError, match=says):
+            from_torch(lstm)
+
+    def test_a_subclass(self):
+        class Doubled(torch.nn.LSTM):
+            def forward(self, x, hx=None):
+                y, h = super().forward(x, hx)
+                return 2 * y, h
+
+        with pytest.raises(InteropError, match="a Doubled may compute .* load its state_dict into"):
+            from_torch(Doubled(2, 3))
+
+    @pytest.mark.filterwarnings("ignore::FutureWarning")
+    def test_normalized_and_pruned_weights_once_they_are_fixed(self):
+        """As the sentence says; their own values changed before, which only `remove` sees."""
+        normed, pruned, parametrized = (torch.nn.LSTM(2, 3) for _ in range(3))
+        torch.nn.utils.weight_norm(normed, "weight_hh_l0").weight_hh_l0_g.data.mul_(2)
+        torch.nn.utils.remove_weight_norm(normed, "weight_hh_l0")
+        prune.l1_unstructured(pruned, "weight_hh_l0", 0.5).weight_hh_l0_orig.data.mul_(2)
+        prune.remove(pruned, "weight_hh_l0")
+        torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
+        parametrized.parametrizations.weight_hh_l0.original0.data.mul_(2)
+        torch.nn.utils.parametrize.remove_parametrizations(parametrized, "weight_hh_l0")
+        x = torch.randn(4, 1, 2)
+        for lstm in (normed, pruned, parametrized):
+            ours, _ = unroll(from_torch(lstm), x.numpy(), time_major=True)
+            np.testing.assert_allclose(ours, lstm(x)[0].detach(), atol=1e-6)
+
+    def test_float64_where_jax_would_round_it(self):
+        with jax.enable_x64(False), pytest.raises(InteropError, match="JAX_ENABLE_X64"):
+            from_torch(module("rnn", 2, 3, 1))
+
+    def layers(self, **config):
+        return random_params(ModelConfig(embedding_dim=2, hidden_dim=3, **config)).layers
+
+    def test_layers(self):
+        after = self.layers(reset="after", num_layers=2)
+        with pytest.raises(InteropError, match="there is no layer"):
+            to_torch(())
+        with pytest.raises(InteropError, match="this GRU before it, so it cannot be converted"):
+            to_torch(self.layers())
+        with pytest.raises(InteropError, match="of one kind"):
+            to_torch([*self.layers(cell="rnn"), *self.layers(cell="lstm")])
+        with pytest.raises(InteropError, match="all float32 or all float64"):
+            to_torch(jax.tree.map(lambda w: w.astype(jnp.bfloat16), after))
+        with pytest.raises(InteropError, match="all float32 or all float64"):
+            to_torch([after[0], jax.tree.map(lambda w: w.astype(jnp.float64), after[1])])
+        with pytest.raises(InteropError, match="layer 1 is 2 → 3, .* it must be 3 → 3"):
+            to_torch([after[0], after[0]])
+        with pytest.raises(InteropError, match="a dict cannot be converted: PyTorch has a GRU"):
+            to_torch([{}])
+        with pytest.raises(InteropError, match="a PyTorch module needs the values of the weights"):
+            jax.jit(to_torch)(after)
+
+    def test_without_pytorch(self, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "torch", None)
+        with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
+            from_torch(None)

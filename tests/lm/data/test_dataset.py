@@ -1,0 +1,114 @@
+"""A config's corpus as tokens: split, filled in, verified, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import pytest
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+
+
+def tiny_config(corpus: object, **overrides: str) -> Config:
+    fields = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_config("astra_alpha", {"data.corpus": str(corpus), **fields})
+
+
+def test_tokens_are_the_text_split_nine_to_one(tiny_text):
+    _, dataset = load_dataset(tiny_config(tiny_text))
+    text = tiny_text.read_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = [place[character] for character in text]
+    np.testing.assert_array_equal(dataset.train, tokens[:2700])
+    np.testing.assert_array_equal(dataset.validation, tokens[2700:])
+    assert dataset.train.dtype == dataset.validation.dtype == np.int32
+    assert str(tiny_text) in dataset.source
+
+
+def test_tiny_shakespeare_is_split_as_published(shakespeare, tmp_path):
+    path = tmp_path / "shakespeare.txt"
+    path.write_bytes(shakespeare.encode())
+    config, dataset = load_dataset(tiny_config(path))
+    assert (len(dataset.train), len(dataset.validation)) == (1_003_854, 111_540)
+    assert config.model.vocab_size == 65
+    assert config.data.sha256 == (
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+    )
+
+
+def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
+    monkeypatch.chdir(tiny_text.parent)
+    given = tiny_config(tiny_text.name)
+    config, _ = load_dataset(given)
+    assert config.model == dataclasses.replace(
+        given.model, vocab_size=len(set(tiny_text.read_text()))
+    )
+    assert config.data == dataclasses.replace(
+        given.data,
+        corpus=str(tiny_text.resolve()),
+        sha256=hashlib.sha256(tiny_text.read_bytes()).hexdigest(),
+    )
+    assert (config.name, config.training) == (given.name, given.training)
+
+
+def test_subwords_keep_the_configs_vocabulary(tiny_text):
+    overrides = {"data__tokenizer": "sentencepiece", "model__vocab_size": "60"}
+    config, dataset = load_dataset(tiny_config(tiny_text, **overrides))
+    assert config.model.vocab_size == dataset.tokenizer.vocab_size == 60
+    assert max(dataset.train.max(), dataset.validation.max()) < 60
+
+
+def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
+    """A run keeps its own vocabulary, here with more characters than the text has."""
+    tokenizer = CharacterTokenizer.learn(tiny_text.read_text() + "0123456789")
+    config, dataset = load_dataset(tiny_config(tiny_text), tokenizer)
+    assert dataset.tokenizer is tokenizer
+    assert config.model.vocab_size == len(set(tiny_text.read_text())) + 10
+    assert tokenizer.decode(dataset.train) == tiny_text.read_text()[:2700]
+
+
+def test_a_corpus_that_changed_is_refused(tiny_text, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(tiny_text.read_bytes())
+    config, _ = load_dataset(tiny_config(path))
+    path.write_bytes(tiny_text.read_bytes() + b"!")
+    with pytest.raises(UserError, match="or is another text.*with --data.corpus") as refusal:
+        load_dataset(config)
+    assert config.data.sha256 in str(refusal.value)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in str(refusal.value)
+
+
+def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
+    """Of a text that was never there, no place is asked for."""
+    config, _ = load_dataset(tiny_config(tiny_text))
+    gone = str(tmp_path / "gone.txt")
+    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=gone))
+    with pytest.raises(UserError, match=f"^there is no text {gone}; .* with --data.corpus.$"):
+        load_dataset(moved)
+    with pytest.raises(UserError, match=f"^There is no file {gone}; a corpus is"):
+        load_dataset(tiny_config(gone))
+
+
+def test_the_shortest_text_that_will_do(tmp_path):
+    """Sequences of 16 need 18 training tokens: 20 characters, of which the last 2 validate."""
+    path = tmp_path / "short.txt"
+    path.write_text("abcdefghijklmnopqrst")
+    load_dataset(tiny_config(path, training__sequence_length="16"))
+    path.write_text("abcdefghijklmnopqrs")
+    with pytest.raises(UserError, match="training split has 17 tokens.*at least 18"):
+        load_dataset(tiny_config(path, training__sequence_length="16"))
+
+
+def test_a_validation_split_without_a_prediction_is_refused(tiny_text):
+    with pytest.raises(UserError, match="validation split has 1 tokens"):
+        load_dataset(tiny_config(tiny_text, data__validation_fraction="0.0003"))
+
+
+def test_a_text_that_its_own_tokenizer_lacks_is_refused(tiny_text):
+    with pytest.raises(UserError, match="lacks.*'R'"):
+        load_dataset(tiny_config(tiny_text), CharacterTokenizer.learn("abc"))

@@ -1,0 +1,304 @@
+"""Characters and SentencePiece: the published counts, round trips, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxgru.lm.data import tokenizers
+from jaxgru.lm.data.tokenizers import (
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    TokenizerError,
+    learn_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+
+# The reference's ASCII alphabet of the corpus, in token order.
+ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class TestCharacters:
+    def test_vocabulary_of_the_corpus(self, shakespeare):
+        tokenizer = CharacterTokenizer.learn(shakespeare)
+        assert tokenizer.vocabulary == ALPHABET
+        assert tokenizer.vocab_size == 65
+        tokens = tokenizer.encode(shakespeare)
+        assert tokens.shape == (1_115_394,) and tokens.dtype == np.int32
+        assert tokenizer.decode(tokens) == shakespeare
+
+    def test_tokens_are_places_in_the_sorted_vocabulary(self):
+        tokenizer = CharacterTokenizer.learn("cab\nb")
+        assert tokenizer.encode("abc\n").tolist() == [1, 2, 3, 0]
+        assert tokenizer.decode(np.array([3, 1, 2])) == "cab"
+
+    @given(texts)
+    def test_round_trip(self, text):
+        tokenizer = CharacterTokenizer.learn(text)
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text
+        assert tokenizer.vocab_size == len(set(text))
+        assert len(tokens) == tokenizer.num_characters(tokens, text) == len(text)
+
+    def test_unknown_characters_are_named(self):
+        tokenizer = CharacterTokenizer.learn("abc")
+        with pytest.raises(TokenizerError, match="vocabulary of 3 characters lacks 'x', 'é'"):
+            tokenizer.encode("xaébx")
+
+    def test_of_many_unknown_characters_ten_are_named(self):
+        with pytest.raises(TokenizerError) as refusal:
+            CharacterTokenizer.learn("abc").encode("abcdefghijklmnop")
+        assert str(refusal.value).count("'") == 20
+        assert "'d'" in str(refusal.value) and "…" in str(refusal.value)
+
+    def test_no_text_gives_no_tokens(self):
+        tokens = CharacterTokenizer.learn("abc").encode("")
+        assert tokens.shape == (0,) and tokens.dtype == np.int32
+
+
+@pytest.fixture(scope="session")
+def scribe(shakespeare) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.learn(shakespeare, 1000)
+
+
+def with_bytes() -> SentencePieceTokenizer:
+    """Another's model: unknown characters are bytes, one piece each."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["x y"] * 9), model_writer=model, model_type="bpe", vocab_size=264,
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return SentencePieceTokenizer(model.getvalue())
+
+
+class TestSentencePiece:
+    def test_counts_of_the_corpus_are_the_published_ones(self, scribe, shakespeare):
+        tokens = scribe.encode(shakespeare)
+        assert tokens.shape == (403_513,) and tokens.dtype == np.int32
+        assert scribe.vocab_size == 1000
+        assert len(set(tokens.tolist()) - {0, 1, 2}) == len(set(tokens.tolist()))
+        assert len(tokens[int(len(tokens) * 0.9) :]) == 40_352
+
+    def test_tokens_of_the_corpus_are_those_of_the_studys_own_call(self, scribe, shakespeare):
+        """Without the names and required characters that other texts need."""
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(shakespeare.splitlines()), model_writer=model, model_type="bpe",
+            vocab_size=1000, character_coverage=1.0, unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
+        )  # fmt: skip
+        theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        assert scribe.pieces == [theirs.id_to_piece(i) for i in range(1000)]
+        assert scribe.encode(shakespeare).tolist() == theirs.encode(shakespeare)
+
+    def test_special_pieces_are_where_the_study_has_them(self, scribe, tmp_path):
+        from sentencepiece import SentencePieceProcessor
+
+        save_tokenizer(scribe, tmp_path)
+        theirs = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+        assert [theirs.id_to_piece(i) for i in range(3)] == ["<unk>", "<s>", "</s>"]
+        assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "the <unk> of <unk> said <s> and </s>\n",
+            "<s> <s></s>\n",
+            "progress: ▅▅▁ 30 %\n▅\n",
+            "cp1252\x85as Latin-1\n",
+            "one\x0btwo\x0cthree\x1cfour\x1ffive\u2028six\n",
+            "a\ufeffb c\u200bd\n",
+            "ｆｕｌｌ ﬁ ﷺ e\u0301 ｶﾞ 각\n",
+            "x" * 999 + "e\u0301",
+            "日本語のテキスト。",
+        ],
+    )
+    def test_a_text_is_encoded_by_the_vocabulary_that_was_learned_from_it(self, text):
+        self.check_text(text * 3)
+
+    @settings(max_examples=30)
+    @given(
+        st.lists(
+            st.sampled_from(["<unk>", "<s>", "</s>", "▅", "▁", "\x85", "\u0301", "ab", " ", "\n"])
+            | st.text(
+                st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9
+            ),
+            min_size=1,
+        ).map("".join)
+    )
+    def test_any_text_is_encoded_by_the_vocabulary_that_was_learned_from_it(self, text):
+        self.check_text(text)
+
+    def check_text(self, text: str) -> None:
+        """With the smallest vocabulary that a refusal names, and with the largest one."""
+        normal = sentencepiece.SentencePieceNormalizer(
+            rule_name="nmt_nfkc", remove_extra_whitespaces=True, escape_whitespaces=False,
+            add_dummy_prefix=False,
+        ).normalize(text)  # fmt: skip
+        with pytest.raises(TokenizerError) as refusal:
+            SentencePieceTokenizer.learn(text, 1)
+        if not normal.strip(" ▅"):
+            assert "has no words" in str(refusal.value)
+            return
+        least = int(re.search(r"are (\d+); set model.vocab_size", str(refusal.value))[1])
+        with pytest.raises(TokenizerError) as refusal:
+            SentencePieceTokenizer.learn(text, 10**6)
+        most = int(re.search(r"only (\d+); set model.vocab_size", str(refusal.value))[1])
+        for vocab_size in (least, most):
+            tokenizer = SentencePieceTokenizer.learn(text, vocab_size)
+            tokens = tokenizer.encode(text)
+            assert tokenizer.decode(tokens) == normal
+            chunks = (tokens[i : i + 2] for i in range(0, len(tokens), 2))
+            assert "".join(tokenizer.continuation(chunks)).strip(" ") == normal
+
+    @pytest.mark.slow
+    def test_a_character_among_millions_is_learned(self):
+        """Its share is below what float32 resolves, in which SentencePiece computes coverage."""
+        text = "ab ab ab\n" * 3_000_000 + "é\n"
+        with pytest.raises(TokenizerError, match="are 7; set"):
+            SentencePieceTokenizer.learn(text, 1)
+        assert "é" in SentencePieceTokenizer.learn(text, 7).pieces
+
+    def words_begin(self, tokenizer, text: str) -> list[int]:
+        """Where the tokens of words begin in the text, their white space with them."""
+        tokens = tokenizer.encode(text)
+        ends = [tokenizer.num_characters(tokens[:n], text) for n in range(len(tokens) + 1)]
+        assert ends == sorted(ends) and ends[0] == 0 and ends[-1] == len(text)
+        pieces = [tokenizer.pieces[token] for token in tokens]
+        return [end for end, piece in zip(ends, pieces, strict=False) if piece.startswith("▁")]
+
+    def test_characters_are_those_of_the_text(self):
+        """By hand: all white space before a word is the word's; ﬁ is one character, é here two."""
+        text = "so  be\n\nit \u00a0 ﬁnal e\u0301"
+        tokenizer = SentencePieceTokenizer.learn(text * 4, 16)
+        assert self.words_begin(tokenizer, text) == [0, 2, 6, 10, 17]
+
+    def test_characters_of_bytes(self):
+        tokenizer = with_bytes()
+        tokens = tokenizer.encode("日é x")
+        assert [tokenizer.num_characters(tokens[:n], "日é x") for n in range(len(tokens) + 1)] == [
+            0, 0, 1, 1, 1, 2, 2, 4,
+        ]  # fmt: skip
+
+    def test_long_texts_and_words_are_encoded_in_parts(self, scribe, monkeypatch):
+        text = "Shall I compare  thee to a summer's day?\n" + "temperate" * 9 + "  Rough winds"
+        begin = [0, 5, 7, 15, 21, 24, 26, 35, 40, 122, 129]
+        assert self.words_begin(scribe, text) == begin
+        monkeypatch.setattr(tokenizers, "BLOCK", 16)
+        assert scribe.decode(scribe.encode(text)) == " ".join(text.split())
+        for whole, part in zip(begin, self.words_begin(scribe, text), strict=True):
+            assert text[whole:part].strip() == ""  # at most white space is counted elsewhere
+        with pytest.raises(TokenizerError, match="lacks 'ü'"):
+            scribe.encode("ü" * 99)
+
+    def test_bytes_wait_for_the_rest_of_their_character(self):
+        tokenizer = with_bytes()
+        text = "日本 é🎭" * 3
+        tokens = tokenizer.encode(text)
+        for size in (1, 2, 3, 5):
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            parts = list(tokenizer.continuation(chunks))
+            assert "".join(parts) == " " + text and len(parts) == len(chunks)
+        assert "".join(tokenizer.continuation([tokens[1:3]])) == "��"  # of three bytes
+
+    def test_learning_is_deterministic(self, tiny_text):
+        text = tiny_text.read_text()
+        one, two = (SentencePieceTokenizer.learn(text, 60).encode(text) for _ in range(2))
+        np.testing.assert_array_equal(one, two)
+
+    @given(st.text(ALPHABET, max_size=60))
+    def test_round_trip_but_for_white_space(self, scribe, text):
+        assert scribe.decode(scribe.encode(text)) == " ".join(text.split())
+
+    def test_newlines_become_spaces(self, scribe):
+        assert scribe.decode(scribe.encode("ROMEO:\nIs the day\n\nso young?")) == (
+            "ROMEO: Is the day so young?"
+        )
+
+    def test_unknown_characters_are_named(self, scribe):
+        with pytest.raises(TokenizerError, match="vocabulary of 1000 pieces lacks 'λ', 'π'"):
+            scribe.encode("the π and the λ")
+
+    @pytest.mark.parametrize("text", ["abc", "good night " * 20, "", "\n\n"])
+    def test_a_text_too_small_for_the_vocabulary(self, capfd, text):
+        with pytest.raises(TokenizerError, match="cannot make 1000 pieces") as refusal:
+            SentencePieceTokenizer.learn(text, 1000)
+        assert "\n" not in str(refusal.value)
+        assert capfd.readouterr() == ("", "")  # the C++ library prints nothing of its own
+
+    def test_a_vocabulary_too_small_for_the_characters(self):
+        with pytest.raises(TokenizerError, match="cannot make 5 pieces") as refusal:
+            SentencePieceTokenizer.learn("abcdefghijkl " * 30, 5)
+        assert "\n" not in str(refusal.value)
+
+
+class TestSaveAndLoad:
+    @given(text=texts.filter(bool))
+    def test_characters(self, tmp_path_factory, text):
+        folder = tmp_path_factory.mktemp("tokenizer")
+        save_tokenizer(CharacterTokenizer.learn(text), folder)
+        loaded = load_tokenizer(folder)
+        assert loaded.vocabulary == "".join(sorted(set(text)))
+        assert loaded.decode(loaded.encode(text)) == text
+
+    def test_characters_are_stored_readably(self, tmp_path):
+        save_tokenizer(CharacterTokenizer.learn("né\n"), tmp_path)
+        stored = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+        assert stored == {"characters": "\nné"}
+
+    def test_sentencepiece(self, scribe, tmp_path):
+        save_tokenizer(scribe, tmp_path)
+        loaded = load_tokenizer(tmp_path)
+        line = "Shall I compare thee to a summer's day?"
+        assert loaded.vocab_size == 1000
+        np.testing.assert_array_equal(loaded.encode(line), scribe.encode(line))
+        assert loaded.decode(loaded.encode(line)) == line
+
+    @pytest.mark.parametrize(
+        "name, data",
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"not JSON"),
+            ("tokenizer.json", b'"abc"'),
+            ("tokenizer.json", b"[1]"),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b'{"characters": 3}'),
+            ("tokenizer.json", b'{"characters": "aa"}'),
+            ("tokenizer.json", b'{"characters": "a'),
+            ("tokenizer.json", b'\xff{"characters": "a"}'),
+            ("tokenizer.model", b"not a model"),
+            ("tokenizer.model", b""),
+        ],
+    )
+    def test_a_broken_file_is_refused_in_one_sentence(self, tmp_path, capfd, name, data):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(TokenizerError, match="cannot be read") as refusal:
+            load_tokenizer(tmp_path)
+        assert str(tmp_path) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        assert capfd.readouterr() == ("", "")
+
+    def test_half_a_sentencepiece_model_is_refused(self, scribe, tmp_path):
+        save_tokenizer(scribe, tmp_path)
+        model = tmp_path / "tokenizer.model"
+        model.write_bytes(model.read_bytes()[: model.stat().st_size // 2])
+        with pytest.raises(TokenizerError, match="cannot be read"):
+            load_tokenizer(tmp_path)
+
+    def test_none_at_all(self, tmp_path):
+        with pytest.raises(TokenizerError, match="has no tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_the_config_says_which_kind(self, tiny_text):
+        text = tiny_text.read_text()
+        assert learn_tokenizer("characters", text, 1000).vocab_size == len(set(text))
+        assert learn_tokenizer("sentencepiece", text, 60).vocab_size == 60

@@ -1,0 +1,282 @@
+"""scripts/convert.py: from any format to the others, and one sentence where it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from random_models import random_params, same_bits
+
+import jaxgru
+from jaxgru.cli import convert
+from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.pth import load_pth_model
+from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
+from jaxgru.lm.runs.checkpoints import save
+from jaxgru.lm.runs.folders import create_run
+from jaxgru.lm.runs.orbax import open_checkpoints
+from jaxgru.lm.training import Progress, init_state
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "convert.py"
+MODEL = ModelConfig(
+    vocab_size=9, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True, dropout=0.1
+)
+TOKENIZER = CharacterTokenizer("ROME: abc")
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """A small model, m.safetensors, in the folder that the script runs in."""
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, random_params(MODEL), Config("my_model", MODEL), TOKENIZER)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run folder with one checkpoint, of a model that was never trained."""
+    config = Config("my_run", MODEL)
+    folder = create_run(tmp_path / "runs", config, TOKENIZER)
+    state = init_state(config.model, config.training).replace(params=random_params(MODEL))
+    with open_checkpoints(folder) as manager:
+        save(manager, state, None, Progress())
+    return folder
+
+
+def test_there_and_back(script, saved, tmp_path):
+    assert script("convert", "m.safetensors", "m.pth").out == "my_model written to m.pth\n"
+    assert same_bits(load_pth_model(tmp_path / "m.pth")[0], random_params(MODEL))
+    assert torch.load(tmp_path / "m.pth", weights_only=True)["model_name"] == "My_model"
+    outcome = script("convert", "m.pth", "n.safetensors", "--tokenizer", "m.safetensors")
+    assert (outcome.code, outcome.err) == (0, "")
+    params, config, tokenizer = jaxgru.lm.load(tmp_path / "n.safetensors")
+    assert same_bits(params, random_params(MODEL))
+    assert config == Config("my_model", MODEL)
+    assert tokenizer.vocabulary == TOKENIZER.vocabulary
+
+
+def test_a_run(script, run, tmp_path):
+    """To both formats; from .pth back with the run's tokenizer, or its file. Then it is sampled."""
+    params = random_params(MODEL)
+    assert script("convert", run, "run.safetensors").code == 0
+    again, config, tokenizer = jaxgru.lm.load(tmp_path / "run.safetensors")
+    assert same_bits(again, params) and config == Config("my_run", MODEL)
+    assert tokenizer.vocabulary == TOKENIZER.vocabulary
+
+    assert script("convert", run.parent, "run.pth").code == 0
+    assert same_bits(load_pth_model(tmp_path / "run.pth")[0], params)
+    for i, where in enumerate((run, run / "tokenizer.json")):
+        assert script("convert", "run.pth", f"{i}.safetensors", "--tokenizer", where).code == 0
+        again, _, tokenizer = load_safetensors(tmp_path / f"{i}.safetensors")
+        assert same_bits(again, params) and tokenizer.vocabulary == TOKENIZER.vocabulary
+
+    outcome = script("sample", "--run", "run.safetensors", "--num-tokens", "5")
+    assert outcome.code == 0 and "ROMEO: " in outcome.out
+
+
+def test_the_corpus_s_characters_are_the_default(script, shakespeare, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text(shakespeare)
+    model = ModelConfig(vocab_size=65, embedding_dim=2, hidden_dim=3, second_bias=True)
+    tokenizer = CharacterTokenizer.learn(shakespeare)
+    path = tmp_path / "a.safetensors"
+    save_safetensors(path, random_params(model), Config("a", model), tokenizer)
+    assert script("convert", "a.safetensors", "a.pth").code == 0
+    monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
+    assert script("convert", "a.pth", "b.safetensors").code == 0
+    assert load_safetensors(tmp_path / "b.safetensors")[2].vocabulary == tokenizer.vocabulary
+
+
+def test_as_a_process(saved, tmp_path):
+    """Exit code and streams as a shell sees them."""
+    command = [sys.executable, str(SCRIPT), "m.safetensors", "m.pth"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "my_model written to m.pth\n", "")
+
+
+def test_an_existing_file(script, saved, tmp_path):
+    old = tmp_path / "m.pth"
+    old.write_bytes(b"old")
+    outcome = script("convert", "m.safetensors", "m.pth")
+    assert outcome.code == 2 and "m.pth exists; to replace it, add --force." in outcome.err
+    assert old.read_bytes() == b"old"
+    assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
+    assert same_bits(load_pth_model(old)[0], random_params(MODEL))
+
+
+def test_a_model_that_ships(script, tmp_path):
+    params, config, tokenizer = jaxgru.lm.load("astra_alpha")
+    outcome = script("convert", "--pretrained", "astra_alpha", "a.pth")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "astra_alpha written to a.pth\n", "")
+    assert same_bits(load_pth_model(tmp_path / "a.pth")[0], params)
+    assert script("convert", "b.safetensors", "--pretrained=astra_alpha").code == 0
+    again, copied, characters = load_safetensors(tmp_path / "b.safetensors")
+    assert same_bits(again, params) and copied.model == config.model
+    assert characters.vocabulary == tokenizer.vocabulary
+
+
+def test_a_pth_is_sampled_as_it_is(script, shakespeare, tmp_path, monkeypatch):
+    """With the tokenizer that a conversion takes by default: the text is that of the model."""
+    (tmp_path / "text").write_text(shakespeare)
+    monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
+    assert script("convert", "--pretrained", "astra_alpha", "a.pth").code == 0
+    options = ["--num-tokens", 30, "--temperature", 0]
+    there = script("sample", "--pretrained", "astra_alpha", *options)
+    here = script("sample", "--run", "a.pth", *options)
+    assert (here.code, here.err, here.out) == (0, "", there.out)
+    assert jaxgru.lm.load(tmp_path / "a.pth")[1].training.epochs == 10
+
+
+@pytest.mark.parametrize("name", ["sample", "evaluate"])
+def test_a_pth_whose_tokenizer_is_not_known(script, saved, name):
+    """One sentence that says what is missing and how to give it."""
+    assert script("convert", "m.safetensors", "m.pth").code == 0
+    outcome = script(name, "--run", "m.pth")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "m.pth holds no tokenizer, and none is known for 9 tokens" in outcome.err
+    assert "convert.py m.pth" in outcome.err and "--tokenizer" in outcome.err
+
+
+def test_a_record_is_not_saved_beside_a_pth(script, saved):
+    assert script("convert", "m.safetensors", "m.pth").code == 0
+    for file in ("m.pth", "m.safetensors"):
+        outcome = script("evaluate", "--run", file, "--save")
+        assert outcome.code == 2 and "--save writes into a run folder" in outcome.err
+
+
+def test_a_link_is_written_through(script, saved, tmp_path):
+    """It stays a link; what it leads to is replaced, and only with --force."""
+    (tmp_path / "store").mkdir()
+    real, link = tmp_path / "store" / "real.bin", tmp_path / "m.pth"
+    real.write_bytes(b"old")
+    link.symlink_to(Path("store") / "real.bin")
+    assert "m.pth exists" in script("convert", "m.safetensors", "m.pth").err
+    assert real.read_bytes() == b"old"
+    assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
+    assert os.readlink(link) == "store/real.bin"
+    assert same_bits(load_pth_model(real)[0], random_params(MODEL))
+    assert sorted(os.listdir(tmp_path / "store")) == ["real.bin"]
+
+
+@pytest.mark.parametrize("way", [os.symlink, os.link])
+def test_a_model_is_never_written_over_itself(script, saved, tmp_path, way):
+    """A .pth holds no tokenizer and no recipe, so they would be lost."""
+    before = saved.read_bytes()
+    way(saved, tmp_path / "m.pth")
+    outcome = script("convert", "m.safetensors", "m.pth", "--force")
+    assert outcome.code == 2 and "m.pth is the same file as m.safetensors" in outcome.err
+    assert saved.read_bytes() == before
+
+
+def test_a_device_or_a_pipe_is_not_replaced(script, saved, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "m.pth").symlink_to("pipe")
+    outcome = script("convert", "m.safetensors", "m.pth", "--force")
+    assert outcome.code == 2 and "m.pth is not a regular file" in outcome.err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_two_at_once_to_one_file(script, saved, tmp_path, monkeypatch):
+    """The second one begins and ends while the first one writes; the first one is the last."""
+    other = random_params(MODEL, seed=1)
+    save_safetensors(tmp_path / "n.safetensors", other, Config("n", MODEL), TOKENIZER)
+    fsync = os.fsync
+
+    def during_the_first(handle):
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(sys, "argv", ["convert", "n.safetensors", "x.pth"])
+        convert.main()
+        assert same_bits(load_pth_model(tmp_path / "x.pth")[0], other)
+
+    monkeypatch.setattr(os, "fsync", during_the_first)
+    outcome = script("convert", "m.safetensors", "x.pth")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert same_bits(load_pth_model(tmp_path / "x.pth")[0], random_params(MODEL))
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "n.safetensors", "x.pth"]
+
+
+def test_the_longest_name(script, saved, tmp_path):
+    """255 bytes; one more is refused, see `test_refused`."""
+    name = "n" * 251 + ".pth"
+    assert script("convert", "m.safetensors", name).code == 0
+    assert same_bits(load_pth_model(tmp_path / name)[0], random_params(MODEL))
+
+
+@pytest.mark.parametrize("when", [pytest.param("fsync", marks=pytest.mark.slow), "replace"])
+def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
+    """In a process of its own, which gets the signal while the file is half written."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        f"os.{when} = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['convert.py', 'm.safetensors', 'm.pth']\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["m.safetensors"], "OUT"),
+        (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
+        (["nowhere", "x.safetensors"], "there is no nowhere"),
+        (["n" * 300, "x.safetensors"], "nnn cannot be read: File name too long"),
+        (["n" * 300 + ".pth", "x.safetensors"], "nnn.pth cannot be read: File name too long"),
+        (["m.safetensors", "n" * 300 + ".pth"], "cannot be written: File name too long"),
+        (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
+        (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
+        (["m.safetensors", "x"], "x must end in .safetensors, .onnx or .pth"),
+        (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
+        (["m.pth", "x.pth"], "m.pth is already a .pth file"),
+        (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
+        (["m.safetensors", "none/x.pth"], "none/x.pth cannot be written: No such file"),
+        (["folder.pth", "x.safetensors"], "there is no run in folder.pth"),
+        (["m.safetensors", "x.pth", "--tokenizer", "m.safetensors"], "--tokenizer is for a .pth"),
+        (["m.pth", "x.safetensors"], "m.pth cannot be used: it is damaged"),
+        (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
+        (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
+        (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
+        (
+            ["--pretrained", "astra", "x.pth"],
+            "argument --pretrained: invalid choice: 'astra' (choose from ",
+        ),
+        (["--pretrained", "astra_alpha"], "OUT"),
+        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
+        (
+            ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
+            "--tokenizer is for a .pth; astra_alpha has its own",
+        ),
+        (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
+    ],
+)
+def test_refused(arguments, says, script, saved, tmp_path):
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "notes.model").write_text("notes")
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "m.pth").write_bytes(b"none")
+    before = sorted(os.listdir(tmp_path))
+    outcome = script("convert", *arguments)
+    assert outcome.code == 2 and outcome.out == ""
+    assert says in outcome.err and outcome.err.count("\n") == 1
+    assert outcome.err.startswith("convert.py: ")
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_model_that_the_study_does_not_have(script, tmp_path):
+    model = ModelConfig("rnn", 9, 3, 4)
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, random_params(model), Config("x", model), TOKENIZER)
+    outcome = script("convert", "m.safetensors", "m.pth")
+    assert outcome.code == 2 and "the study has only GRUs" in outcome.err
+    assert not (tmp_path / "m.pth").exists()

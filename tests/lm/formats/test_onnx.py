@@ -1,0 +1,562 @@
+"""ONNX: three runtimes compute what jaxgru does, and weights go there and back bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import LAYERS, layer
+from conftest import refuse_to_open
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import model_configs, random_bits, random_params, same_bits
+
+import jaxgru
+from jaxgru.cells import GRUParams
+from jaxgru.libraries import InteropError
+from jaxgru.lm import Config, ModelConfig, load, load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.pretrained import pretrained_names
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from jaxgru.lm.formats.onnx import from_onnx, load_onnx, save_onnx, to_onnx  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+NODE_MODULES = Path(
+    os.environ.get("JAXGRU_NODE_MODULES", HERE.parents[1] / "playground" / "node_modules")
+)
+needs_web = pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE_MODULES / "onnxruntime-web").is_dir(),
+    reason="Node, or onnxruntime-web in JAXGRU_NODE_MODULES or playground/node_modules, is missing",
+)
+
+SIZES = dict(vocab_size=5, embedding_dim=3, hidden_dim=4)
+CONFIGS = {
+    "gru": ModelConfig(**SIZES),
+    "gru, second bias": ModelConfig(**SIZES, num_layers=2, second_bias=True),
+    "gru after": ModelConfig(**SIZES, num_layers=2, reset="after", layer_norm=True),
+    "gru after, second bias": ModelConfig(**SIZES, reset="after", second_bias=True),
+    "lstm": ModelConfig("lstm", **SIZES, num_layers=3, layer_norm=True),
+    "rnn": ModelConfig("rnn", **SIZES, num_layers=2),
+    "mlp": ModelConfig("mlp", **SIZES, num_layers=2, context_length=3),
+    "mlp of one token": ModelConfig("mlp", **SIZES, context_length=1),
+    "smallest gru": ModelConfig("gru", 2, 1, 1),
+    "smallest lstm": ModelConfig("lstm", 2, 1, 1),
+}
+FULL_SIZE = [
+    "astra_alpha",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in "astra_beta astra_gamma scribe_alpha scribe_beta scribe_gamma leviathan".split()
+    ),
+]
+NUM_TOKENS = 500  # of greedy text
+
+# Float32: what we promise of logits, which are up to 17: some roundings of 1e-6 (of them as well
+# as relative to them), since onnxruntime adds in another order and approximates tanh.
+# Float64: the same sums, with roundings of 1e-16 in place of 6e-8.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
+NORM_TOLERANCE = 2e-8  # LayerNormalization's ε is a float32, off by 2.5e-8 of itself
+
+
+class Runtime:
+    """A graph in onnxruntime, or float64 in onnx.reference: the first output, then the carry."""
+
+    def __init__(self, model) -> None:
+        self.names = [value.name for value in model.graph.input]
+        self.shapes = [
+            [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+            for value in model.graph.input
+        ]
+        if model.graph.output[0].type.tensor_type.elem_type == TensorProto.DOUBLE:
+            self.run = ReferenceEvaluator(model).run
+            return
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self.run = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        ).run
+
+    def __call__(self, x, carry=None):
+        if carry is None:
+            carry = [np.zeros((len(x), *shape[1:]), np.float32) for shape in self.shapes[1:]]
+        first, *carry = self.run(None, dict(zip(self.names, [x, *carry], strict=True)))
+        return first, carry
+
+    def in_pieces(self, x, carry=None):
+        """The carry of one call goes into the next."""
+        outputs, T = [], x.shape[1]
+        for piece in np.split(x, sorted({1, T // 3, T // 2} - {0, T}), axis=1):
+            y, carry = self(piece, carry)
+            outputs.append(y)
+        return np.concatenate(outputs, axis=1), carry
+
+
+def close(ours, theirs, dtype, norm=False):
+    """The outputs and every part of the carry."""
+    tolerance = NORM_TOLERANCE if norm and dtype == "float64" else TOLERANCE[dtype]
+    ours, theirs = ([first, *jax.tree.leaves(carry)] for first, carry in (ours, theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and b.dtype == dtype
+        np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
+
+
+def as_float64(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def random_carry(params, batch_size, dtype):
+    rng = np.random.default_rng(batch_size)
+    layers = getattr(params, "layers", params)
+    like = jax.eval_shape(lambda: jaxgru.initial_carry(layers, batch_size))
+    return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(dtype), like)
+
+
+class TestSmallModels:
+    """Against jaxgru in float64: float32 graphs in onnxruntime, float64 ones in onnx.reference."""
+
+    @pytest.mark.parametrize("name", CONFIGS)
+    def test_logits_and_carry(self, name):
+        config, (B, T) = CONFIGS[name], (1, 1) if "smallest" in name else (3, 8)
+        params = random_params(config)
+        tokens = np.random.default_rng(1).integers(config.vocab_size, size=(B, T), dtype=np.int32)
+        carry = random_carry(params, B, "float32")
+        with jax.enable_x64(True):
+            double = as_float64(params)
+            start = jax.tree.map(jnp.asarray, as_float64(carry))
+            ours = jaxgru.lm.apply(double, tokens, start, implementation="plain")
+            reference = Runtime(to_onnx(double))
+        runtime = Runtime(to_onnx(params))
+        for run in (runtime, runtime.in_pieces):
+            close(ours, run(tokens, jax.tree.leaves(carry)), "float32")
+        carry = jax.tree.leaves(as_float64(carry))
+        for run in (reference, reference.in_pieces):
+            close(ours, run(tokens, carry), "float64", config.layer_norm)
+
+    def test_the_graph(self):
+        """Standard operators of an opset that every runtime has, any B and T, jaxgru's shapes."""
+        for config in CONFIGS.values():
+            model = to_onnx(random_params(config))
+            onnx.checker.check_model(model, full_check=True)
+            assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 17)]
+        model = to_onnx(random_params(CONFIGS["lstm"]))
+        carry = [f"{i}.{name}" for i in range(3) for name in "hc"]
+        for values, first, shape in (
+            (model.graph.input, "tokens", ["B", "T"]),
+            (model.graph.output, "logits", ["B", "T", 5]),
+        ):
+            out = "_out" if first == "logits" else ""
+            assert [v.name for v in values] == [first, *(f"carry{out}.{name}" for name in carry)]
+            seen = [
+                [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values
+            ]
+            assert seen == [shape] + [["B", 4]] * 6
+        assert model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT32
+
+    def test_weights_are_where_onnx_has_them(self):
+        """By the operator's documentation: gates z, r, h in the rows, z of the other sign."""
+        p = layer("gru, second bias", E=2, H=1)
+        weights = {t.name: onnx.numpy_helper.to_array(t) for t in to_onnx(p).graph.initializer}
+        assert weights["layers.0.W"].tolist() == [[[*-p.Wz[:, 0]], [*p.Wr[:, 0]], [*p.Wn[:, 0]]]]
+        assert weights["layers.0.R"].tolist() == [[[*-p.Uz[0]], [*p.Ur[0]], [*p.Un[0]]]]
+        assert weights["layers.0.B"].tolist() == [[*-p.bz, *p.br, *p.bn, *-p.cz, *p.cr, 0]]
+
+
+class TestLayers:
+    @pytest.mark.parametrize("name", ["gru after, second bias", "gru, then lstm, then rnn"])
+    def test_outputs_and_carry(self, name):
+        layers = [layer(kind, E=4 if i == 0 else 6) for i, kind in enumerate(name.split(", then "))]
+        B, T = (3, 8) if len(layers) > 1 else (1, 1)
+        x = np.random.default_rng(0).standard_normal((B, T, 4)).astype(np.float32)
+        carry = random_carry(layers, B, "float32")
+        with jax.enable_x64(True):
+            start = jax.tree.map(jnp.asarray, as_float64(carry))
+            ours = jaxgru.unroll(
+                as_float64(layers), x.astype(np.float64), start, implementation="plain"
+            )
+            double = Runtime(to_onnx(as_float64(layers)))
+        single, leaves = Runtime(to_onnx(layers)), jax.tree.leaves(carry)
+        close(ours, single(x, leaves), "float32")
+        close(ours, single.in_pieces(x, leaves), "float32")
+        close(ours, double(x.astype(np.float64), as_float64(leaves)), "float64")
+
+    def test_one_layer_is_a_stack_of_one(self):
+        p = layer("rnn")
+        assert to_onnx(p) == to_onnx([p])
+        assert same_bits(from_onnx(to_onnx(p)), (p,))
+
+    @pytest.mark.parametrize("kind", LAYERS)
+    def test_bit_for_bit(self, kind):
+        with jax.enable_x64(True):
+            for dtype in (np.float32, np.float64):
+                stack = (layer(kind, 2, 3, dtype), layer(kind, 3, 3, dtype, seed=1))
+                assert same_bits(from_onnx(to_onnx(stack)), stack)
+
+    def test_any_of_the_second_biases(self):
+        """Where one is absent, ONNX has zeros; it is absent again. Also −0, NaN and infinity."""
+        config = ModelConfig(**SIZES, reset="after", second_bias=True)
+        (p,) = random_bits(config).layers
+        for reset, absent in itertools.product(("before", "after"), range(8)):
+            without = {name: None for i, name in enumerate(("cz", "cr", "cn")) if absent >> i & 1}
+            if reset == "after" or "cn" in without:
+                q = dataclasses.replace(p, reset=reset, **without)
+                assert same_bits(from_onnx(to_onnx(q)), (q,))
+
+    def test_refused(self):
+        gru = layer("gru", 4, 6)
+        with pytest.raises(InteropError, match="there is no layer"):
+            to_onnx([])
+        with pytest.raises(InteropError, match="a dict cannot be converted: ONNX has a GRU"):
+            to_onnx([{}])
+        with pytest.raises(InteropError, match="layer 1 has 4 input features, but is given 6"):
+            to_onnx([gru, gru])
+        with pytest.raises(InteropError, match="of two directions, but a graph reads in one"):
+            to_onnx(((gru,), (gru,)))
+        with pytest.raises(InteropError, match="are bfloat16; they must be float32 or float64"):
+            to_onnx(jax.tree.map(lambda w: w.astype(jnp.bfloat16), gru))
+        with pytest.raises(InteropError, match="are bfloat16 and float32; they must be all"):
+            to_onnx([gru.replace(Wz=gru.Wz.astype(jnp.bfloat16))])
+        with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
+            to_onnx(as_float64(gru))
+        with pytest.raises(ValueError, match="cn .* needs reset='after'"):
+            to_onnx(gru.replace(cn=gru.bn))
+        with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
+            jax.jit(to_onnx)(gru)
+        with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
+            huge = np.broadcast_to(np.float32(0), (2**14, 2**15))  # one number in memory
+            to_onnx(layer("rnn").replace(W=huge, U=huge, b=huge[:0, 0]))
+
+
+TOKENIZER = CharacterTokenizer('a"é\n漢')
+CONFIG = Config("small", CONFIGS["gru, second bias"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def saved(path):
+    save_onnx(path, random_params(CONFIG.model), CONFIG, TOKENIZER)
+    return path
+
+
+class TestWholeModels:
+    @settings(max_examples=8, deadline=None)
+    @given(config=model_configs(), seed=st.integers(0, 99))
+    def test_bit_for_bit(self, config, seed, tmp_path_factory):
+        path = tmp_path_factory.mktemp("o") / "x.onnx"
+        whole = dataclasses.replace(load_config("leviathan"), name="x", model=config)
+        params, tokenizer = random_bits(config, seed), CharacterTokenizer('\n"\\é🎭漢')
+        tokenizer = CharacterTokenizer(tokenizer.vocabulary[: config.vocab_size])
+        save_onnx(path, params, whole, tokenizer)
+        again, config_again, tokenizer_again = load_onnx(path)
+        assert same_bits(again, params) and config_again == whole
+        assert tokenizer_again.vocabulary == tokenizer.vocabulary
+
+    @pytest.mark.parametrize("name", ["mlp", "mlp of one token"])
+    def test_an_mlp(self, name, path):
+        params = random_bits(CONFIGS[name])
+        save_onnx(path, params, Config("x", CONFIGS[name]), TOKENIZER)
+        assert same_bits(jaxgru.lm.load(path)[0], params)
+
+    def test_metadata_are_those_of_a_safetensors_file(self, saved, tmp_path):
+        """And the kinds of the layers, the names and the shapes; a runtime can read them all."""
+        from safetensors import safe_open
+
+        save_safetensors(tmp_path / "m.safetensors", random_params(CONFIG.model), CONFIG, TOKENIZER)
+        with safe_open(tmp_path / "m.safetensors", "numpy") as file:
+            expected = file.metadata()
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+        seen = onnxruntime.InferenceSession(saved).get_modelmeta().custom_metadata_map
+        assert json.loads(seen.pop("layers")) == ["gru, reset before"] * 2
+        assert json.loads(seen.pop("tensors")) == shapes
+        assert seen == expected
+
+    def test_the_same_model_gives_the_same_bytes(self, saved, tmp_path):
+        save_onnx(tmp_path / "again.onnx", *load_onnx(saved))
+        assert (tmp_path / "again.onnx").read_bytes() == saved.read_bytes()
+
+    def test_an_older_file_stays_whole(self, saved, monkeypatch):
+        before = saved.read_bytes()
+
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="No space"):
+            save_onnx(saved, random_params(CONFIG.model, seed=1), CONFIG, TOKENIZER)
+        assert saved.read_bytes() == before
+        assert [file.name for file in saved.parent.iterdir()] == [saved.name]
+
+    def test_what_is_not_one_model(self, path):
+        params = random_params(CONFIG.model)
+        half = params.replace(embedding=params.embedding.astype("float16"))
+        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
+            save_onnx(path, half, CONFIG, TOKENIZER)
+        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, the config 5"):
+            save_onnx(path, params, CONFIG, CharacterTokenizer("ab"))
+        after = params.replace(layers=tuple(p.replace(reset="after") for p in params.layers))
+        for save in (save_onnx, save_safetensors):
+            with pytest.raises(InteropError, match="not those of such a config.* a GRU's reset"):
+                save(path, after, CONFIG, TOKENIZER)
+        assert not path.exists()
+
+
+def _tensor(name="layers.0.W", **changes):
+    """Change fields of a tensor; None clears one."""
+
+    def change(model):
+        (tensor,) = (t for t in model.graph.initializer if t.name == name)
+        for field, value in changes.items():
+            tensor.ClearField(field)
+            if isinstance(value, (list, dict)):
+                getattr(tensor, field).extend(value)
+            elif value is not None:
+                setattr(tensor, field, value)
+
+    return change
+
+
+def _renamed(model):
+    (tensor,) = (t for t in model.graph.initializer if t.name == "layers.0.W")
+    tensor.name = "w"
+
+
+def _metadata(key, value):
+    def change(model):
+        (entry,) = (entry for entry in model.metadata_props if entry.key == key)
+        entry.value = value(entry.value) if callable(value) else value
+
+    return change
+
+
+def _without(key):
+    def change(model):
+        kept = {e.key: e.value for e in model.metadata_props if e.key != key}
+        helper.set_model_props(model, kept)
+
+    return change
+
+
+def _replaced(model):
+    """The model becomes another one."""
+    return lambda old: old.CopyFrom(model())
+
+
+PASSWORDS = [onnx.StringStringEntryProto(key="location", value="/etc/passwd")]
+EXTERNAL = dict(data_location=TensorProto.EXTERNAL, external_data=PASSWORDS, raw_data=None)
+REFUSED = {
+    "a tensor less": (lambda m: m.graph.initializer.pop(), "the tensor head.bo is missing"),
+    "another name": (_renamed, "the tensor layers.0.W is missing"),
+    "external data": (_tensor(**EXTERNAL), "layers.0.W has 0 bytes in the file"),
+    "turned": (_tensor(dims=[1, 3, 12]), r"\(1, 3, 12\); it must be \(1, 12, 12\)"),
+    "other sizes": (_tensor("layers.0.R", dims=[1, 6, 8]), r"B has shape .* must be \(1, 48\)"),
+    "a matrix": (_tensor(dims=[12, 3]), r"has shape \(12, 3\); it must be \(1, 12, 3\)"),
+    "a scalar": (_tensor(dims=[]), "it must have 1 to 3 axes"),
+    "an empty axis": (_tensor(dims=[1, 0, 3]), "none of them empty"),
+    "negative": (_tensor(dims=[1, -12, -3]), "none of them empty"),
+    "huge": (_tensor(dims=[1, 2**40, 2**40]), "its shape needs 4,835,703,278,458,516,698,824,704"),
+    "a million axes": (_tensor(dims=[2**62] * 10**6), "it must have 1 to 3 axes"),
+    "integers": (_tensor(data_type=TensorProto.INT32), "is neither FLOAT nor DOUBLE"),
+    "no such type": (_tensor(data_type=99), "is neither FLOAT nor DOUBLE"),
+    "another weight": (_tensor("embedding", raw_data=bytes(60)), "does not have its SHA-256"),
+    "another embedding": (_tensor("embedding", dims=[3, 5]), "not those that its metadata name"),
+    "layers not JSON": (_metadata("layers", "["), "its metadata are not JSON"),
+    "layers too deep": (_metadata("layers", "[" * 10**5), "its metadata are not JSON"),
+    "layers a number": (_metadata("layers", "3"), "name no layers or no tensors"),
+    "no layers": (_metadata("layers", "[]"), "name no layers or no tensors"),
+    "a layer": (_metadata("layers", '["bilstm"]'), "a layer is 'bilstm'; it must be one of gru"),
+    "a layer a list": (_metadata("layers", "[[]]"), r"a layer is \[\]; it must be one of gru"),
+    "a million layers": (_metadata("layers", json.dumps(["rnn"] * 10**6)), "must be"),
+    "another cell": (_metadata("layers", '["lstm", "lstm"]'), "it must be"),
+    "a layer less": (_metadata("layers", '["gru, reset before"]'), "that its metadata name"),
+    "tensors a list": (_metadata("tensors", "[]"), "name no layers or no tensors"),
+    "no tensors": (_metadata("tensors", "{}"), "that its metadata name"),
+    "no embedding": (
+        _metadata("tensors", lambda t: t.replace("embedding", "e")), "that its metadata name",
+    ),
+    "tensors of numbers": (_metadata("tensors", '{"embedding": 3}'), "that its metadata name"),
+    "another reset": (
+        _metadata("layers", lambda t: t.replace("before", "after")), "a GRU's reset is another",
+    ),
+    "another config": (
+        _metadata("config", lambda t: t.replace("second_bias = true", "second_bias = false")),
+        "a tensor layers.0.cr that does not belong",
+    ),
+    "config not TOML": (_metadata("config", "name ="), "its config is broken"),
+    "vocabulary": (_metadata("tokenizer_data", '{"characters": "ab"}'), "has 2 tokens"),
+    "not ours": (_metadata("format", "pt"), "not a model of this library"),
+    "nothing in it": (_replaced(onnx.ModelProto), "not a model of this library"),
+    "layers alone": (_replaced(lambda: to_onnx(layer("rnn"))), "its metadata lack config"),
+} | {
+    f"no {key}": (_without(key), "metadata lack" if key != "format" else "of this library")
+    for key in ("format", "config", "tokenizer", "tokenizer_data", "sha256", "layers", "tensors")
+}  # fmt: skip
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_contents(self, what, saved):
+        change, says = REFUSED[what]
+        model = onnx.load(saved)
+        change(model)
+        saved.write_bytes(model.SerializeToString())
+        with pytest.raises(InteropError, match=says) as refusal:
+            load_onnx(saved)
+        assert str(saved) in str(refusal.value) and "\n" not in str(refusal.value)
+
+    def test_a_foreign_file(self, path):
+        """Of another library: the same operator, but no metadata."""
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
+        graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "torch_jit", [x], [y])
+        onnx.save(helper.make_model(graph), path)
+        with pytest.raises(InteropError, match="is not a model of this library"):
+            load_onnx(path)
+        with pytest.raises(InteropError, match="the ONNX model cannot be used: it is not a model"):
+            from_onnx(onnx.load(path))
+
+    def test_flipped_or_cut_anywhere(self, saved):
+        """Names of nodes are not read, so those can change; nothing else is lost unnoticed."""
+        whole, params = saved.read_bytes(), random_params(CONFIG.model)
+        damaged = [whole[:length] for length in range(0, len(whole), 211)]
+        for place in range(0, len(whole), 89):  # the bits in turn
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << place % 8
+            damaged.append(bytes(flipped))
+        refused = 0
+        for data in damaged:
+            saved.write_bytes(data)
+            try:
+                again, config, tokenizer = load_onnx(saved)
+            except InteropError as error:
+                assert "cannot be used" in str(error)
+                refused += 1
+            else:
+                assert same_bits(again, params) and config == CONFIG
+                assert tokenizer.vocabulary == TOKENIZER.vocabulary
+        assert refused > len(damaged) / 2
+
+    def test_no_file(self, path, tmp_path):
+        with pytest.raises(InteropError, match=f"there is no file {path}"):
+            load_onnx(path)
+        with pytest.raises(InteropError, match=f"{tmp_path} cannot be read: Is a directory"):
+            load_onnx(tmp_path)
+
+    def test_why_the_system_does_not_let_it_be_read(self, saved, monkeypatch):
+        refuse_to_open(saved, monkeypatch)
+        with pytest.raises(InteropError, match=f"^{saved} cannot be read: Permission denied.$"):
+            load_onnx(saved)
+
+    def test_float64_where_jax_would_round_it(self):
+        with jax.enable_x64(True):
+            model = to_onnx(layer("rnn", dtype=np.float64))
+        with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
+            from_onnx(model)
+
+
+class TestCommand:
+    def test_there_and_back(self, script, tmp_path):
+        params = random_params(CONFIG.model)
+        save_safetensors(tmp_path / "m.safetensors", params, CONFIG, TOKENIZER)
+        done = script("convert", "m.safetensors", "m.onnx")
+        assert (done.code, done.out, done.err) == (0, "small written to m.onnx\n", "")
+        assert script("convert", "m.onnx", "n.safetensors").code == 0
+        again, config, tokenizer = jaxgru.lm.load("n.safetensors")
+        assert same_bits(again, params) and config == CONFIG
+        assert tokenizer.vocabulary == TOKENIZER.vocabulary
+        assert "already a .onnx file" in script("convert", "m.onnx", "n.onnx").err
+        outcome = script("sample", "--run", "m.onnx", "--num-tokens", 5, "--prompt", "a")
+        assert outcome.code == 0 and len(outcome.out) == 7
+
+    def test_what_cannot_be_written(self, script, tmp_path):
+        (tmp_path / "m.onnx").write_bytes(b"PK")
+        outcome = script("convert", "m.onnx", "m.safetensors")
+        assert outcome.code == 2 and outcome.err.count("\n") == 1
+        assert "m.onnx cannot be used: it is not a" in outcome.err
+
+
+class FullSize(NamedTuple):
+    """A published model: trained if it ships with jaxgru. Tokens, their logits, greedy text."""
+
+    params: jaxgru.lm.Params
+    tokens: np.ndarray  # (1, T)
+    results: tuple  # logits, carry
+    text: list[int]
+
+
+@pytest.fixture(scope="module", params=FULL_SIZE)
+def full_size(request):
+    config = load_config(request.param)
+    if config.name in pretrained_names():
+        params = load(config.name)[0]
+    else:
+        params = jaxgru.lm.init(jax.random.key(0), config.model)
+        seconds = lambda p: {n: 0.1 * p.br for n in ("cz", "cr")} if type(p) is GRUParams else {}
+        params = params.replace(layers=tuple(p.replace(**seconds(p)) for p in params.layers))
+    V = config.model.vocab_size
+    tokens = np.random.default_rng(0).integers(V, size=(1, 200), dtype=np.int32)
+    prompt, key = jnp.asarray(tokens), jax.random.key(0)
+    text = jaxgru.lm.generate(params, key, prompt, NUM_TOKENS, temperature=0)[0]
+    return FullSize(params, tokens, jax.jit(jaxgru.lm.apply)(params, tokens), text[0].tolist())
+
+
+class TestFullSize:
+    def test_onnxruntime(self, full_size):
+        runtime = Runtime(to_onnx(full_size.params))
+        logits, carry = runtime(full_size.tokens)
+        close(full_size.results, (logits, carry), "float32")
+        close(full_size.results, runtime.in_pieces(full_size.tokens), "float32")
+        greedy = []
+        for _ in range(NUM_TOKENS):
+            token = logits[:, -1:].argmax(-1).astype(np.int32)
+            greedy.append(token.item())
+            logits, carry = runtime(token, carry)
+        assert greedy == full_size.text
+
+    def test_reference(self, full_size):
+        """In float64, so that only rounding of 1e-16 is left."""
+        tokens = full_size.tokens[:, :50]
+        with jax.enable_x64(True):
+            params = as_float64(full_size.params)
+            start = jaxgru.lm.initial_carry(params, 1)
+            ours = jax.jit(jaxgru.lm.apply)(params, tokens, start)
+            carry = [np.asarray(leaf) for leaf in jax.tree.leaves(start)]
+            reference = Runtime(to_onnx(params))
+        norm = params.norm is not None
+        close(ours, reference(tokens, carry), "float64", norm)
+        close(ours, reference.in_pieces(tokens, carry), "float64", norm)
+
+    @needs_web
+    def test_onnxruntime_web(self, full_size, path):
+        """WebAssembly under Node, as in a browser: the carry stays in JavaScript."""
+        onnx.save(to_onnx(full_size.params), path)
+        tokens = full_size.tokens[0].tolist()
+        request = {"tokens": tokens, "pieces": [1, 66, 133], "greedy": NUM_TOKENS}
+        done = subprocess.run(
+            ["node", HERE / "onnx_web.mjs", NODE_MODULES, path],
+            input=json.dumps(request), capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        seen, (logits, _) = json.loads(done.stdout), full_size.results
+        for part in ("whole", "in_pieces"):
+            theirs = np.array(seen[part], np.float32).reshape(logits.shape)
+            close((logits, ()), (theirs, ()), "float32")
+        assert seen["greedy"] == full_size.text

@@ -1,0 +1,675 @@
+"""The study's .pth files, built here by hand from its list of keys: read, written, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import re
+import subprocess
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import refuse_to_open
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import model_configs, only_model, random_bits, random_params, same_bits
+
+from jaxgru.libraries import InteropError
+from jaxgru.lm import Config, ModelConfig, apply, load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats import pth
+from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
+
+torch = pytest.importorskip("torch")
+
+
+def gru_file(V=5, E=3, H=4, L=2, seed=0):
+    """What the study saves for a GRU, key by key; weights are PyTorch's (out, in)."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        return torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
+
+    state = {"embedding.weight": draw(V, E)}
+    for i in range(L):
+        for gate in ("Wz", "Wr", "W"):
+            state[f"layers.{i}.grucell.{gate}x.weight"] = draw(H, E if i == 0 else H)
+            state[f"layers.{i}.grucell.{gate}x.bias"] = draw(H)
+            state[f"layers.{i}.grucell.{gate}h.weight"] = draw(H, H)
+        state[f"layers.{i}.grucell.bias_z"] = draw(H)
+        state[f"layers.{i}.grucell.bias_r"] = draw(H)
+    state["fc.linear_projection.weight"] = draw(V, H)
+    state["fc.linear_projection.bias"] = draw(V)
+    return {
+        "state_dict": state,
+        "model_class": "MyGRUModel",
+        "model_name": "Astra_alpha",
+        "n_classes": V,
+        "embd_dim": E,
+        "hidden_dim": H,
+        "dropout": 0.1,
+        "vocab_size": V,
+        "num_layers": L,
+        "timestamp": "2025-01-02T03:04:05.678901",
+        "version": 1,
+    }
+
+
+def lstm_file(V=5, E=3, H=4, L=2, seed=0):
+    """What the study saves for an LSTM."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        return torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
+
+    state = {"embeddings.weight": draw(V, E)}
+    for i in range(L):
+        for gate in "fiog":
+            state[f"lstm_layer.layers.{i}.W_{gate}_x.weight"] = draw(H, E if i == 0 else H)
+            state[f"lstm_layer.layers.{i}.W_{gate}_h.weight"] = draw(H, H)
+            state[f"lstm_layer.layers.{i}.b_{gate}"] = draw(H)
+    state["layer_norm.weight"] = draw(H)
+    state["layer_norm.bias"] = draw(H)
+    state["linear_projection.linear_projection.weight"] = draw(V, H)
+    state["linear_projection.linear_projection.bias"] = draw(V)
+    return {
+        "state_dict": state,
+        "model_class": "MyLSTMModel",
+        "model_name": "Leviathan",
+        "in_features": E,
+        "hidden_dim": H,
+        "dropout": 0.2,
+        "vocab_size": V,
+        "n_layers": L,
+        "timestamp": "2025-01-02T03:04:05.678901",
+        "version": 1,
+    }
+
+
+def σ(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def gru_logits(file, tokens):
+    """The study's GRU over tokens (T,), column vectors, straight from the equations."""
+    w = {name: np.asarray(tensor, np.float64) for name, tensor in file["state_dict"].items()}
+    h = np.zeros((file["num_layers"], file["hidden_dim"]))
+    logits = []
+    for token in tokens:
+        x = w["embedding.weight"][token]
+        for i in range(len(h)):
+            Wzx, Wzh, bzx, Wrx, Wrh, brx, Wx, Wh, bx, bias_z, bias_r = (
+                w[f"layers.{i}.grucell.{name}"]
+                for name in ("Wzx.weight", "Wzh.weight", "Wzx.bias", "Wrx.weight", "Wrh.weight",
+                             "Wrx.bias", "Wx.weight", "Wh.weight", "Wx.bias", "bias_z", "bias_r")
+            )  # fmt: skip
+            z = σ(Wzx @ x + bzx + Wzh @ h[i] + bias_z)
+            r = σ(Wrx @ x + brx + Wrh @ h[i] + bias_r)
+            n = np.tanh(Wx @ x + bx + Wh @ (r * h[i]))
+            h[i] = x = (1 - z) * h[i] + z * n
+        logits.append(w["fc.linear_projection.weight"] @ x + w["fc.linear_projection.bias"])
+    return np.array(logits)
+
+
+def lstm_logits(file, tokens):
+    """The study's LSTM over tokens (T,), with LayerNorm before the head."""
+    w = {name: np.asarray(tensor, np.float64) for name, tensor in file["state_dict"].items()}
+    h, c = np.zeros((2, file["n_layers"], file["hidden_dim"]))
+    logits = []
+    for token in tokens:
+        x = w["embeddings.weight"][token]
+        for i in range(len(h)):
+            a = {
+                gate: w[f"lstm_layer.layers.{i}.W_{gate}_x.weight"] @ x
+                + w[f"lstm_layer.layers.{i}.W_{gate}_h.weight"] @ h[i]
+                + w[f"lstm_layer.layers.{i}.b_{gate}"]
+                for gate in "fiog"
+            }
+            c[i] = σ(a["f"]) * c[i] + σ(a["i"]) * np.tanh(a["g"])
+            h[i] = x = σ(a["o"]) * np.tanh(c[i])
+        x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * w["layer_norm.weight"] + w["layer_norm.bias"]
+        head = "linear_projection.linear_projection."
+        logits.append(w[head + "weight"] @ x + w[head + "bias"])
+    return np.array(logits)
+
+
+FILES = {"gru": (gru_file, gru_logits), "lstm": (lstm_file, lstm_logits)}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "model.pth"
+
+
+class TestReading:
+    @pytest.mark.parametrize("kind", FILES)
+    @pytest.mark.parametrize("V, E, H, L", [(5, 3, 4, 2), (2, 2, 1, 1)])
+    def test_logits_are_the_study_s(self, kind, V, E, H, L, path):
+        make, logits = FILES[kind]
+        file = make(V, E, H, L)
+        torch.save(file, path)
+        params, _ = load_pth_model(path)
+        tokens = np.random.default_rng(1).integers(0, V, 6)
+        ours, _ = apply(params, tokens[None])
+        np.testing.assert_allclose(ours[0], logits(file, tokens), rtol=2e-5, atol=2e-5)
+
+    def test_the_config_of_a_gru(self, path):
+        torch.save(gru_file(V=7, E=2, H=3, L=1), path)
+        assert load_pth_model(path)[1] == ModelConfig(
+            cell="gru", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=1,
+            second_bias=True, layer_norm=False, dropout=0.1, dropout_site="state",
+        )  # fmt: skip
+
+    def test_the_config_of_an_lstm(self, path):
+        torch.save(lstm_file(V=7, E=2, H=3, L=3), path)
+        assert load_pth_model(path)[1] == ModelConfig(
+            cell="lstm", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=3,
+            second_bias=False, layer_norm=True, dropout=0.2, dropout_site="output",
+        )  # fmt: skip
+
+    def test_the_two_biases_of_a_gate_are_not_exchanged(self, path):
+        """No output would tell; the optimizer's moments and a file's names would."""
+        file = gru_file()
+        torch.save(file, path)
+        for i, layer in enumerate(load_pth_model(path)[0].layers):
+            for ours, theirs in {
+                "bz": "Wzx.bias", "cz": "bias_z", "br": "Wrx.bias", "cr": "bias_r",
+            }.items():  # fmt: skip
+                tensor = file["state_dict"][f"layers.{i}.grucell.{theirs}"]
+                np.testing.assert_array_equal(getattr(layer, ours), tensor)
+
+    def test_a_tensor_whose_sign_pytorch_keeps_beside_it(self, path):
+        """The imaginary part of a conjugate: a view with the negative bit, which is saved so."""
+        file = gru_file()
+        numbers = torch.complex(torch.zeros(5, 3), file["state_dict"]["embedding.weight"])
+        file["state_dict"]["embedding.weight"] = numbers.conj().imag
+        torch.save(file, path)
+        assert torch.load(path, weights_only=True)["state_dict"]["embedding.weight"].is_neg()
+        ours = load_pth_model(path)[0].embedding
+        np.testing.assert_array_equal(ours, -gru_file()["state_dict"]["embedding.weight"])
+
+    @pytest.mark.parametrize("kind", FILES)
+    @pytest.mark.parametrize("V, E, H, L", [(5, 3, 4, 2), (2, 2, 1, 1)])
+    def test_a_bare_state_dict(self, kind, V, E, H, L, path):
+        """What the study's early stopping saves; it does not hold the dropout."""
+        file = FILES[kind][0](V, E, H, L)
+        torch.save(file, path)
+        params, config = load_pth_model(path)
+        torch.save(file["state_dict"], path)
+        bare = load_pth_model(path)
+        assert same_bits(bare[0], params)
+        assert bare[1] == only_model(config, dropout=0)
+
+    def test_weights_saved_as_parameters(self, path):
+        """A module's own state_dict is an OrderedDict; parameters may stand in one, too."""
+        file = gru_file()
+        torch.save(file, path)
+        plain, _ = load_pth_model(path)
+        file["state_dict"] = {n: torch.nn.Parameter(t) for n, t in file["state_dict"].items()}
+        torch.save(file, path)
+        assert same_bits(load_pth_model(path)[0], plain)
+
+
+class TestWriting:
+    @settings(max_examples=20, deadline=None)
+    @given(config=model_configs(cells=("gru", "lstm")), seed=st.integers(0, 99))
+    def test_what_is_read_back_is_bit_for_bit_the_same(self, config, seed, tmp_path_factory):
+        path = tmp_path_factory.mktemp("study") / "x.pth"
+        lstm = config.cell == "lstm"
+        config = only_model(config, second_bias=not lstm, layer_norm=lstm, reset="before")
+        params = random_bits(config, seed)
+        save_pth(path, params, Config("some_model", config))
+        again, model = load_pth_model(path)
+        assert same_bits(again, params)
+        assert model == only_model(config, dropout_site="output" if lstm else "state")
+
+    @pytest.mark.parametrize("kind", FILES)
+    def test_the_study_s_layout(self, kind, path):
+        """Keys, shapes, types and metadata are those of a file of the study's; so are the bits."""
+        file = FILES[kind][0]()
+        torch.save(file, path)
+        params, model = load_pth_model(path)
+        save_pth(path, params, Config(file["model_name"].lower(), model))
+        written = torch.load(path, weights_only=True)
+        assert written.keys() == file.keys()
+        assert written["timestamp"] == ""  # so that the same model gives the same file
+        for key in file.keys() - {"state_dict", "timestamp"}:
+            assert written[key] == file[key] and type(written[key]) is type(file[key]), key
+        assert written["state_dict"].keys() == file["state_dict"].keys()
+        for name, tensor in file["state_dict"].items():
+            assert written["state_dict"][name].is_contiguous()
+            assert torch.equal(written["state_dict"][name], tensor)
+
+    @pytest.mark.parametrize("kind", FILES)
+    def test_torchref_loads_it(self, kind, path):
+        torchref = pytest.importorskip("torchref")
+        make, logits = FILES[kind]
+        torch.save(make(), path)
+        params, model = load_pth_model(path)
+        save_pth(path, params, Config("x", model))
+        tokens = np.array([1, 4, 0, 2])
+        with torch.no_grad():
+            theirs = torchref.load(path)(torch.tensor(tokens)[None])[0][0]
+        np.testing.assert_allclose(theirs, logits(make(), tokens), rtol=2e-5, atol=2e-5)
+
+    def test_a_single_bias_is_written_with_zeros_beside_it(self, path):
+        model = ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2)
+        params = random_params(model)
+        save_pth(path, params, Config("x", model))
+        again, config = load_pth_model(path)
+        assert config.second_bias
+        for one, two in zip(params.layers, again.layers, strict=True):
+            assert not np.asarray(two.cz).any() and not np.asarray(two.cr).any()
+            assert same_bits(two.replace(cz=None, cr=None), one)
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            ModelConfig(cell="rnn"),
+            ModelConfig(layer_norm=True),
+            ModelConfig(reset="after"),
+            ModelConfig(cell="lstm"),
+        ],
+    )
+    def test_models_that_the_study_does_not_have(self, model, path):
+        model = only_model(model, vocab_size=3, embedding_dim=2, hidden_dim=2)
+        with pytest.raises(InteropError, match="cannot be written: the study has only GRUs"):
+            save_pth(path, random_params(model), Config("x", model))
+        assert not path.exists()
+
+    def test_parameters_that_are_not_the_config_s(self, path):
+        model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2)
+        params = random_params(model)
+        larger = Config("x", only_model(model, vocab_size=4))
+        with pytest.raises(InteropError, match=r"embedding.weight has shape \(3, 2\).*\(4, 2\)"):
+            save_pth(path, params, larger)
+        with pytest.raises(InteropError, match="layers.1.grucell.* is missing"):
+            save_pth(path, params, Config("x", only_model(model, num_layers=2)))
+        half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
+        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
+            save_pth(path, half, Config("x", model))
+
+
+def _set(key, value):
+    return lambda file: file.__setitem__(key, value)
+
+
+def _set_tensor(name, value):
+    return lambda file: file["state_dict"].__setitem__(name, value)
+
+
+BAD = "layers.1.grucell.Wzx.weight"
+REFUSED = {
+    "missing tensor": (lambda file: file["state_dict"].pop(BAD), f"{BAD} is missing"),
+    "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight that does not"),
+    "turned tensor": (
+        _set_tensor("fc.linear_projection.weight", torch.zeros(4, 5)),
+        r"fc.linear_projection.weight has shape \(4, 5\); it must be \(5, 4\)",
+    ),
+    "bias of shape (1, 4)": (
+        _set_tensor("layers.0.grucell.bias_z", torch.zeros(1, 4)),
+        r"bias_z has shape \(1, 4\); it must be \(4,\)",
+    ),
+    "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
+    "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"{BAD} is int32"),
+    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' in its state_dict is not a dense tensor"),
+    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "not a dense tensor"),
+    "meta": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "not a dense tensor"),
+    "name that is none": (_set_tensor(3, torch.zeros(4)), "3 in its state_dict"),
+    "a gap in the layers": (
+        lambda file: file["state_dict"].update(
+            {k.replace(".1.", ".2."): file["state_dict"].pop(k) for k in list(file["state_dict"])}
+        ),
+        "layers.1.grucell.* is missing",
+    ),
+    "no state_dict": (lambda file: file.pop("state_dict"), "no state_dict"),
+    "state_dict a tensor": (_set("state_dict", torch.zeros(1)), "no state_dict"),
+    "other class": (_set("model_class", "MyRNNModel"), "model_class is 'MyRNNModel'; it must be"),
+    "class a list": (_set("model_class", ["MyGRUModel"]), "model_class is"),
+    "class missing": (lambda file: file.pop("model_class"), "model_class is None"),
+    "the LSTM's class": (_set("model_class", "MyLSTMModel"), "its metadata lack in_features"),
+    "one layer more": (_set("num_layers", 3), "say 3 layers, but there are 2"),
+    "one layer less": (_set("num_layers", 1), "say 1 layers, but there are 2"),
+    "a billion layers": (_set("num_layers", 10**9), "say 1000000000 layers"),
+    "two vocabularies": (_set("n_classes", 6), "n_classes is 6, but it must be the vocab_size, 5"),
+    "other hidden_dim": (_set("hidden_dim", 6), "it must be"),
+    "hidden_dim huge": (_set("hidden_dim", 10**9), r"is 3 × 1000000000; it must be below 2\^31"),
+    "hidden_dim 0": (_set("hidden_dim", 0), "hidden_dim is 0; it must be a whole number"),
+    "hidden_dim a float": (_set("hidden_dim", 4.0), "hidden_dim is 4.0"),
+    "hidden_dim true": (_set("hidden_dim", True), "hidden_dim is True"),
+    "hidden_dim endless": (_set("hidden_dim", 10**400), "hidden_dim is 1000"),
+    "hidden_dim NaN": (_set("hidden_dim", float("nan")), "hidden_dim is nan"),
+    "embd_dim a tensor": (_set("embd_dim", torch.tensor(3)), "embd_dim is tensor"),
+    "dropout NaN": (_set("dropout", float("nan")), "dropout is nan; it must be"),
+    "dropout 1": (_set("dropout", 1), "dropout is 1; it must be"),
+    "dropout negative": (_set("dropout", -0.1), "dropout is -0.1"),
+    "dropout a text": (_set("dropout", "0.1"), "dropout is '0.1'"),
+    "version NaN": (_set("version", float("nan")), "version is nan"),
+    "timestamp infinite": (_set("timestamp", float("inf")), "timestamp is inf"),
+    "name a number": (_set("model_name", 3), "model_name is 3"),
+} | {
+    f"{key} missing": (lambda file, key=key: file.pop(key), f"its metadata lack {key}")
+    for key in sorted(gru_file().keys() - {"state_dict", "model_class"})
+}
+
+
+def refusal(path) -> str:
+    """What loading the file is refused with; one sentence."""
+    with pytest.raises(InteropError) as error:
+        load_pth_model(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_contents(self, what, path):
+        change, says = REFUSED[what]
+        file = gru_file()
+        change(file)
+        torch.save(file, path)
+        with pytest.raises(InteropError, match=says):
+            load_pth_model(path)
+        refusal(path)
+
+    def test_shapes_larger_than_the_file(self, path):
+        """An expanded tensor stores one number: 10¹² would be made of it, were it believed."""
+        file = gru_file() | {"vocab_size": 10**6, "n_classes": 10**6, "embd_dim": 10**6}
+        file["state_dict"]["embedding.weight"] = torch.zeros(1).expand(10**6, 10**6)
+        torch.save(file, path)
+        assert path.stat().st_size < 20_000
+        assert "claim to be larger than the file" in refusal(path)
+
+    @pytest.mark.parametrize(
+        "value, says",
+        [
+            ({}, r"neither a checkpoint of the study .* keys are \[\]"),
+            (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
+            (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
+            ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
+            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is not a dense tensor"),
+            ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
+            ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
+        ],
+        ids=range(7),
+    )
+    def test_a_dict_of_something_else(self, value, says, path):
+        torch.save(value, path)
+        assert re.search(says, refusal(path))
+
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (lambda state: state.pop(BAD), f"{BAD} is missing"),
+            (lambda state: state.update(more=torch.zeros(2)), "a tensor more that does not"),
+            (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
+            (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
+            (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
+            (
+                lambda state: state.update({"fc.linear_projection.weight": torch.zeros(0, 0)}),
+                "hidden_dim is 0",
+            ),
+        ],
+    )
+    def test_a_bare_state_dict_that_does_not_fit_together(self, change, says, path):
+        state = gru_file()["state_dict"]
+        change(state)
+        torch.save(state, path)
+        assert re.search(says, refusal(path))
+
+    @pytest.mark.parametrize("value", [[gru_file()], torch.zeros(2), 3, None])
+    def test_no_dict(self, value, path):
+        torch.save(value, path)
+        assert "not a dict" in refusal(path)
+
+    @pytest.mark.parametrize("data", [b"", b"weights", b"PK\x03\x04", b"\x80\x02.", b"\0" * 999])
+    def test_no_checkpoint_at_all(self, data, path):
+        path.write_bytes(data)
+        assert "damaged, or no file that torch.save wrote" in refusal(path)
+
+    def test_no_file(self, path, tmp_path):
+        assert "there is no file" in refusal(path)
+        assert "cannot be read: Is a directory." in refusal(tmp_path)
+
+    def test_why_the_system_does_not_let_it_be_read(self, path, monkeypatch):
+        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
+        refuse_to_open(path, monkeypatch)
+        assert refusal(path) == f"{path} cannot be read: Permission denied."
+
+    def test_an_archive_that_names_a_place_before_its_beginning(self, path):
+        """Python's zipfile seeks there: an OSError, but not of the system's making."""
+        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
+        whole = bytearray(path.read_bytes())
+        for end, at in ((b"PK\x05\x06", 16), (b"PK\x06\x06", 48)):  # as 32 bits, as 64
+            at += whole.rindex(end)
+            whole[at : at + 4] = b"\xff\xff\xff\x7f"  # where the directory is
+        path.write_bytes(whole)
+        assert "it is damaged" in refusal(path)
+
+    def test_truncated_anywhere(self, path):
+        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
+        whole = path.read_bytes()
+        for length in range(0, len(whole), len(whole) // 40):
+            path.write_bytes(whole[:length])
+            refusal(path)
+
+    def test_flipped_anywhere(self, path):
+        """Either refused, or of no effect (as in the time that the archive keeps)."""
+        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
+        whole, good = path.read_bytes(), load_pth_model(path)
+        refused = 0
+        for place in range(0, len(whole), 29):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            try:
+                params, config = load_pth_model(path)
+            except InteropError:
+                refused += 1
+            else:
+                assert same_bits(params, good[0]) and config == good[1]
+        assert refused > 20
+
+    def test_a_flipped_weight(self, path):
+        torch.save(gru_file(), path)
+        data = path.read_bytes()
+        weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
+        assert data.count(weight) == 1
+        path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
+        assert "does not have its checksum" in refusal(path)
+
+    def test_compressed(self, path, tmp_path):
+        """A small compressed file could fill the memory."""
+        torch.save(gru_file(), tmp_path / "plain")
+        with zipfile.ZipFile(tmp_path / "plain") as old, zipfile.ZipFile(path, "w", 8) as new:
+            for member in old.infolist():
+                new.writestr(member.filename, old.read(member))
+        assert "compressed" in refusal(path)
+
+    def test_code_is_not_run(self, path, tmp_path):
+        witness = tmp_path / "witness"
+
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(witness),)
+
+        for value in (Evil(), gru_file() | {"version": Evil()}):
+            torch.save(value, path)
+            assert "nothing in it was run" in refusal(path)
+            path.write_bytes(pickle.dumps(value))
+            assert "no file that torch.save wrote" in refusal(path)
+        assert not witness.exists()
+        pickle.loads(pickle.dumps(Evil()))
+        assert witness.exists()  # the witness would have told
+
+    def test_any_other_object(self, path):
+        torch.save(gru_file() | {"model": torch.nn.Linear(2, 2)}, path)
+        assert "more than tensors and plain values" in refusal(path)
+
+    def test_without_pytorch(self, path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torch", None)
+        for call in (
+            lambda: load_pth_model(path),
+            lambda: save_pth(path, random_params(Config().model), Config()),
+        ):
+            with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
+                call()
+
+    def test_pytorch_is_not_imported_before_it_is_needed(self):
+        code = (
+            "import sys, jaxgru, jaxgru.lm.runs.checkpoints, jaxgru.lm.formats.safetensors,"
+            " jaxgru.lm.formats.pth, jaxgru.libraries.torch_nn; sys.exit('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class TestAsARun:
+    @pytest.fixture
+    def corpus(self, monkeypatch, shakespeare):
+        monkeypatch.setattr(pth, "load_corpus", lambda: types.SimpleNamespace(text=shakespeare))
+
+    def test_a_published_model(self, path, corpus, shakespeare):
+        torch.save(gru_file(V=65, E=64, H=128, L=1), path)
+        params, config, tokenizer = load_pth(path)
+        published = load_config("astra_alpha")
+        assert (config.name, config.model) == ("astra_alpha", published.model)
+        assert (config.training, config.data) == (published.training, published.data)
+        assert same_bits(params, load_pth_model(path)[0])
+        assert tokenizer.vocabulary == "".join(sorted(set(shakespeare)))
+
+    @pytest.mark.parametrize(
+        "model_name, file_name, kind, sizes, name, epochs, learning_rate",
+        [
+            ("Astra-α", "Astra_alpha_v1", "gru", (65, 64, 128, 1), "astra_alpha", (10, 200), 3e-3),
+            ("Astra-β", "Astra_beta_latest", "gru", (65, 128, 256, 2), "astra_beta", (15, 250),
+             2e-3),
+            ("Scribe-α", "Scribe_alpha_v12", "gru", (1000, 128, 256, 2), "scribe_alpha", (10, 300),
+             2e-3),
+            ("Leviathan-LSTM", "leviathan_v1", "lstm", (65, 768, 1024, 3), "leviathan", (6, 200),
+             1e-3),
+        ],
+    )  # fmt: skip
+    def test_the_study_s_own_files(
+        self, model_name, file_name, kind, sizes, name, epochs, learning_rate, tmp_path, capsys
+    ):
+        """The names that it writes, Greek letters and all, and the recipes that it used."""
+        file = FILES[kind][0](*sizes) | {"model_name": model_name}
+        path = tmp_path / f"{file_name}.pth"
+        torch.save(file, path)
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 100 + sizes[0]))))
+        _, config, _ = load_pth(path, tokenizer)
+        training = config.training
+        assert (config.name, training.epochs, training.steps_per_epoch) == (name, *epochs)
+        assert training.learning_rate == learning_rate
+        assert config.model.dropout == file["dropout"]  # the file's own, for the file says it
+        assert config.data.tokenizer == "characters"  # of the tokenizer that was given
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "name, cell, V, E, H, L, dropout",
+        [
+            ("astra_alpha", "gru", 65, 64, 128, 1, 0.1),
+            ("astra_beta", "gru", 65, 128, 256, 2, 0.1),
+            ("astra_gamma", "gru", 65, 256, 512, 3, 0.1),
+            ("scribe_alpha", "gru", 1000, 128, 256, 2, 0.1),
+            ("scribe_beta", "gru", 1000, 256, 512, 3, 0.1),
+            ("scribe_gamma", "gru", 1000, 384, 768, 4, 0.15),
+            ("leviathan", "lstm", 65, 768, 1024, 3, 0.2),
+        ],
+    )
+    def test_the_seven_are_known_by_their_sizes(self, name, cell, V, E, H, L, dropout):
+        class_ = {"gru": "MyGRUModel", "lstm": "MyLSTMModel"}[cell]
+        model = only_model(
+            pth._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
+        )
+        published = pth._published(model)
+        assert (published.name, published.model.dropout) == (name, dropout)
+        assert pth._published(only_model(model, hidden_dim=H + 1)) is None
+
+    def test_what_early_stopping_saves(self, tmp_path, capsys):
+        """Nothing but the file's name and sizes tells what it is."""
+        path = tmp_path / "Scribe-α_best.pth"
+        torch.save(gru_file(1000, 128, 256, 2)["state_dict"], path)
+        pieces = CharacterTokenizer("".join(map(chr, range(100, 1100))))
+        _, config, _ = load_pth(path, pieces)
+        published = load_config("scribe_alpha")
+        assert (config.name, config.model) == ("scribe_alpha", published.model)
+        assert config.training == published.training
+        _, config, _ = load_pth(path.rename(tmp_path / "mine.pth"), pieces)
+        assert (config.name, config.model) == ("mine", published.model)
+        assert config.training == published.training
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "model_name, file_name",
+        [("Astra-β", "Astra_alpha_v1"), ("Astra-α", "Astra_beta_v1"), ("Astra-α", "x"),
+         ("Astra_beta", "Astra-α_latest")],
+    )  # fmt: skip
+    def test_a_name_that_the_sizes_contradict(self, model_name, file_name, tmp_path, capsys):
+        """One published Astra_alpha_v1.pth holds Astra-β."""
+        path = tmp_path / f"{file_name}.pth"
+        torch.save(gru_file(65, 128, 256, 2) | {"model_name": model_name}, path)
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
+        _, config, _ = load_pth(path, tokenizer)
+        assert (config.name, config.training) == ("astra_beta", load_config("astra_beta").training)
+        assert capsys.readouterr().err == (
+            f"{str(path)!r} calls its model astra_alpha, but its sizes are those of astra_beta, "
+            "so it is taken for astra_beta.\n"
+        )
+
+    def test_a_name_of_the_study_s_on_another_model(self, path, capsys):
+        torch.save(gru_file() | {"model_name": "Scribe-γ"}, path)
+        _, config, _ = load_pth(path, CharacterTokenizer("abcde"))
+        assert config.name == "scribe_gamma" and config.training == Config().training
+        assert "scribe_gamma, but its sizes are of none of the study" in capsys.readouterr().err
+
+    def test_a_name_of_one_s_own_is_kept(self, path, capsys):
+        """Also where the sizes are published ones, whose recipe it then has."""
+        model = load_config("astra_beta").model
+        params = random_params(model)
+        save_pth(path, params, Config("my_seed_7", model))
+        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
+        again, config, _ = load_pth(path, tokenizer)
+        assert (config.name, config.model) == ("my_seed_7", model)
+        assert config.training == load_config("astra_beta").training
+        assert same_bits(again, params) and capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "model_name, name",
+        [
+            ("Astra_alpha", "astra_alpha"),  # known, but not this size
+            ("My Model (2)", "my_model__2_"),
+            ("../../etc", "_.._etc"),
+            ("Überraschung", "_berraschung"),
+            ("Astra-δ", "astra-delta"),
+            ("...", "custom"),
+            ("", "custom"),
+        ],
+    )
+    def test_any_other_model(self, model_name, name, path):
+        torch.save(gru_file() | {"model_name": model_name}, path)
+        _, config, tokenizer = load_pth(path, CharacterTokenizer("abcde"))
+        model = load_pth_model(path)[1]
+        assert config == dataclasses.replace(Config(), name=name, model=model)
+        assert tokenizer.vocabulary == "abcde"
+
+    def test_pieces_for_a_thousand_tokens(self, path, monkeypatch, shakespeare):
+        text = types.SimpleNamespace(text=shakespeare[:60_000])
+        monkeypatch.setattr(pth, "load_corpus", lambda: text)
+        torch.save(gru_file(V=1000, E=2, H=3, L=1), path)
+        _, config, tokenizer = load_pth(path)
+        assert config.data.tokenizer == "sentencepiece" and tokenizer.vocab_size == 1000
+        assert tokenizer.decode(tokenizer.encode("my lord")) == "my lord"
+
+    def test_the_tokenizer_that_is_missing_or_another(self, path):
+        torch.save(gru_file(), path)
+        with pytest.raises(InteropError, match="no tokenizer, and none is known for 5 tokens"):
+            load_pth(path)
+        with pytest.raises(InteropError, match="the tokenizer has 3 tokens, but .* has 5"):
+            load_pth(path, CharacterTokenizer("abc"))

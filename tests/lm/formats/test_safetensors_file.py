@@ -1,0 +1,404 @@
+"""A whole model in one .safetensors file: read and written by hand here, damaged and refused."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tomli_w
+from conftest import refuse_to_open, slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import model_configs, only_model, random_bits, random_params, same_bits
+
+import jaxgru
+from jaxgru.libraries import InteropError
+from jaxgru.lm import Config, ModelConfig, load_config
+from jaxgru.lm.config import DataConfig, TrainingConfig, to_dict
+from jaxgru.lm.data.tokenizers import (
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    TokenizerError,
+    save_tokenizer,
+)
+from jaxgru.lm.formats.onnx import load_onnx, save_onnx
+from jaxgru.lm.formats.pth import save_pth
+from jaxgru.lm.formats.safetensors import (
+    load_safetensors,
+    load_safetensors_config,
+    save_safetensors,
+)
+
+SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1)
+TOKENIZER = CharacterTokenizer('a"é')
+CONFIG = Config("small", SMALL)
+
+
+class Words(CharacterTokenizer):
+    """A user's own: "abc" is one word."""
+
+    kind = "words"
+
+    def encode(self, text):
+        return np.zeros(len(text.split("abc")) - 1, np.int32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return SentencePieceTokenizer.learn("to be or not to be that is the question\n" * 9, 30)
+
+
+def file_bytes(tensors, metadata) -> bytes:
+    """The format by its specification: the header's length, the header in JSON, the data."""
+    header, data = {"__metadata__": metadata}, b""
+    for name, (dtype, shape, part) in tensors.items():
+        offsets = [len(data), len(data) + len(part)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += part
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def parsed(data: bytes):
+    """The inverse: tensors by name, and metadata."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header, data = json.loads(data[8 : 8 + length]), data[8 + length :]
+    metadata = header.pop("__metadata__")
+    tensors = {
+        name: (about["dtype"], about["shape"], data[slice(*about["data_offsets"])])
+        for name, about in header.items()
+    }
+    return tensors, metadata
+
+
+def with_hash(tensors, metadata):
+    """The metadata with the SHA-256 that is documented."""
+    others = {key: value for key, value in metadata.items() if key != "sha256"}
+    data = b"".join(tensors[name][2] for name in sorted(tensors))
+    data += json.dumps(others, sort_keys=True).encode()
+    return others | {"sha256": hashlib.sha256(data).hexdigest()}
+
+
+class TestRoundTrip:
+    @settings(max_examples=25, deadline=None)
+    @given(config=model_configs(), seed=st.integers(0, 99))
+    def test_bit_for_bit(self, config, seed, tmp_path_factory):
+        path = tmp_path_factory.mktemp("s") / "x.safetensors"
+        whole = dataclasses.replace(load_config("leviathan"), name="x", model=config)
+        params = random_bits(config, seed)
+        tokenizer = CharacterTokenizer('\n"\\é🎭漢'[: config.vocab_size])
+        save_safetensors(path, params, whole, tokenizer)
+        again, config_again, tokenizer_again = load_safetensors(path)
+        assert same_bits(again, params)
+        assert config_again == whole
+        assert tokenizer_again.vocabulary == tokenizer.vocabulary
+
+    def test_a_file_of_an_earlier_version_with_published_losses(self, path):
+        """They are ignored; today's files have none."""
+        config = dataclasses.replace(load_config("astra_gamma"), model=SMALL)
+        save_safetensors(path, random_params(SMALL), config, TOKENIZER)
+        tensors, metadata = parsed(path.read_bytes())
+        assert "published" not in metadata["config"]
+        metadata["config"] += "\n[published]\nnum_params = 1\ntrain_loss = [[1.5, nan]]\n"
+        path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
+        assert load_safetensors(path)[1] == config
+
+    def test_pieces(self, path, pieces):
+        model = only_model(SMALL, vocab_size=30)
+        save_safetensors(path, random_params(model), Config("x", model), pieces)
+        again = jaxgru.lm.load(path)[2]
+        assert isinstance(again, SentencePieceTokenizer) and again.to_bytes() == pieces.to_bytes()
+        assert again.decode(again.encode("not the question")) == "not the question"
+
+    def test_load_run_takes_the_file(self, path):
+        params = random_params(SMALL)
+        save_safetensors(path, params, CONFIG, TOKENIZER)
+        for name in (path, str(path)):
+            again, config, tokenizer = jaxgru.lm.load(name)
+            assert same_bits(again, params) and config == CONFIG
+            assert tokenizer.vocabulary == TOKENIZER.vocabulary
+
+
+class TestTheFile:
+    def test_is_what_is_documented(self, path):
+        model = ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True)
+        params = random_params(model)
+        save_safetensors(path, params, Config("deep", model), TOKENIZER)
+        tensors, metadata = parsed(path.read_bytes())
+        expected = {"embedding": params.embedding}
+        for i, layer in enumerate(params.layers):
+            for name in "Wf Uf bf Wi Ui bi Wo Uo bo Wg Ug bg".split():
+                expected[f"layers.{i}.{name}"] = getattr(layer, name)
+        expected |= {"norm.scale": params.norm.scale, "norm.shift": params.norm.shift}
+        expected |= {"head.Wo": params.head.Wo, "head.bo": params.head.bo}
+        assert tensors.keys() == expected.keys()
+        for name, (dtype, shape, data) in tensors.items():
+            assert dtype == "F32"
+            stored = np.frombuffer(data, "<f4").reshape(shape)
+            np.testing.assert_array_equal(stored, expected[name])
+        assert metadata["format"] == "jaxgru"
+        assert tomllib.loads(metadata["config"])["model"]["hidden_dim"] == 4
+        assert metadata["tokenizer"] == "characters"
+        assert json.loads(metadata["tokenizer_data"]) == {"characters": 'a"é'}
+        assert metadata == with_hash(tensors, metadata)
+
+    def test_pieces_are_in_base64(self, path, pieces):
+        model = only_model(SMALL, vocab_size=30)
+        save_safetensors(path, random_params(model), Config("x", model), pieces)
+        _, metadata = parsed(path.read_bytes())
+        assert metadata["tokenizer"] == "sentencepiece"
+        assert base64.b64decode(metadata["tokenizer_data"]) == pieces.to_bytes()
+
+    @pytest.mark.parametrize("corpus, stored", [
+        ("tiny_shakespeare", "tiny_shakespeare"),
+        ("/home/anna/novel/text.txt", "./text.txt"),
+        ("/home/anna/tiny_shakespeare", "./tiny_shakespeare"),  # a path is never taken for the name
+        ("../novel/text.txt", "./text.txt"),
+        ("./text.txt", "./text.txt"),
+        ("text.txt", "text.txt"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("save, load", [
+        (save_safetensors, load_safetensors), (save_onnx, load_onnx),
+    ])  # fmt: skip
+    def test_tells_no_folder_of_its_author(self, path, corpus, stored, save, load):
+        data = DataConfig(corpus=corpus, sha256="12")
+        training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"), init_sha256="34")
+        config = dataclasses.replace(CONFIG, data=data, training=training)
+        save(path, random_params(SMALL), config, TOKENIZER)
+        for word in (b"anna", b"novel"):
+            assert word not in path.read_bytes()
+        _, again, _ = load(path)
+        assert again.data == dataclasses.replace(data, corpus=stored)
+        init = stored.replace("tiny_shakespeare", "v1")
+        assert again.training == dataclasses.replace(training, init=init)
+
+    @pytest.mark.parametrize("process", ["this one", *slow("another")])
+    def test_the_same_model_gives_the_same_file(self, path, process):
+        """In another process Python hashes in another order; in Rust, each map does."""
+        params = random_params(SMALL)
+        save_safetensors(path, params, CONFIG, TOKENIZER)
+        save_onnx(path.with_suffix(".onnx"), params, CONFIG, TOKENIZER)
+        save_pth(path.with_suffix(".pth"), params, CONFIG)
+        code = (
+            "import jaxgru\n"
+            "from jaxgru.lm.formats.safetensors import save_safetensors\n"
+            "from jaxgru.lm.formats.onnx import save_onnx\n"
+            "from jaxgru.lm.formats.pth import save_pth\n"
+            f"path, model = {str(path)!r}, jaxgru.lm.load({str(path)!r})\n"
+            "save_safetensors(path + '.safetensors', *model)\n"
+            "save_onnx(path + '.onnx', *model)\n"
+            "save_pth(path + '.pth', *model[:2])\n"
+        )
+        if process == "another":
+            subprocess.run([sys.executable, "-c", code], check=True)
+        for _ in range(1 if process == "another" else 3):
+            if process == "this one":
+                exec(code, {})
+            for suffix in (".safetensors", ".onnx", ".pth"):
+                again = path.with_name(path.name + suffix).read_bytes()
+                assert again == path.with_suffix(suffix).read_bytes(), suffix
+
+    @settings(max_examples=8, deadline=None)
+    @given(config=model_configs(), seed=st.integers(0, 99))
+    def test_is_what_the_library_writes_but_for_the_order(self, config, seed, tmp_path_factory):
+        path = tmp_path_factory.mktemp("s") / "x.safetensors"
+        tokenizer = CharacterTokenizer('\n"\\é🎭漢'[: config.vocab_size])
+        save_safetensors(path, random_bits(config, seed), Config("x", config), tokenizer)
+        data = path.read_bytes()
+        tensors, metadata = parsed(data)
+        arrays = {
+            name: np.frombuffer(part, "<f4").reshape(shape)
+            for name, (_, shape, part) in tensors.items()
+        }
+        library = safetensors.numpy.save(arrays, metadata)
+        assert parsed(library) == (tensors, metadata)
+        assert struct.unpack("<Q", data[:8])[0] % 8 == 0  # the data is aligned
+
+    def test_written_by_hand(self, path):
+        weights = {"embedding": [3, 2], "layers.0.W": [2, 1], "layers.0.U": [1, 1]}
+        weights |= {"layers.0.b": [1], "head.Wo": [1, 3], "head.bo": [3]}
+        tensors = {}
+        for i, (name, shape) in enumerate(weights.items()):
+            values = i + np.arange(np.prod(shape), dtype="<f4")
+            tensors[name] = ("F32", shape, values.tobytes())
+        config = Config("hand", ModelConfig("rnn", 3, 2, 1))
+        metadata = {"format": "jaxgru", "config": tomli_w.dumps(to_dict(config))}
+        metadata |= {"tokenizer": "characters", "tokenizer_data": '{"characters": "xyz"}'}
+        path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
+        params, again, tokenizer = load_safetensors(path)
+        assert params.layers[0].W.tolist() == [[1], [2]] and params.layers[0].b.tolist() == [3]
+        assert params.head.Wo.tolist() == [[4, 5, 6]] and params.norm is None
+        assert again == config and tokenizer.vocabulary == "xyz"
+
+    def test_an_older_file_stays_whole(self, path, monkeypatch):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        before = path.read_bytes()
+
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="No space"):
+            save_safetensors(path, random_params(SMALL, seed=1), CONFIG, TOKENIZER)
+        assert path.read_bytes() == before
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def _tensor(name, dtype=None, shape=None, data=None):
+    def change(tensors, metadata):
+        old = tensors.get(name, ("F32", [1], b"\0\0\0\0"))
+        new = (dtype, shape, data)
+        tensors[name] = tuple(o if n is None else n for o, n in zip(old, new, strict=True))
+
+    return change
+
+
+def _config(old, new):
+    def change(tensors, metadata):
+        assert old in metadata["config"]
+        metadata["config"] = metadata["config"].replace(old, new)
+
+    return change
+
+
+def _metadata(key, value):
+    return lambda tensors, metadata: metadata.__setitem__(key, value)
+
+
+REFUSED = {
+    "missing tensor": (lambda t, m: t.pop("layers.0.bz"), "layers.0.bz is missing"),
+    "extra tensor": (_tensor("layers.0.cz"), "a tensor layers.0.cz that does not belong"),
+    "turned tensor": (_tensor("layers.0.Wz", shape=[1, 2]), r"\(1, 2\); it must be \(2, 1\)"),
+    "bfloat16": (_tensor("head.bo", "BF16", [6]), "head.bo has dtype BF16; it must be F32"),
+    "float64": (_tensor("head.Wo", "F64", [1, 3], bytes(24)), "head.Wo has dtype F64"),
+    "integers": (_tensor("head.bo", "I32"), "head.bo has dtype I32"),
+    "another's file": (lambda t, m: m.clear(), "not a model of this library"),
+    "other format": (_metadata("format", "pt"), "not a model of this library"),
+    "config not TOML": (_metadata("config", "name ="), "its config is broken"),
+    "unknown field": (_config("hidden_dim", "hidden_dims"), "nearest is 'model.hidden_dim'"),
+    "hidden_dim 0": (_config("hidden_dim = 1", "hidden_dim = 0"), "model.hidden_dim is 0"),
+    "other hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 7"), "it must be"),
+    "huge hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 1000000000000"), "it must be"),
+    "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
+    "1,000 layers": (_config("num_layers = 1", "num_layers = 1000"), "there are only 12 tensors"),
+    "a billion layers": (_config("num_layers = 1", "num_layers = 1000000000"), "it must be"),
+    "kind of tokenizer": (_metadata("tokenizer", "bytes"), "no kind of tokenizer 'bytes'"),
+    "tokenizer not JSON": (_metadata("tokenizer_data", "abc"), "characters tokenizer is broken"),
+    "tokenizer a list": (_metadata("tokenizer_data", "[3]"), "characters tokenizer is broken"),
+    "a character twice": (
+        _metadata("tokenizer_data", '{"characters": "aba"}'), "not a string of distinct characters",
+    ),
+    "no base64": (_metadata("tokenizer", "sentencepiece"), "tokenizer_data is not base64"),
+    "larger vocabulary": (
+        _metadata("tokenizer_data", '{"characters": "abcd"}'), "has 4 tokens, the config 3",
+    ),
+} | {
+    f"no {key}": (lambda t, m, key=key: m.pop(key), f"metadata lack {key}")
+    for key in ("config", "tokenizer", "tokenizer_data")
+}  # fmt: skip
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_contents(self, what, path):
+        """The hash is made to agree, so that each is refused for itself."""
+        change, says = REFUSED[what]
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        tensors, metadata = parsed(path.read_bytes())
+        change(tensors, metadata)
+        path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
+        with pytest.raises(InteropError, match=says) as refusal:
+            load_safetensors(path)
+        assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+    def test_no_hash_or_another(self, path):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        tensors, metadata = parsed(path.read_bytes())
+        path.write_bytes(file_bytes(tensors, metadata | {"sha256": "0" * 64}))
+        with pytest.raises(InteropError, match="does not have its SHA-256"):
+            load_safetensors(path)
+        del metadata["sha256"]
+        path.write_bytes(file_bytes(tensors, metadata))
+        with pytest.raises(InteropError, match="its metadata lack sha256"):
+            load_safetensors(path)
+
+    def test_flipped_or_cut_anywhere(self, path):
+        """The format has no check sum; ours covers all that it stores."""
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        whole = path.read_bytes()
+        data = [whole[:length] for length in range(0, len(whole), 41)]
+        for place in range(0, len(whole), 11):  # the bits in turn
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << place % 8
+            data.append(flipped)
+        for damaged in data:
+            path.write_bytes(damaged)
+            with pytest.raises(InteropError, match="cannot be used"):
+                load_safetensors(path)
+
+    def test_no_file(self, path, tmp_path):
+        for load in (load_safetensors, load_safetensors_config):
+            with pytest.raises(InteropError, match=f"there is no file {path}"):
+                load(path)
+            with pytest.raises(InteropError, match=f"{tmp_path} cannot be read: Is a directory"):
+                load(tmp_path)
+        with pytest.raises(InteropError, match="there is no file"):
+            jaxgru.lm.load(path)
+
+    @pytest.mark.parametrize("load", [load_safetensors, load_safetensors_config])
+    def test_why_the_system_does_not_let_it_be_read(self, path, monkeypatch, load):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        refuse_to_open(path, monkeypatch)
+        with pytest.raises(InteropError, match=f"^{path} cannot be read: Permission denied.$"):
+            load(path)
+
+    @pytest.mark.parametrize(
+        "tokenizer, says",
+        [
+            (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
+            (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
+            (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
+        ],
+    )
+    def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
+        """Refused by everything that writes one: files, and run folders."""
+        for save in (save_safetensors, save_onnx):
+            with pytest.raises(InteropError, match=says) as refusal:
+                save(path, random_params(SMALL), CONFIG, tokenizer)
+            assert str(refusal.value).startswith(f"{path} cannot be written: ")
+        with pytest.raises(TokenizerError, match=says):
+            save_tokenizer(tokenizer, path.parent)
+        assert list(path.parent.iterdir()) == []
+
+    def test_a_config_that_loading_would_refuse(self, path):
+        long = dataclasses.replace(CONFIG, data=DataConfig(corpus="x" * 2**17))
+        with pytest.raises(InteropError, match="cannot be written: .* too large for a config"):
+            save_safetensors(path, random_params(SMALL), long, TOKENIZER)
+        assert not path.exists()
+
+    def test_what_is_not_one_model(self, path):
+        params = random_params(SMALL)
+        half = params.replace(embedding=params.embedding.astype("float16"))
+        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
+            save_safetensors(path, half, CONFIG, TOKENIZER)
+        with pytest.raises(InteropError, match="layers.0.cr is missing"):
+            other = Config("x", only_model(SMALL, second_bias=True))
+            save_safetensors(path, params, other, TOKENIZER)
+        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, the config 3"):
+            save_safetensors(path, params, CONFIG, CharacterTokenizer("ab"))
+        assert not path.exists()

@@ -1,0 +1,374 @@
+"""Checkpoints that give back every bit."""
+
+import dataclasses
+import errno
+import logging
+import os
+import shutil
+import sys
+import types
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tomli_w
+
+import jaxgru
+from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, to_dict
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError
+from jaxgru.lm.runs import orbax
+from jaxgru.lm.runs.checkpoints import made_with, restore, save
+from jaxgru.lm.runs.folders import LOCK, RunError, claim, create_run, save_config
+from jaxgru.lm.runs.orbax import CHECKSUMS, Checkpoint, open_checkpoints
+from jaxgru.lm.training import Progress, init_state, train_steps
+
+TOKENIZER = CharacterTokenizer("abc")
+TOKENS = np.tile(np.arange(3, dtype=np.int32), 20)
+RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_length=4)
+MODELS = {
+    "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True, dropout=0.1),
+    "single bias": ModelConfig("gru", 3, 1, 1, 1),
+    "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 3, 2, 4, 1),
+    "mlp": ModelConfig("mlp", 3, 2, 4, 1, context_length=3),
+}
+
+
+def untrained(model):
+    """A state of step 2 whose floats are random, as training would leave them."""
+    rng = np.random.default_rng(0)
+
+    def random(leaf):
+        if leaf.dtype != np.float32:
+            return leaf
+        return jax.device_put(rng.normal(size=leaf.shape).astype(np.float32))
+
+    state = jax.tree.map(random, init_state(model, RECIPE))
+    return state.replace(step=jnp.array(2, state.step.dtype))
+
+
+def make_run(root, model=MODELS["gru"], best=False):
+    """A run with one checkpoint, of two steps."""
+    config = Config("tiny", model, training=RECIPE)
+    run = create_run(root, config, TOKENIZER)
+    (run / LOCK).touch()  # as whoever trained it has left it
+    if model == MODELS["gru"]:
+        state, _, _ = train_steps(model, RECIPE, init_state(model, RECIPE), TOKENS, 2)
+    else:
+        state = untrained(model)
+    kept = jax.tree.map(lambda x: x + 1, state.params) if best else None
+    record = {"epoch": 1, "step": 2, "train_loss": 0.5, "val_loss": 0.1 + 0.2, "seconds": 0.25}
+    record |= {"tokens_per_second": 8.0}
+    progress = Progress(records=[record], best_val_loss=0.1 + 0.2)
+    with open_checkpoints(run) as manager:
+        save(manager, state, kept, progress)
+    return run, config, state, kept, progress
+
+
+def assert_same(a, b):
+    """Structure, dtypes and bits, also of PRNG keys."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    bits = lambda x: jax.random.key_data(x) if is_key(x) else x
+    chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
+
+
+@pytest.mark.parametrize(
+    "kind, best",
+    [
+        ("gru", True),
+        ("single bias", False),
+        *(pytest.param(k, False, marks=pytest.mark.slow) for k in MODELS if k != "single bias"),
+    ],
+)
+def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, best):
+    run, config, state, kept, progress = make_run(tmp_path, MODELS[kind], best)
+    with open_checkpoints(run) as manager:
+        restored, restored_best, restored_progress = restore(manager, run, config)
+    assert_same(restored, state)
+    assert_same(restored_best, kept)
+    assert restored_progress == progress
+    params, loaded_config, tokenizer = jaxgru.lm.load(run)
+    assert_same(params, kept if best else state.params)
+    assert loaded_config == config and tokenizer.vocabulary == "abc"
+
+
+def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
+    """Orbax's is silenced only while a run's checkpoints are open."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [logger.level for logger in loggers]
+    run, *_ = make_run(tmp_path)
+    flip(run / "checkpoints" / "2" / "params" / "_METADATA")
+    with pytest.raises(RunError, match="no checkpoint that is whole"):
+        jaxgru.lm.load(run)
+    assert [logger.level for logger in loggers] == before
+
+
+def test_what_comes_long_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_value))
+    orbax._ignore_late_errors.__wrapped__()
+    late = RuntimeError("Event loop is closed"), Exception("Encountered error while reading array")
+    errors = late[0], Exception(f"{late[1]} index: (slice(0, 4, 1),)"), KeyboardInterrupt()
+    for error in (*errors, ValueError("another")):
+        sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+    assert [str(error) for error in seen] == ["another"]
+
+
+def test_what_a_kill_left_of_an_older_checkpoint_is_deleted(tmp_path):
+    """Orbax deletes all but two after a save; the last save of a run has no other after it."""
+    run, config, state, *_ = make_run(tmp_path)
+    for step in ("0", "1"):
+        (run / "checkpoints" / step / "params").mkdir(parents=True)
+    with open_checkpoints(run) as manager:
+        assert_same(restore(manager, run, config)[0], state)
+    assert sorted(os.listdir(run / "checkpoints")) == ["1", "2"]
+
+
+def test_no_run_and_no_checkpoint(tmp_path):
+    with pytest.raises(jaxgru.UserError, match="there is no model"):
+        jaxgru.lm.load(tmp_path / "nothing")
+    with pytest.raises(RunError, match="there is no run in"):
+        jaxgru.lm.load(tmp_path)
+    run = create_run(tmp_path, Config("tiny", MODELS["gru"]), TOKENIZER)
+    with pytest.raises(RunError, match="has no finished checkpoint"):
+        jaxgru.lm.load(run)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden_dim": 5}, r"head.Wo is \(4, 3\) in the checkpoint and \(5, 3\) in the config"),
+        ({"num_layers": 3}, "layers.2.* is missing in the checkpoint"),
+        ({"num_layers": 1}, r"layers.1.Un is \(4, 4\) in the checkpoint and missing in the config"),
+        ({"second_bias": False}, "layers.0.cr is .* missing in the config"),
+        ({"cell": "rnn", "second_bias": False}, "does not fit its config"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_config(tmp_path, change, message):
+    run, config, *_ = make_run(tmp_path)
+    model = dataclasses.replace(config.model, **change)
+    text = tomli_w.dumps(to_dict(dataclasses.replace(config, model=model)))
+    (run / "config.toml").write_text(text)
+    with pytest.raises(RunError, match=message):
+        jaxgru.lm.load(run)
+
+
+def test_a_run_whose_files_are_broken(tmp_path):
+    run, *_ = make_run(tmp_path)
+    (run / "tokenizer.json").write_text('{"characters": "abcd"}')
+    with pytest.raises(RunError, match="its tokenizer has 4 tokens, its config 3"):
+        jaxgru.lm.load(run)
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        jaxgru.lm.load(run)
+    (run / "config.toml").write_text("[model")
+    with pytest.raises(RunError, match="is not a TOML file"):
+        jaxgru.lm.load(run)
+
+
+def test_two_checkpoints_are_kept_and_the_newest_is_used(tmp_path):
+    run, config, state, *_ = make_run(tmp_path)
+    with open_checkpoints(run) as manager:
+        for step in (3, 4, 5):
+            params = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.params)
+            new = state.replace(params=params, step=jnp.array(step))
+            save(manager, new, None, Progress())
+            save(manager, state.replace(step=jnp.array(step)), None, Progress())  # no second write
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["4", "5"]
+    params, _, _ = jaxgru.lm.load(run)
+    assert (params.embedding == 5).all()
+
+
+def test_reading_a_run_writes_nothing_and_need_not_wait(tmp_path):
+    run, *_ = make_run(tmp_path)
+    with claim(run):
+        (run / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # it may be under way
+        before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+        jaxgru.lm.load(run)
+        assert before == sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+
+
+def make_two(root):
+    """A run with checkpoints of steps 2 and 3; the states of both."""
+    run, config, state, *_ = make_run(root)
+    later = state.replace(
+        params=jax.tree.map(lambda leaf: leaf + 1, state.params), step=jnp.array(3)
+    )
+    with open_checkpoints(run) as manager:
+        save(manager, later, None, Progress())
+    return run, config, state, later
+
+
+def restore_from(run, config):
+    with claim(run), open_checkpoints(run) as manager:
+        return restore(manager, run, config)[0]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_bit_in_any_file_is_noticed_and_the_checkpoint_before_is_read(every, tmp_path, capfd):
+    run, config, state, _ = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for name, data in sorted(files_of(newest).items())[::every]:
+        flip(newest / name)
+        before = files_of(run)
+        params, _, _ = jaxgru.lm.load(run)
+        assert_same(params, state.params)
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and f"checkpoint {newest} is broken (" in said
+        assert "that of step 2 is used" in said
+        if name.name != CHECKSUMS:  # a flipped bit there may name a file that never was
+            assert f"({name} is not as it was written)" in said
+        assert files_of(run) == before  # reading a run writes nothing
+        (newest / name).write_bytes(data)
+    jaxgru.lm.load(run)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_again(
+    tmp_path, capfd
+):
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for aside in ("3.broken", "3.broken2"):
+        (newest / "optimizer" / "_METADATA").unlink()
+        broken = files_of(newest)
+        assert_same(restore_from(run, config), state)
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and "optimizer/_METADATA is missing" in said
+        assert f"it is kept as {aside}, and the run resumes from step 2" in said
+        assert files_of(newest.with_name(aside)) == broken
+        with open_checkpoints(run) as manager:
+            save(manager, later, None, Progress())
+        assert_same(restore_from(run, config), later)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["2", "3", "3.broken", "3.broken2"]
+
+
+def test_an_item_that_is_gone_is_missed(tmp_path):
+    """Without its checksums a checkpoint whose best parameters are gone would seem to have none."""
+    run, _, _, kept, _ = make_run(tmp_path, best=True)
+    shutil.rmtree(run / "checkpoints" / "2" / "best")
+    with pytest.raises(RunError, match="checkpoints/2: best/_METADATA is missing"):
+        jaxgru.lm.load(run)
+
+
+def test_without_checksums_a_checkpoint_counts_as_good_if_it_can_be_read(tmp_path, capfd):
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    for folder in (newest, newest.with_name("2")):
+        (folder / CHECKSUMS).unlink()
+    assert_same(restore_from(run, config), later)
+    (newest / "params" / "_METADATA").write_text('{"tree_metadata": {')
+    assert_same(restore_from(run, config), state)
+    assert "3.broken, and the run resumes from step 2" in capfd.readouterr().err
+
+
+def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
+    run, config, *_ = make_two(tmp_path)
+    for step in ("2", "3"):
+        flip(run / "checkpoints" / step / "progress" / "metadata")
+    before = files_of(run)
+    for _ in range(2):
+        with pytest.raises(RunError, match="no checkpoint that is whole .*3: .*2: .*delete"):
+            restore_from(run, config)
+        with pytest.raises(RunError, match="no checkpoint that is whole"):
+            jaxgru.lm.load(run)
+    assert files_of(run) == before
+
+
+def test_a_checkpoint_that_does_not_say_what_it_was_made_with(tmp_path, capfd):
+    run, config, state, *_ = make_run(tmp_path)
+    recorded = made_with(config, TOKENIZER)
+    with open_checkpoints(run) as manager:
+        save(manager, state.replace(step=jnp.array(3)), None, Progress(), recorded)
+    newest = run / "checkpoints" / "3"
+    (newest / CHECKSUMS).unlink()
+    (newest / "made_with" / "metadata").write_text("3")
+    with open_checkpoints(run) as manager:
+        restored, _, _ = restore(manager, run, config, recorded=recorded)
+    assert_same(restored, state)
+    assert "checkpoints/3 does not say what it was made with.)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["fault", "_description"])
+def test_a_run_is_read_while_it_is_trained(tmp_path, monkeypatch, capfd, when):
+    """Between the listing of its checkpoints and their reading, two newer ones replace them."""
+    run, _, _, later = make_two(tmp_path)
+    read = getattr(Checkpoint, when)
+
+    def after_two_epochs(checkpoint, *arguments):
+        monkeypatch.undo()
+        for old, new in (("3", "5"), ("2", "4")):
+            (run / "checkpoints" / old).rename(run / "checkpoints" / new)
+        return read(checkpoint, *arguments)
+
+    monkeypatch.setattr(Checkpoint, when, after_two_epochs)
+    assert_same(jaxgru.lm.load(run)[0], later.params)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("missing", ["params", "optimizer", "progress", "params/_METADATA", "all"])
+def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, missing):
+    """Checksums are written last, so that a copy may lack them and more."""
+    run, config, state, later = make_two(tmp_path)
+    newest = run / "checkpoints" / "3"
+    if missing == "all":
+        shutil.rmtree(newest)
+        newest = run / "checkpoints" / "999999"
+        newest.mkdir()
+    else:
+        (newest / CHECKSUMS).unlink()
+        path = newest / missing
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    of_result = missing not in ("optimizer", "progress")  # which alone is loaded
+    params = jaxgru.lm.load(run)[0]
+    assert_same(params, state.params if of_result else later.params)
+    assert capfd.readouterr().err.count(f"{newest} is broken (") == of_result
+    assert_same(restore_from(run, config), state)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and f"{newest} is broken (" in said
+    assert sorted(os.listdir(newest.parent)) == ["2", f"{newest.name}.broken"]
+
+
+def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
+    """Not the last epoch's instead."""
+    run, config, state, kept, _ = make_run(tmp_path, best=True)
+    training = TrainingConfig(steps_per_epoch=1, patience=2)
+    save_config(run, dataclasses.replace(config, training=training))
+    with open_checkpoints(run) as manager:
+        save(manager, state.replace(step=jnp.array(3)), kept, Progress())
+    for name in ("best", CHECKSUMS):
+        path = run / "checkpoints" / "3" / name
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert_same(jaxgru.lm.load(run)[0], kept)
+    assert "its best is missing.): that of step 2 is used" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["files_below", "file_hash", "_description"])
+def test_a_checkpoint_that_cannot_be_opened_now_is_not_called_broken(tmp_path, monkeypatch, name):
+    """Nor set aside: too many files are open."""
+    run, config, *_ = make_two(tmp_path)
+    before = files_of(run)
+
+    def fail(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    place = Checkpoint if hasattr(Checkpoint, name) else orbax
+    monkeypatch.setattr(place, name, fail)
+    for read in (lambda: jaxgru.lm.load(run), lambda: restore_from(run, config)):
+        with pytest.raises(RunError, match="checkpoints/3 cannot be read: Too many open files"):
+            read()
+    assert files_of(run) == before

@@ -1,0 +1,230 @@
+"""Run folders: counted, linked, found, and held by one at a time."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from conftest import contents
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import Config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.runs import folders
+from jaxgru.lm.runs.folders import LOCK, RunError, claim, create_run, find_run
+
+CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
+
+
+def make_run(root):
+    """A run with something in the place of a checkpoint, of step 2."""
+    run = create_run(root, CONFIG, TOKENIZER)
+    (run / "checkpoints" / "2").mkdir(parents=True)
+    (run / "checkpoints" / "2" / "checksums.json").write_text("{}")
+    (run / LOCK).touch()  # as whoever trained it has left it
+    return run
+
+
+def test_versions_count_up_and_latest_follows(tmp_path):
+    runs = [create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(3)]
+    assert [run.name for run in runs] == ["v1", "v2", "v3"]
+    assert find_run(tmp_path / "tiny") == runs[2].resolve()
+    assert find_run(runs[0]) == runs[0].resolve()
+    assert os.readlink(tmp_path / "tiny" / "latest") == "v3"
+    runs[0].rename(tmp_path / "tiny" / "v10")
+    assert create_run(tmp_path, CONFIG, TOKENIZER).name == "v11"
+
+
+@pytest.mark.parametrize("linked", ["runs", "runs/tiny", "runs/tiny/v1"])
+def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
+    """They are found, counted and cleared there; by either name, one process holds a run."""
+    link, disk = tmp_path / linked, tmp_path / "large disk"
+    run = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    link.rename(disk)
+    link.symlink_to(disk)
+    real = find_run(tmp_path / "runs" / "tiny")
+    assert real == run.resolve() and real.is_relative_to(disk)
+    (real / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
+    with claim(run):
+        assert list((real / "checkpoints").iterdir()) == []
+        with pytest.raises(RunError, match="is being trained by another process"):
+            with claim(real):
+                raise AssertionError("two hold it")
+    second = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    assert second.name == "v2" and find_run(tmp_path / "runs" / "tiny") == second.resolve()
+    assert link.is_symlink()
+
+
+def test_what_is_cleared_is_not_looked_for_behind_links(tmp_path):
+    """A half-written checkpoint goes, and what a link in it points to stays."""
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)
+    (half / "link").symlink_to(elsewhere)
+    with claim(run):
+        assert list(half.parent.iterdir()) == [] and (elsewhere / "kept").exists()
+
+
+def test_a_name_that_no_file_can_have_is_no_run():
+    """Longer than 255 bytes: the fuzzer's find (tests/fuzz, names)."""
+    with pytest.raises(RunError, match="there is no run in x+"):
+        find_run("x" * 300)
+
+
+def test_a_file_is_no_run():
+    with pytest.raises(RunError, match=r"folders\.py is a file; a run is a folder\."):
+        find_run(__file__)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot be written: Not a directory"):
+        create_run(tmp_path / "file", CONFIG, TOKENIZER)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_one_at_a_time_holds_a_run(tmp_path):
+    run = make_run(tmp_path)
+    before = contents(run)
+    with claim(run):
+        with pytest.raises(RunError, match=f"{run} is being trained by another process"):
+            with claim(run):
+                raise AssertionError("two hold it")
+    with claim(run):
+        pass
+    assert contents(run) == before
+
+
+def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
+    run = make_run(tmp_path)
+    before = contents(run)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp" / "params"
+    half.mkdir(parents=True)
+    (half / "d").write_bytes(b"half")
+    with claim(run):
+        assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
+    run = make_run(tmp_path)
+    half = run / "checkpoints" / "4.orbax-checkpoint-tmp"
+    with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):
+        with claim(run):
+            half.mkdir()
+            raise error
+    assert not half.exists()
+    with claim(run):
+        pass
+
+
+@pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug"), KeyError()])
+def test_other_errors_pass_as_they_are(tmp_path, error):
+    run = make_run(tmp_path)
+    with pytest.raises(type(error)) as raised, claim(run):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "name, module", [("save_tokenizer", folders), ("save_config", folders), ("replace", os)]
+)
+def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch, name, module):
+    """Wherever the disk fails, and also beside a run that is there."""
+
+    def fail(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    for _ in range(2):
+        before = contents(tmp_path)
+        with monkeypatch.context() as patch, pytest.raises(RunError, match="Stale file handle"):
+            patch.setattr(module, name, fail)
+            create_run(tmp_path, CONFIG, TOKENIZER)
+        assert contents(tmp_path) == before
+        create_run(tmp_path, CONFIG, TOKENIZER)
+    assert sorted(os.listdir(tmp_path / "tiny")) == ["latest", "v1", "v2"]
+
+
+def test_two_starts_that_are_both_discarded(tmp_path, monkeypatch):
+    """Each sees the other's version, which is gone before it is linked."""
+    one, other = (create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2))
+    newest_usable, inner = folders._newest_usable, []
+
+    def other_first(family):
+        if not inner:
+            inner.append(folders.discard_empty)
+            assert inner[0](other)
+        return newest_usable(family)
+
+    monkeypatch.setattr(folders, "_newest_usable", other_first)
+    assert folders.discard_empty(one)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_beside_one_that_is_discarded(tmp_path, monkeypatch):
+    """The family's folder is deleted before the new version is in it."""
+    run, versions = create_run(tmp_path, CONFIG, TOKENIZER), folders.versions
+
+    def discarded_meanwhile(family):
+        found = versions(family)
+        monkeypatch.undo()
+        assert folders.discard_empty(run) and not family.exists()
+        return found
+
+    monkeypatch.setattr(folders, "versions", discarded_meanwhile)
+    second = create_run(tmp_path, CONFIG, TOKENIZER)
+    assert find_run(tmp_path / "tiny") == second.resolve()
+
+
+def test_links_in_a_circle_are_one_sentence(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RunError, match="Too many levels of symbolic links"):
+        create_run(tmp_path / "loop", CONFIG, TOKENIZER)
+    with pytest.raises(RunError, match="there is no run in"):
+        find_run(tmp_path / "loop")
+
+
+def test_the_working_folder_was_deleted(tmp_path, monkeypatch):
+    run = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert folders.from_here(run) == run and find_run(run) == run.resolve()
+    with claim(run):
+        pass
+    with pytest.raises(RunError, match="runs/tiny cannot be used: the working folder was d"):
+        create_run(Path("runs"), CONFIG, TOKENIZER)
+
+
+def test_a_link_that_a_kill_prevented_is_made_when_the_run_is_claimed(tmp_path):
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    (run.parent / "latest").rename(run.parent / ".latest.0a1b2c3d")
+    with claim(run):
+        pass
+    assert sorted(os.listdir(run.parent)) == ["latest", "v1"]
+    assert os.readlink(run.parent / "latest") == "v1"
+    elsewhere = run.rename(tmp_path / "moved")
+    with claim(elsewhere):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["moved", "tiny"]
+
+
+def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
+    family = tmp_path / "tiny"
+    (family / "v2").mkdir(parents=True)  # another process is ahead of us …
+    (family / "v2" / "config.toml").touch()
+    (family / "v3").mkdir()  # … and a third has not come so far
+    (family / "v1").mkdir()
+    (family / "v1" / "config.toml").touch()
+    folders._point(family)
+    assert os.readlink(family / "latest") == "v2"
+    assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]

@@ -1,0 +1,254 @@
+"""`train.py --init MODEL`: training starts from the weights of another model."""
+
+import dataclasses
+import json
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import TINY, contents
+from random_models import random_params
+
+import jaxgru
+from jaxgru.cells import CELLS
+from jaxgru.lm import load
+from jaxgru.lm.config import ModelConfig, config_names, load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.lm.runs.folders import load_run_config, save_config
+from jaxgru.lm.runs.initial import config_from, initial_params
+from jaxgru.lm.runs.published import PublishedResults, published_for
+from pages.jobs import all_jobs, find_job
+
+FROZEN = {"training.learning_rate": "1e-30", "training.epochs": "1"}  # steps change no weight
+
+
+@pytest.fixture
+def train(script, tmp_path, tiny_run):
+    """Run `train.py --init tiny_run` with more options; the folder of its run, or the message."""
+
+    def run(*options, init=tiny_run):
+        done = script("train", "--runs", "runs", "--init", init, *options)
+        if done.code == 2:
+            assert done.err.startswith("train.py: ") and done.err.count("\n") == 1
+            assert not list(tmp_path.glob("runs/*/v*"))
+            return done.err
+        assert (done.code, done.err) == (0, "")
+        [folder] = tmp_path.glob("runs/*/latest")
+        return folder.resolve(), done.out
+
+    return run
+
+
+def options(values):
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+class TestWeights:
+    def test_with_the_same_vocabulary_all_are_the_models(self, tiny_run):
+        params, _, tokenizer = jaxgru.lm.load(tiny_run)
+        fresh = jax.tree.map(jnp.zeros_like, params)
+        ours, told = initial_params(fresh, config_from(str(tiny_run)), tokenizer)
+        chex.assert_trees_all_equal(ours, params)
+        assert f"all its weights, for {tokenizer.vocab_size} tokens" in told
+
+    @pytest.mark.parametrize("cell", CELLS)
+    def test_with_another_vocabulary_logits_of_common_tokens_are_the_models(self, cell, tmp_path):
+        """The model cannot tell its own tokens under new numbers, whatever the other rows are."""
+        old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
+        options = {"context_length": 2} if cell == "mlp" else {}
+        model = ModelConfig(cell, 7, 5, 6, 2, layer_norm=True, **options)
+        params = random_params(model)
+        path = tmp_path / "model.safetensors"
+        save_safetensors(path, params, jaxgru.lm.Config(model=model), old)
+        model = dataclasses.replace(model, vocab_size=6)
+        fresh = random_params(model, seed=1)
+        ours, told = initial_params(fresh, config_from(str(path)), new)
+        assert "the 4 tokens that both vocabularies have; for the other 2 they are random" in told
+        text, common = "gabfag", "gfab"
+        apply = jax.jit(jaxgru.lm.apply)
+        theirs, _ = apply(params, old.encode(text)[None])
+        logits, _ = apply(ours, new.encode(text)[None])
+        expected = theirs[..., old.encode(common)]
+        np.testing.assert_allclose(logits[..., new.encode(common)], expected, rtol=1e-6)
+        chex.assert_trees_all_equal((ours.layers, ours.norm), (params.layers, params.norm))
+        drawn = new.encode("zy")
+        chex.assert_trees_all_equal(ours.embedding[drawn], fresh.embedding[drawn])
+        chex.assert_trees_all_equal(ours.head.Wo[:, drawn], fresh.head.Wo[:, drawn])
+        chex.assert_trees_all_equal(ours.head.bo[drawn], fresh.head.bo[drawn])
+
+    def test_pieces_of_words_are_matched_by_their_text(self, tiny_text):
+        params, config, theirs = load("scribe_alpha")
+        tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+        model = dataclasses.replace(config.model, vocab_size=60)
+        fresh = random_params(model)
+        ours, _ = initial_params(fresh, config_from("scribe_alpha"), tokenizer)
+        common = set(tokenizer.pieces) & set(theirs.pieces)
+        assert {"<unk>", "a"} <= common != set(tokenizer.pieces)
+        for token, piece in enumerate(tokenizer.pieces):
+            at = theirs.pieces.index(piece) if piece in common else None
+            row = fresh.embedding[token] if at is None else params.embedding[at]
+            np.testing.assert_array_equal(ours.embedding[token], row)
+
+    def test_characters_and_pieces_of_words_have_nothing_in_common(self, tiny_text):
+        _, config, _ = load("astra_alpha")
+        tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+        fresh = random_params(dataclasses.replace(config.model, vocab_size=60))
+        ours, told = initial_params(fresh, config_from("astra_alpha"), tokenizer)
+        chex.assert_trees_all_equal((ours.embedding, ours.head), (fresh.embedding, fresh.head))
+        assert "for the 0 tokens that both vocabularies have; for the other 60" in told
+
+
+class TestARun:
+    def test_starts_from_the_model_and_keeps_its_tokenizer(self, train, tiny_run, tmp_path):
+        """With a learning rate that changes nothing, the result is the model, bit for bit."""
+        text = "the sun is in the east\n" * 100  # letters that the model knows, but not all
+        (tmp_path / "mine.txt").write_text(text)
+        run, out = train("--data.corpus", "mine.txt", *options(FROZEN))
+        params, config, tokenizer = jaxgru.lm.load(run)
+        theirs, _, vocabulary = jaxgru.lm.load(tiny_run)
+        chex.assert_trees_all_equal(params, theirs)
+        assert tokenizer.to_bytes() == vocabulary.to_bytes()
+        assert f"training starts from {tiny_run} (SHA-256 " in out
+        assert config.name == "astra_alpha-mine" and config.training.init == str(tiny_run)
+        assert out.count(config.training.init_sha256[:12]) == 1
+        assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
+
+    @pytest.mark.slow
+    def test_is_better_than_chance_before_it_has_learned(self, train, tiny_text):
+        """astra_alpha on verse that it has not seen: below ln V nats, though V is learned anew."""
+        run, _ = train("--data.corpus", tiny_text, "--training.steps-per-epoch", 1,
+                       *options(FROZEN), init="astra_alpha")  # fmt: skip
+        record = json.loads((run / "metrics.jsonl").read_text())
+        assert max(record["val_loss"], record["train_loss"]) < np.log(28) - 0.3
+
+    @pytest.mark.slow
+    def test_learns_a_vocabulary_where_the_model_lacks_characters(self, train, tiny_run, tmp_path):
+        (tmp_path / "mine.txt").write_text("Öde Süße\n" * 300)
+        run, out = train("--data.corpus", "mine.txt", *options(FROZEN))
+        params, _, tokenizer = jaxgru.lm.load(run)
+        assert set(tokenizer.vocabulary) == set("Öde Süße\n")
+        theirs, _, _ = jaxgru.lm.load(tiny_run)
+        chex.assert_trees_all_equal(params.layers, theirs.layers)
+        assert "tokens that both vocabularies have" in out
+
+    @pytest.mark.slow
+    def test_is_resumed_without_the_model(self, train, script, tiny_run, tmp_path):
+        """The second epoch of a lengthened run is that of an undisturbed run from the model."""
+        model = shutil.copytree(tiny_run, tmp_path / "model")
+        run, _ = train(*options({"training.epochs": "1"}), init=model)
+        shutil.rmtree(model)
+        done = script("train", "--resume", run, "--training.epochs", 2)
+        assert (done.code, done.err) == (0, "")
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+
+    def test_stopped_before_its_first_checkpoint_starts_from_the_model_again(
+        self, train, script, tiny_run, tmp_path
+    ):
+        run, _ = train(*options(FROZEN))
+        shutil.rmtree(run / "checkpoints")
+        assert script("train", "--resume", run).code == 0
+        chex.assert_trees_all_equal(jaxgru.lm.load(run)[0], jaxgru.lm.load(tiny_run)[0])
+        shutil.rmtree(run / "checkpoints")
+        text = (run / "config.toml").read_text()
+        sha256 = load_run_config(run).training.init_sha256
+        (run / "config.toml").write_text(text.replace(sha256, "0" * 64))
+        done = script("train", "--resume", run)
+        assert done.code == 2 and "has changed: its SHA-256 is" in done.err
+
+    def test_may_have_the_models_name(self, train, run_copy, tmp_path):
+        """Then the model is the version before the new run, though `latest` moves."""
+        family = tmp_path / "runs" / "mine"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        run, _ = train("--name", "mine", *options(FROZEN), init="runs/mine")
+        assert run.name == "v2"
+        params, config, _ = jaxgru.lm.load(run)
+        chex.assert_trees_all_equal(params, jaxgru.lm.load(family / "v1")[0])
+        assert config.training.init == str(family / "v1")
+
+    def test_that_fails_hides_no_run_of_its_name(self, script, run_copy, tmp_path):
+        family = tmp_path / "runs" / "mine"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        shutil.rmtree(family / "v1" / "checkpoints")
+        before = contents(family)
+        done = script("train", "--runs", "runs", "--name", "mine", "--init", "runs/mine")
+        assert done.code == 2 and "v1 has no finished checkpoint" in done.err
+        assert contents(family) == before
+
+    def test_is_never_the_studys(self, tmp_path):
+        """Though nothing else in its config differs from the study's."""
+        for name in set(pretrained_names()) & set(config_names()):
+            config = load_config(name, {"training.init": name})
+            assert published_for(config) == PublishedResults()
+        job = next(job for job in all_jobs() if job.name == "astra_alpha")
+        folder = tmp_path / "astra_alpha" / "v1"
+        folder.mkdir(parents=True)
+
+        save_config(folder, job.config)
+        assert find_job(tmp_path, job) == folder
+        training = dataclasses.replace(job.config.training, init="astra_alpha")
+        save_config(folder, dataclasses.replace(job.config, training=training))
+        assert find_job(tmp_path, job) is None
+
+    def test_without_init_says_nothing_of_it(self, tiny_run):
+        """So that files are those of earlier versions."""
+        assert "init" not in (tiny_run / "config.toml").read_text()
+
+
+class TestConfig:
+    def test_is_the_models_own(self, tiny_run, tiny_text, tmp_path):
+        params, theirs, tokenizer = jaxgru.lm.load(tiny_run)
+        path = tmp_path / "model.safetensors"
+        lengthened = dataclasses.replace(theirs.training, lengthened=2, init_sha256="0")
+        save_safetensors(path, params, dataclasses.replace(theirs, training=lengthened), tokenizer)
+        for model in (tiny_run, path):
+            config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": "7"})
+            assert config.name == "astra_alpha-mine" and config.data.sha256 == ""
+            assert config.model == theirs.model
+            assert config.training == dataclasses.replace(
+                theirs.training, epochs=7, init=str(model)
+            )
+        assert config_from(str(path)).data.sha256 == theirs.data.sha256
+
+    @pytest.mark.slow
+    def test_can_be_another_of_the_same_sizes(self, train, tiny_text):
+        sizes = {k: v for k, v in TINY.items() if k.startswith("model.")}
+        recipe = {"training.batch_size": "2", "training.sequence_length": "8", **FROZEN}
+        run, _ = train("--config", "astra_alpha", "--data.corpus", tiny_text,
+                       "--training.steps-per-epoch", 1, "--model.dropout", 0.3,
+                       *options(sizes | recipe))  # fmt: skip
+        assert load_run_config(run).model.dropout == 0.3
+
+
+class TestRefusals:
+    def test_of_other_sizes(self, train, tiny_run):
+        message = train("--model.hidden-dim", 10, "--data.corpus", "not-read.txt")
+        assert f"from {tiny_run}: its model.hidden_dim is 9, and this config's is 10" in message
+
+    def test_of_what_is_no_model(self, train):
+        message = train(init="nothing")
+        assert "no model 'nothing'" in message and "astra_alpha, astra_beta" in message
+        assert "no.safetensors" in (says := train(init="no.safetensors")) and "no file" in says
+
+    @pytest.mark.parametrize("name", ["model.pth", "model.onnx"])
+    def test_of_another_format(self, train, name):
+        message = train(init=name)
+        assert f"cannot start from '{name}', which is a {name[5:]} file; convert it" in message
+
+    def test_of_a_damaged_file(self, train, tmp_path):
+        (tmp_path / "model.safetensors").write_bytes(b"\x10" * 100)
+        assert "is not a whole safetensors file" in train(init="model.safetensors")
+
+    def test_beside_resume(self, train, tiny_run):
+        assert "--init MODEL (to start a run) or --resume RUN" in train("--resume", tiny_run)
+
+    def test_of_another_model_than_the_config_names(self, train):
+        assert "has changed: its SHA-256 is" in train("--training.init-sha256", "0" * 64)

@@ -1,0 +1,474 @@
+"""What a resumed run is bound to, what may change, and what must not end a run in training."""
+
+import errno
+import json
+import math
+import os
+import signal
+import sys
+
+import jax
+import pytest
+from conftest import TINY, contents
+
+import jaxgru
+from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.runs import folders, lifecycle, orbax, reports, terminal
+from jaxgru.lm.runs.folders import RunError, claim, create_run
+from jaxgru.lm.runs.lifecycle import resume_run, start_run
+from jaxgru.lm.runs.published import PublishedResults, load_published
+from jaxgru.lm.training import Progress
+from pages.jobs import Job, find_job
+
+FEWER = TINY | {"training.epochs": "1", "training.steps_per_epoch": "1"}
+
+
+def records(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def start(tmp_path, tiny_text):
+    """Trains one step of a tiny model; returns its folder."""
+    options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny"}
+    return lambda: start_run(load_config("astra_alpha", options), tmp_path / "runs")
+
+
+class TestBound:
+    """To all that the checkpoint was made with."""
+
+    @pytest.mark.parametrize(
+        "old, new, says",
+        [
+            ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
+            ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
+            ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
+            ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
+            ("dropout = 0.1", "dropout = 0.2", "model.dropout = 0.1, and this is 0.2"),
+        ],
+    )
+    def test_to_its_config(self, run_copy, old, new, says):
+        edit(run_copy / "config.toml", old, new)
+        before = contents(run_copy)
+        with pytest.raises(RunError, match=says):
+            resume_run(run_copy)
+        assert contents(run_copy) == before
+
+    def test_to_its_tokenizer(self, run_copy):
+        """The same characters in another order: every token means another one."""
+        path = run_copy / "tokenizer.json"
+        characters = json.loads(path.read_text())["characters"]
+        path.write_text(json.dumps({"characters": characters[::-1]}))
+        with pytest.raises(RunError, match=r"was made with tokenizer \(SHA-256\) = "):
+            resume_run(run_copy)
+        with pytest.raises(RunError, match=r"was made with tokenizer \(SHA-256\) = "):
+            jaxgru.lm.load(run_copy)
+
+    @pytest.mark.parametrize("name", ["jax_threefry_partitionable", "jax_enable_x64"])
+    def test_to_jaxs_settings(self, run_copy, name):
+        value = getattr(jax.config, name)
+        jax.config.update(name, not value)
+        try:
+            with pytest.raises(RunError, match=f"made with {name} = {value}, and this is"):
+                resume_run(run_copy)
+        finally:
+            jax.config.update(name, value)
+
+    def test_but_not_to_the_place_of_its_corpus(self, run_copy, tiny_text, tmp_path):
+        moved = tmp_path / "elsewhere.txt"
+        moved.write_bytes(tiny_text.read_bytes())
+        edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "gone.txt"))
+        resume_run(run_copy, {"data.corpus": str(moved)})
+        _, config, _ = jaxgru.lm.load(run_copy)
+        assert config.data.corpus == str(moved)
+        assert config.name == "astra_alpha" and len(records(run_copy)) == 2
+
+
+class TestLength:
+    """--resume RUN --training.epochs N."""
+
+    def test_a_finished_run_is_lengthened_with_the_schedule_of_a_longer_one(self, run_copy, capfd):
+        """lr·(1 + cos(πe/E))/2: the first two epochs as they were, with E = 2, then with E = 4."""
+        before = records(run_copy)
+        samples = (run_copy / "samples.txt").read_bytes()
+        resume_run(run_copy, {"training.epochs": "4"})
+        after = records(run_copy)
+        assert after[:2] == before
+        rates = [3e-3 * (1 + math.cos(math.pi * e / E)) / 2 for e, E in [(0, 2), (1, 2), (2, 4)]]
+        rates.append(3e-3 * (1 + math.cos(math.pi * 3 / 4)) / 2)
+        assert [record["learning_rate"] for record in after] == pytest.approx(rates, rel=1e-5)
+        out = " ".join(capfd.readouterr().out.split())
+        assert (
+            "The run now has 4 epochs" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
+        )
+        assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
+        _, config, _ = jaxgru.lm.load(run_copy)
+        assert config.training.epochs == 4 and config.training.lengthened == 1
+        resume_run(run_copy)  # as it is now, it needs no option
+        assert records(run_copy) == after
+
+    def test_a_run_of_an_earlier_version_whose_config_has_published_losses(self, run_copy):
+        """They are ignored, and gone when the config is written again."""
+        path = run_copy / "config.toml"
+        assert "published" not in path.read_text()
+        with path.open("a") as file:
+            file.write("\n[published]\nnum_params = 1\ntrain_loss = [[1.5, nan]]\n")
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert len(records(run_copy)) == 3
+        assert "published" not in path.read_text()
+
+    def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):
+        edit(run_copy / "config.toml", "epochs = 2", "epochs = 3")
+        with pytest.raises(RunError, match="resume with --training.epochs 3"):
+            resume_run(run_copy)
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert len(records(run_copy)) == 3
+
+    @pytest.mark.slow
+    def test_twice_before_a_step_is_done(self, run_copy, monkeypatch):
+        """The checkpoint is as it was, and is resumed with what was given last."""
+        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        resume_run(run_copy, {"training.epochs": "3"})
+        resume_run(run_copy, {"training.epochs": "4"})
+        monkeypatch.undo()
+        resume_run(run_copy)
+        assert len(records(run_copy)) == 4
+
+    def test_killed_before_a_step_is_done_it_is_not_called_finished(
+        self, run_copy, monkeypatch, capfd
+    ):
+        """The checkpoint says that it is; the config, that two epochs are left."""
+        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        resume_run(run_copy, {"training.epochs": "4"})
+        resume_run(run_copy)
+        assert "is finished" not in capfd.readouterr().out
+
+    def test_such_a_run_is_none_of_the_studys(self, run_copy, tmp_path):
+        """It ends with as many epochs as a job of the study, but had other learning rates."""
+        config = (run_copy / "config.toml").read_text()
+        family = tmp_path / "astra_alpha"
+        family.mkdir()
+        overrides = {**TINY, "data.corpus": jaxgru.lm.load(run_copy)[1].data.corpus}
+        job = Job("astra_alpha", tuple(overrides.items()))
+        vocabulary = {"model.vocab_size": str(jaxgru.lm.load(run_copy)[1].model.vocab_size)}
+        job = Job("astra_alpha", job.overrides + tuple(vocabulary.items()))
+        (run_copy.rename(family / "v1") / "config.toml").write_text(config)
+        assert find_job(tmp_path, job) == family / "v1"
+        edit(family / "v1" / "config.toml", "lengthened = 0", "lengthened = 1")
+        assert find_job(tmp_path, job) is None
+
+    @pytest.mark.parametrize(
+        "overrides, says",
+        [
+            ({"training.epochs": "1"}, "training.epochs is 1, but 2 epochs of .* have begun"),
+            ({"training.patience": "9"}, "training.patience cannot change within a run"),
+            ({"training.learning_rate": "1"}, "training.learning_rate cannot change within a run"),
+            ({"training.epochs": "many"}, "training.epochs is 'many'"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_and_nothing_changes(self, run_copy, overrides, says):
+        before = contents(run_copy)
+        with pytest.raises(jaxgru.UserError, match=says):
+            resume_run(run_copy, overrides)
+        assert contents(run_copy) == before
+
+    def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy):
+        """Its best epoch is the first of three, and it waits for two."""
+        config = load_config("astra_alpha", {"training.patience": "2"})
+        progress = Progress([{}] * 3, best_epoch=1, finished=True)
+        with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
+            lifecycle._change(run_copy, config, {"training.epochs": "10"}, progress)
+
+    def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
+        resume_run(run_copy, {"training.epochs": "3"})
+        before = records(run_copy)
+        resume_run(run_copy, {"training.epochs": "3"})
+        assert "is finished, with 3 epochs." in capfd.readouterr().out
+        assert records(run_copy) == before
+        assert load_config(run_copy / "config.toml").training.lengthened == 1
+
+    def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, capfd):
+        resume_run(run_copy)
+        assert "is finished, with 2 epochs; --training.epochs N" in capfd.readouterr().out
+
+    def test_a_run_whose_folder_is_named_like_a_file(self, run_copy, tmp_path, capfd):
+        """--name gru.onnx is allowed."""
+        run = run_copy.rename(tmp_path / "gru.onnx")
+        resume_run(run)
+        assert "is finished" in capfd.readouterr().out
+        assert jaxgru.lm.load(run)[1].model.hidden_dim == 9
+
+    def test_a_run_killed_before_its_reports_gets_them(self, run_copy):
+        """As it would be between the last checkpoint and the end."""
+        names = ("metrics.jsonl", "samples.txt")
+        before = [(run_copy / name).read_bytes() for name in names]
+        for name in (*names, "loss.png"):
+            (run_copy / name).unlink()
+        resume_run(run_copy)
+        assert [(run_copy / name).read_bytes() for name in names] == before
+        assert (run_copy / "loss.png").exists()
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "**", "gs:"])
+    def test_a_path_in_which_orbax_finds_nothing_again_is_refused_first(self, tmp_path, name):
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            create_run(tmp_path / name / "runs", Config("tiny"), CharacterTokenizer("abc"))
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        "name, why", [("x", "File name too long"), ("\udcff", "that is not UTF-8")]
+    )
+    def test_a_path_that_no_checkpoint_can_have_is_refused_before_training(
+        self, tiny_text, tmp_path, monkeypatch, name, why
+    ):
+        """Though every other file of a run can be written there."""
+        monkeypatch.setattr(lifecycle, "_fresh_state", None)  # nothing has begun
+        runs = tmp_path / name
+        while name == "x" and (rest := 4000 - len(f"{runs}/")) > 0:  # Linux takes 4,095 bytes
+            runs = runs / ("x" * min(rest, 200))
+        runs.mkdir(parents=True)
+        options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny"}
+        with pytest.raises(RunError, match=f"checkpoints cannot be .*{why}"):
+            start_run(load_config("astra_alpha", options), runs)
+        assert list(runs.iterdir()) == []
+
+    @pytest.mark.parametrize("number", ["EMFILE", "ESTALE", "EBUSY", "ETXTBSY", "EINTR", "EISDIR"])
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_whatever_the_system_refuses_is_one_sentence(self, run_copy, number, chained):
+        error = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+        with pytest.raises(RunError, match=f"cannot be written: {error.strerror}; the checkpoint"):
+            with claim(run_copy):
+                if chained:
+                    raise RuntimeError("Orbax's own words") from error
+                raise error
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "loss.png", ".lock"])
+    def test_a_folder_where_a_file_belongs(self, run_copy, name):
+        (run_copy / name).unlink()
+        (run_copy / name).mkdir()
+        with pytest.raises(RunError, match=rf"cannot be written: Is a directory \({name}\)"):
+            resume_run(run_copy)
+
+    def test_a_bug_after_a_missing_file_is_no_system_error(self, run_copy):
+        with pytest.raises(KeyError), claim(run_copy):
+            try:
+                (run_copy / "nothing").read_bytes()
+            except FileNotFoundError:
+                {}["x"]
+
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b"])
+    def test_a_run_moved_there_can_be_read_but_not_trained(self, run_copy, tmp_path, name):
+        (tmp_path / name).mkdir()
+        run = run_copy.rename(tmp_path / name / "v1")
+        assert jaxgru.lm.num_params(jaxgru.lm.load(run)[0]) > 0
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            resume_run(run)
+
+    @pytest.mark.parametrize("name", ["back\\slash", "gs:", "**"])
+    def test_nor_read_where_orbax_cannot(self, run_copy, tmp_path, name):
+        (tmp_path / name).mkdir()
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            jaxgru.lm.load(run_copy.rename(tmp_path / name / "v1"))
+
+    def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
+        """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
+        for module in (orbax, folders):
+            monkeypatch.setattr(module, "check_path", lambda *_: None)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "[x]").mkdir()
+        (tmp_path / "runs").symlink_to("[x]")
+        with pytest.raises(RunError, match="cannot be read back.*manifest.ocdbt is missing"):
+            start()
+
+    def test_a_run_that_is_moved_while_it_trains(self, run_copy):
+        with claim(run_copy) as check_in_place:
+            check_in_place()
+            moved = run_copy.rename(run_copy.with_name("moved"))
+            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
+                check_in_place()
+            run_copy.mkdir()  # as Orbax would
+            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
+                check_in_place()
+        assert jaxgru.lm.load(moved)
+
+    def test_an_editor_does_not_take_the_lock_away(self, run_copy):
+        """`sed -i` and vim write a new file and rename it."""
+        with claim(run_copy):
+            copy = run_copy / "config.toml~"
+            copy.write_bytes((run_copy / "config.toml").read_bytes())
+            os.replace(copy, run_copy / "config.toml")
+            with pytest.raises(RunError, match="is being trained by another process"):
+                resume_run(run_copy)
+
+
+class TestNames:
+    def test_a_run_on_a_text_of_ones_own_is_not_the_studys(self):
+        config = load_config("astra_alpha", {"data.corpus": "some/my text (2).txt"})
+        assert config.name == "astra_alpha-my_text_2_"
+
+    def test_texts_whose_names_have_no_latin_letter_are_told_apart(self):
+        texts = ("日本.txt", "中国.txt", "глава 1.txt", "роман 1.txt", f"{'я' * 120}.txt", "((.txt")
+        names = [load_config("astra_alpha", {"data.corpus": text}).name for text in texts]
+        assert len(set(names)) == len(texts)
+        lengths = [8, 8, len("1-") + 8, len("1-") + 8, 8, 8]
+        assert [len(name) - len("astra_alpha-") for name in names] == lengths
+
+    def test_a_name_can_be_given(self):
+        assert load_config("astra_alpha", {"name": "mine"}).name == "mine"
+        with pytest.raises(jaxgru.UserError, match="name is '../mine'"):
+            load_config("astra_alpha", {"name": "../mine"})
+
+
+@pytest.mark.parametrize(
+    "overrides, published",
+    [({"training.seed": "1"}, True), ({"data.corpus": "my_text.txt"}, False)],
+)
+def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
+    overrides, published, monkeypatch, tmp_path
+):
+    seen = []
+    monkeypatch.setattr(reports, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
+    reports.write_losses(tmp_path, load_config("astra_beta", overrides), Progress())
+    assert seen == [load_published("astra_beta") if published else PublishedResults()]
+
+
+class TestTraining:
+    """What must not end it, and how it ends."""
+
+    def test_a_figure_that_cannot_be_drawn(self, start, monkeypatch, capfd):
+        def usetex(*_):
+            raise RuntimeError("Failed to process string with tex because latex is not found")
+
+        monkeypatch.setattr(reports, "plot_losses", usetex)
+        run = start()
+        assert capfd.readouterr().err.count("cannot be drawn: Failed to process string") == 1
+        assert (run / "samples.txt").exists() and not (run / "loss.png").exists()
+
+    def test_a_figure_for_which_there_is_no_room(self, start, monkeypatch, tmp_path):
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(reports, "plot_losses", full)
+        with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
+            start()
+
+    @pytest.mark.parametrize("patience", [0, 2])
+    def test_the_announced_loss_is_that_of_the_model_that_is_loaded(
+        self, tiny_text, tmp_path, capfd, patience
+    ):
+        """The rate is far too high, so the first of two epochs is the best."""
+        options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny", "training.epochs": "2"}
+        options |= {"training.learning_rate": "3", "training.patience": str(patience)}
+        run = start_run(load_config("astra_alpha", options), tmp_path / "runs")
+        said = capfd.readouterr().out
+        params, config, tokenizer = jaxgru.lm.load(run)
+        _, dataset = load_dataset(config, tokenizer)
+        loss = window_loss(params, dataset.validation, config.training.sequence_length)
+        first, last = (record["val_loss"] for record in records(run))
+        assert first < last and loss == pytest.approx(first if patience else last, rel=1e-6)
+        best = f"the best validation loss is {first:.4f}, in epoch 1. Sample from"
+        if patience:
+            assert f"Done: {best}" in said
+        else:
+            ours = f"the model is the last epoch's, whose validation loss is {loss:.4f}"
+            assert f"Done: {ours}; {best}" in said
+
+    def test_output_that_is_gone(self, start, monkeypatch, capfd):
+        with open("/dev/full", "w", buffering=1) as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            run = start()
+            monkeypatch.undo()
+        said = capfd.readouterr().err
+        assert said.count("standard output is gone") == 1 and len(said.splitlines()) == 1
+        assert (run / "samples.txt").exists()
+
+    def test_no_output_at_all(self, start, monkeypatch):
+        monkeypatch.setattr(sys, "stdout", None)  # what Python has after `>&-`
+        assert (start() / "samples.txt").exists()
+
+    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+    def test_a_signal_before_the_first_step_leaves_no_empty_run(
+        self, start, monkeypatch, name, tmp_path, run_copy
+    ):
+        """While it is being compiled, say. `latest` still names the run before."""
+        family = tmp_path / "runs" / "tiny"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        fresh_state, before = lifecycle._fresh_state, signal.getsignal(getattr(signal, name))
+
+        def interrupted(*arguments):
+            signal.raise_signal(getattr(signal, name))
+            return fresh_state(*arguments)
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert sorted(os.listdir(family)) == ["latest", "v1"]
+        assert os.readlink(family / "latest") == "v1"
+        assert signal.getsignal(getattr(signal, name)) is before
+
+    def test_a_failing_disk_leaves_no_empty_run(self, start, monkeypatch, tmp_path, run_copy):
+        """Nothing could be saved. What was there before is found again."""
+        family = tmp_path / "runs" / "tiny"
+        family.mkdir(parents=True)
+        run_copy.rename(family / "v1")
+        (family / "latest").symlink_to("v1")
+        before = contents(family)
+
+        def full(checkpoint, values):
+            (checkpoint.folder.with_suffix(".orbax-checkpoint-tmp") / "params").mkdir(parents=True)
+            raise ValueError("No space left on device [os_error_code='28']")
+
+        monkeypatch.setattr(orbax.Checkpoint, "write", full)
+        says = "v2 cannot be written: No space left on device; .* none was saved .*it is deleted"
+        with pytest.raises(RunError, match=says):
+            start()
+        assert contents(family) == before
+
+    def test_nor_a_family_without_a_run(self, start, monkeypatch, tmp_path):
+        def too_large(*_):
+            raise MemoryError
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", too_large)
+        with pytest.raises(MemoryError):
+            start()
+        assert list((tmp_path / "runs").iterdir()) == []
+
+    def test_a_signal_that_is_ignored_stays_so(self, start, monkeypatch):
+        """`nohup` has SIGHUP ignored."""
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        fresh_state = lifecycle._fresh_state
+
+        def closed(*arguments):
+            signal.raise_signal(signal.SIGHUP)
+            return fresh_state(*arguments)
+
+        monkeypatch.setattr(lifecycle, "_fresh_state", closed)
+        try:
+            assert (start() / "samples.txt").exists()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    @pytest.mark.parametrize("width", [20, 40, 50, 60, 80, 120])
+    def test_there_is_a_bar_at_any_width(self, width, capfd, monkeypatch):
+        """What is drawn has a piece of a bar in it and fits."""
+        from rich.console import Console
+
+        console = Console(force_terminal=True, width=width, legacy_windows=False)
+        monkeypatch.setattr(terminal, "console", console)
+        with terminal.progress_bar(load_config("leviathan")) as (bar, task):
+            bar.update(task, completed=600, epoch="epoch 4/6", loss="loss 1.2345", rate="9,999 t/s")
+            line = console.render_lines(bar.get_renderable())[0]
+        text = "".join(segment.text for segment in line)
+        assert text.count("━") >= 4 and len(text) <= width

@@ -1,0 +1,234 @@
+"""Losses against NumPy in float64, a counted bigram table, and a model that knows nothing."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import numpy_gru_losses
+from random_models import random_params
+
+import jaxgru
+from jaxgru.errors import UserError
+from jaxgru.lm import evaluation
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.evaluation import (
+    Losses,
+    evaluate,
+    memory_curve,
+    random_batch_losses,
+    recovery,
+    stream_loss,
+    token_nll,
+    window_loss,
+)
+
+V = 7
+MODEL = ModelConfig(
+    vocab_size=V, embedding_dim=3, hidden_dim=5, num_layers=2, second_bias=True, dropout=0.5
+)
+N = 59  # 58 predictions
+
+
+@pytest.fixture(scope="module")
+def params() -> jaxgru.lm.Params:
+    """Large weights: a model whose state matters, so that a state that is lost would be seen."""
+    return random_params(MODEL)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, V, N).astype(np.int32)
+
+
+class TestAgainstNumPy:
+    @pytest.mark.parametrize("window", [1, 13, 200])
+    def test_window_loss(self, params, tokens, window):
+        expected = numpy_gru_losses(params, tokens, window).mean()
+        assert window_loss(params, tokens, window) == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("window, at_once", [(1, 8), (7, 20)])
+    def test_window_loss_in_many_batches(self, params, tokens, window, at_once, monkeypatch):
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        expected = numpy_gru_losses(params, tokens, window).mean()
+        assert window_loss(params, tokens, window) == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("at_once", [20, 57, 8192])
+    def test_stream_loss_whatever_the_pieces(self, params, tokens, at_once, monkeypatch):
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        expected = numpy_gru_losses(params, tokens, N).mean()
+        assert stream_loss(params, tokens) == pytest.approx(expected, rel=1e-5)
+
+    def test_the_treatments_of_the_state_differ(self, params, tokens):
+        """Without this, the agreement above might hold for a model that has no state."""
+        losses = [numpy_gru_losses(params, tokens, w).mean() for w in (1, 2, 13, N)]
+        assert np.abs(np.subtract.outer(losses, losses))[np.triu_indices(4, 1)].min() > 1e-3
+
+    def test_two_tokens_are_one_prediction(self, params):
+        (expected,) = numpy_gru_losses(params, np.array([3, 5]), 1)
+        for loss in (
+            stream_loss(params, np.array([3, 5])),
+            window_loss(params, np.array([3, 5]), 1),
+            window_loss(params, np.array([3, 5]), 128),
+        ):
+            assert loss == pytest.approx(expected, rel=1e-5)
+
+    def test_token_nll(self):
+        logits = np.random.default_rng(2).normal(0, 3, (4, 6, V))
+        targets = np.random.default_rng(3).integers(0, V, (4, 6))
+        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        expected = -np.log(np.take_along_axis(p, targets[..., None], -1)[..., 0])
+        seen = jax.jit(token_nll)(logits.astype(np.float32), targets)
+        np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
+
+    def test_a_target_outside_the_vocabulary_gives_nan_not_a_guess(self):
+        logits = jnp.log(jnp.array([[0.25, 0.75]] * 4))
+        nll = jax.jit(token_nll)(logits, jnp.array([-1, 0, 1, 2]))
+        np.testing.assert_allclose(nll, [np.nan, np.log(4), np.log(4 / 3), np.nan], rtol=1e-6)
+
+    def test_token_nll_of_huge_logits_is_finite(self):
+        logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
+        np.testing.assert_allclose(jax.jit(token_nll)(logits, jnp.array([1, 1])), [1e4, 0.0])
+
+    def test_token_nll_of_bfloat16_logits_is_rounded_as_they_are_and_no_more(self):
+        """A thousand equal logits: ln 1000, which bfloat16 would round to 6.90625."""
+        nll = jax.jit(token_nll)(jnp.full((1, 1000), 3, jnp.bfloat16), jnp.array([7]))
+        np.testing.assert_allclose(nll, np.log(1000), rtol=1e-6)
+
+
+class TestRandomBatches:
+    """As nanoGPT evaluates."""
+
+    def test_a_batch_is_the_mean_of_its_windows(self, params):
+        """A text with room for one crop alone: every batch is that crop, from the zero state."""
+        tokens = np.arange(10) % 5
+        losses = random_batch_losses(params, tokens, 8, jax.random.key(0), 50, 1)
+        expected = numpy_gru_losses(params, tokens[:9], 8).mean()
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        assert losses.shape == (50,)
+
+    def test_many_batches_come_near_the_mean_over_all_windows(self, params, tokens):
+        starts = range(len(tokens) - 4 - 1)
+        every = [numpy_gru_losses(params, tokens[i : i + 5], 4).mean() for i in starts]
+        losses = random_batch_losses(params, tokens, 4, jax.random.key(1), 400, 8)
+        error = np.std(every) / np.sqrt(400 * 8)
+        assert abs(losses.mean() - np.mean(every)) < 4 * error
+        assert np.std(losses) == pytest.approx(np.std(every) / np.sqrt(8), rel=0.2)
+
+    def test_a_text_that_is_too_short(self, params):
+        with pytest.raises(UserError, match="has 9 tokens, but windows of 8 need 10"):
+            random_batch_losses(params, np.zeros(9, int), 8, jax.random.key(0))
+
+
+class TestMemory:
+    def test_curve(self, params, tokens):
+        curve = memory_curve(params, tokens, resets=(1, 3, 200))
+        expected = {k: numpy_gru_losses(params, tokens, k).mean() for k in (1, 3, 200)}
+        assert curve == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("at_once", [8192, 20])
+    def test_recovery(self, params, tokens, at_once, monkeypatch):
+        """Resets at 0, 7, …, 49 (the last with 9 predictions left), 9 predictions after each."""
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
+        stream = numpy_gru_losses(params, tokens, N)
+        excess = [
+            numpy_gru_losses(params, tokens[s : s + 10], N) - stream[s : s + 9]
+            for s in range(0, 50, 7)
+        ]
+        expected = np.mean(excess, axis=0)
+        np.testing.assert_allclose(recovery(params, tokens, 9, 7), expected, atol=2e-6)
+        assert abs(expected[0]) > 1e-3 and len(expected) == 9
+
+    def test_recovery_is_over_once_a_short_memory_is_full(self, tokens):
+        """An MLP of 3 tokens has forgotten a reset after 2 of them, exactly."""
+        model = ModelConfig("mlp", V, 3, 5, 1, context_length=3)
+        mlp = random_params(model)
+        excess = recovery(mlp, tokens, 6, 5)
+        assert np.abs(excess[:2]).min() > 1e-3
+        np.testing.assert_allclose(excess[2:], 0, atol=1e-6)
+
+    def test_a_text_shorter_than_the_length(self, params, tokens):
+        """One reset fits, the beginning of the text, where the stream begins, too."""
+        np.testing.assert_allclose(recovery(params, tokens, 256, 64), np.zeros(N - 1), atol=1e-6)
+
+    @pytest.mark.parametrize("length, stride", [(0, 1), (3, 0)])
+    def test_no_length_or_stride(self, params, tokens, length, stride):
+        with pytest.raises(UserError, match=f"length {length} and stride {stride} must both"):
+            recovery(params, tokens, length, stride)
+
+
+class TestStateless:
+    def test_is_a_table_weighted_by_bigram_counts(self, params, tokens):
+        """No state: one distribution a token, V×V numbers, whatever came before."""
+        table = np.zeros((V, V))
+        for a in range(V):
+            for b in range(V):
+                table[a, b] = numpy_gru_losses(params, np.array([a, b]), 1)[0]
+        counts = np.zeros((V, V))
+        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        expected = (counts * table).sum() / counts.sum()
+        assert window_loss(params, tokens, 1) == pytest.approx(expected, rel=1e-5)
+
+    def test_of_the_stateful_losses_only_windows_of_1_ignore_the_order(self, params):
+        """Two texts with the same bigrams: one stateless loss, two stateful ones."""
+        one, two = np.array([0, 1, 2, 0, 3, 2, 0]), np.array([0, 3, 2, 0, 1, 2, 0])
+        assert window_loss(params, one, 1) == pytest.approx(window_loss(params, two, 1), rel=1e-6)
+        assert abs(stream_loss(params, one) - stream_loss(params, two)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "cell, loss",
+    [("gru", stream_loss), ("lstm", lambda *text: window_loss(*text, 13)), ("rnn", stream_loss)],
+)
+def test_a_model_that_knows_nothing_loses_ln_v(cell, loss, tokens):
+    """A head of zeros: every token equally likely, ln V nats a token, whatever the state."""
+    params = random_params(ModelConfig(cell, V, 3, 5, 2))
+    params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
+    assert loss(params, tokens) == pytest.approx(math.log(V), rel=3e-7)
+
+
+def test_long_texts_lose_no_precision():
+    """300,000 equal terms: a float32 sum of them would be off in the 5th digit."""
+    params = random_params(ModelConfig("rnn", V, 1, 1, 1))
+    params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
+    assert window_loss(params, np.zeros(300_001, np.int32), 128) == pytest.approx(
+        math.log(V), rel=1e-6
+    )
+
+
+class TestEvaluate:
+    def test_all_three_treatments_and_the_counts(self, params, tokens):
+        losses = evaluate(params, tokens, num_characters=700, window=13)
+        expected = [numpy_gru_losses(params, tokens, w).mean() for w in (13, N, 1)]
+        seen = [losses.windows, losses.stream, losses.stateless]
+        assert seen == pytest.approx(expected, rel=1e-5)
+        assert (losses.num_tokens, losses.num_characters) == (N - 1, 700)
+
+    def test_units(self):
+        """1 bit a token, and 3 tokens for every 8 characters."""
+        losses = Losses(0.0, 0.0, 0.0, num_tokens=300, num_characters=800)
+        assert losses.in_units(math.log(2)) == pytest.approx(
+            {
+                "nats_per_token": 0.693147180559945,
+                "bits_per_token": 1.0,
+                "nats_per_character": 0.259930192709979,
+                "bits_per_character": 0.375,
+            },
+            rel=1e-12,
+        )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("n", [0, 1])
+    def test_too_few_tokens(self, params, n):
+        for loss in (lambda t: window_loss(params, t, 4), lambda t: stream_loss(params, t)):
+            with pytest.raises(UserError, match=f"at least 2 tokens; these are {n}"):
+                loss(np.zeros(n, np.int32))
+
+    @pytest.mark.parametrize("window", [0, -5])
+    def test_a_window_below_1(self, params, tokens, window):
+        with pytest.raises(UserError, match=f"window is {window}; it must be at least 1"):
+            window_loss(params, tokens, window)

@@ -1,0 +1,286 @@
+"""Text from a model: the prompt and the sampler's tokens, whatever pieces they come in."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_models import random_params
+
+import jaxgru
+from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.cli.printing import print_comparison, print_samples
+from jaxgru.errors import UserError
+from jaxgru.lm import generation
+from jaxgru.lm.config import DataConfig, ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.generation import Options, default_prompt, stream_text
+
+TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
+
+
+N = 10  # tokens; prompts have 5: the same few shapes everywhere, for each takes long to compile
+
+
+def wild(vocab_size: int, cell: str = "gru", num_layers: int = 1) -> jaxgru.lm.Params:
+    """Large weights: sharp distributions that depend on the state."""
+    return random_params(ModelConfig(cell, vocab_size, 6, 10, num_layers))
+
+
+@pytest.fixture(scope="module")
+def params() -> jaxgru.lm.Params:
+    return wild(TOKENIZER.vocab_size)
+
+
+def text_of(params, prompt="a bad", tokenizer=TOKENIZER, sample=0, num_tokens=N, **options) -> str:
+    options = Options(num_tokens=num_tokens, **options)
+    return "".join(stream_text(params, tokenizer, prompt, options, sample))
+
+
+def generated(params, prompt, *, seed=0, sample=0, temperature=0.8, **options) -> str:
+    """The text that one call of `generate` adds to the prompt."""
+    key = jax.random.fold_in(jax.random.key(seed), sample)
+    tokens = jnp.asarray(TOKENIZER.encode(prompt))[None]
+    new, _, _ = jaxgru.lm.generate(params, key, tokens, N, temperature=temperature, **options)
+    return TOKENIZER.decode(new[0])
+
+
+class TestChunks:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"temperature": 0.0},
+            {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 5, "sample": 2},
+            {"stateful": False},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("chunk", [5, 1000])
+    def test_are_the_prompt_and_one_generation(self, params, monkeypatch, chunk, options):
+        """The state, the key and the last token are handed from chunk to chunk."""
+        monkeypatch.setattr(generation, "CHUNK", chunk)
+        text = text_of(params, **options)
+        assert text == "a bad" + generated(params, "a bad", **options)
+        assert len(text) == 5 + N
+
+    def test_an_lstm_of_two_layers_hands_on_all_of_its_state(self, monkeypatch):
+        params = wild(TOKENIZER.vocab_size, "lstm", 2)
+        monkeypatch.setattr(generation, "CHUNK", 5)
+        assert text_of(params) == "a bad" + generated(params, "a bad")
+
+    @pytest.mark.parametrize("prompt", ["a", "ab", "a bad", "a badge"])
+    def test_a_long_prompt_is_read_in_parts(self, params, monkeypatch, prompt):
+        monkeypatch.setattr(generation, "READ", 2)
+        assert text_of(params, prompt) == prompt + generated(params, prompt)
+
+    def test_a_model_with_nan_in_it_is_an_error_and_no_text(self, params):
+        damaged = params.replace(embedding=params.embedding.at[:, 0].set(jnp.nan))
+        with pytest.raises(UserError, match="the model's logits are NaN"):
+            text_of(damaged)
+
+    def test_appear_as_they_are_generated(self, params, monkeypatch):
+        asked = []
+
+        def generate(params, key, tokens, num_tokens, *args, **kwargs):
+            asked.append(num_tokens)
+            return jnp.zeros((1, num_tokens), jnp.int32), None, key
+
+        monkeypatch.setattr(generation, "CHUNK", 4)
+        monkeypatch.setattr(generation, "generate", generate)
+        text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=10))
+        assert next(text) == "a bad" and asked == []
+        assert len(next(text)) == 4 and asked == [4]
+        assert len(next(text)) == 4 and asked == [4, 4]
+        assert [len(piece) for piece in text] == [2] and asked == [4, 4, 4]
+
+    def test_the_state_matters_to_this_model(self, params):
+        """Without this, agreement might come from a model that has no use for its state."""
+        assert text_of(params) != text_of(params, stateful=False)
+
+    def test_seeds_and_samples(self, params):
+        text = text_of(params, seed=3, sample=1)
+        assert text_of(params, seed=3, sample=1) == text
+        assert text_of(params, seed=4, sample=1) != text
+        assert text_of(params, seed=3, sample=2) != text
+
+    def test_last_token_only_reads_no_more_of_the_prompt(self, params):
+        """The study's way: another prompt with the same end is the same to it."""
+        text = text_of(params, "a bad", last_token_only=True)
+        assert text == "a bad" + generated(params, "d")
+        other = text_of(params, "cccd", last_token_only=True)
+        assert other.removeprefix("cccd") == text.removeprefix("a bad")
+        assert text != text_of(params, "a bad")
+
+    @pytest.mark.parametrize("sampled", ["the model's", "every token there is"])
+    def test_subwords_join_into_the_text_of_all_tokens(
+        self, params, tiny_text, monkeypatch, sampled
+    ):
+        """A piece that begins with a space keeps it; special tokens too print as `decode` has them.
+
+        One token a piece. The sampler is a stand-in: the text is what is looked at here.
+        """
+        tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+        order = np.random.default_rng(0).permutation(60)
+        if sampled == "the model's":  # which would write no special tokens
+            order = tokenizer.encode("window breaks, it is the east\nROMEO: and Juliet")
+        left = list(order)
+
+        def generate(params, key, tokens, num_tokens, carry, **options):
+            return jnp.array([[left.pop(0)]]), carry, key
+
+        monkeypatch.setattr(generation, "CHUNK", 1)
+        monkeypatch.setattr(generation, "generate", generate)
+        text = text_of(params, "ROMEO: what light", tokenizer, num_tokens=len(order))
+        prompt = tokenizer.encode("ROMEO: what light")
+        assert text == tokenizer.decode(np.concatenate([prompt, order]))
+        assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_text) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+
+
+@pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
+def test_each_token_is_decoded_once(tokenizer, monkeypatch, kind):
+    """The whole text was decoded for every chunk, so that time grew with its square."""
+    used = CharacterTokenizer.learn("ab") if kind == "characters" else tokenizer
+    decoded = []
+    owner, method = (used, "decode") if kind == "characters" else (used._processor, "decode")
+    decode = getattr(owner, method)
+    monkeypatch.setattr(owner, method, lambda t: decoded.append(len(t)) or decode(t))
+    monkeypatch.setattr(
+        generation, "generate", lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
+    )
+    assert text_of(wild(used.vocab_size), "a", used, num_tokens=64 * generation.CHUNK)
+    assert 64 * generation.CHUNK <= sum(decoded) <= 64 * (generation.CHUNK + 2)
+
+
+class TestPromptsOfSubwords:
+    """SentencePiece reads "in " as "in", so "clined" could follow."""
+
+    @pytest.mark.parametrize("prompt", ["ROMEO: what ", "what\n", " light\u3000"])
+    @pytest.mark.parametrize("stateful", [True, False])
+    def test_after_white_space_a_word_begins(self, tokenizer, prompt, stateful):
+        """The likeliest token of those that begin with a space, then the likeliest of all."""
+        params = wild(60)
+        known = tokenizer.encode(prompt)
+        logits, _ = jaxgru.lm.apply(
+            params, jnp.array(known)[None] if stateful else known[None, -1:]
+        )
+        begin = [piece.startswith("▁") for piece in tokenizer.pieces]
+        first = np.where(begin, logits[0, -1], -np.inf).argmax()
+        assert first != logits[0, -1].argmax()  # or this would show nothing
+        read = np.array([[*known, first]])
+        rest, _, _ = jaxgru.lm.generate(
+            params, jax.random.key(0), read, N - 1, temperature=0, stateful=stateful
+        )
+        expected = tokenizer.decode(np.concatenate([known, [first], rest[0]]))
+        text = text_of(params, prompt, tokenizer, temperature=0.0, stateful=stateful)
+        assert text == prompt + expected[len(tokenizer.decode(known)) + 1 :]
+
+    def test_a_counted_model_begins_a_word_too(self, tokenizer, tiny_text):
+        model = count_ngrams(tokenizer.encode(tiny_text.read_text()), 60, 2)
+        begin = np.array([piece.startswith("▁") for piece in tokenizer.pieces])
+        known = tokenizer.encode("wh")
+        for temperature in (0.0, 3.0):
+            options = dict(temperature=temperature, first=begin)
+            rng = np.random.default_rng(0)
+            assert all(begin[model.generate(rng, known, 3, **options)[0]] for _ in range(20))
+            text = text_of(model, "wh ", tokenizer, temperature=temperature)
+            assert text.startswith("wh ") and text[3] != " "
+
+    def test_the_prompt_itself_is_printed(self, tokenizer):
+        prompt = "ROMEO:\n\twhat  light"
+        assert text_of(wild(60), prompt, tokenizer).startswith(prompt)
+
+    def test_a_prompt_of_white_space_gives_no_token(self, tokenizer):
+        with pytest.raises(UserError, match=r"the prompt ' \\n ' gives no token"):
+            stream_text(wild(60), tokenizer, " \n ", Options())
+
+
+class TestDefaultPrompt:
+    def test_is_the_studys_for_its_text_only(self):
+        tokenizer = CharacterTokenizer.learn("ROMEO: 日本\n")
+        assert default_prompt(DataConfig(), tokenizer) == "ROMEO: "
+        own = DataConfig(corpus="日本.txt", sha256="0" * 64)
+        assert default_prompt(own, tokenizer) == "\n"
+        assert default_prompt(own, CharacterTokenizer.learn("日本 ROMEO:")) == " "
+        assert default_prompt(own, CharacterTokenizer.learn("acgt")) == "a"
+        assert default_prompt(DataConfig(), CharacterTokenizer.learn("acgt")) == "a"
+
+    def test_of_subwords_is_a_word(self, tokenizer, tiny_text):
+        prompt = default_prompt(DataConfig(corpus="own.txt"), tokenizer)
+        assert len(prompt) > 1 and prompt in tiny_text.read_text()
+
+
+class TestWrite:
+    def test_one_sample_is_the_text_alone(self, params, capsys):
+        print_samples(params, TOKENIZER, "a bad", Options(num_tokens=N))
+        assert capsys.readouterr().out == text_of(params) + "\n"
+
+    def test_many_samples_are_numbered(self, params, capsys):
+        print_samples(params, TOKENIZER, "a bad", Options(num_tokens=N, seed=7), num_samples=3)
+        out = capsys.readouterr().out
+        for sample in range(3):
+            text = text_of(params, seed=7, sample=sample)
+            title = f"--- sample {sample + 1} of 3, seed 7\n"
+            assert out.startswith(title + text + "\n")
+            out = out.removeprefix(title + text + "\n")
+        assert out == ""
+
+    def test_compare_has_both_ways_side_by_side(self, params, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "160")
+        options = Options(num_tokens=N, seed=2)
+        print_comparison(params, TOKENIZER, "a bad", options)
+        rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", out := capsys.readouterr().out)
+        assert re.search(r"stateless\W+stateful", out)
+        for column, stateful in enumerate((False, True)):
+            shown = "".join(row[column] for row in rows)
+            expected = text_of(params, seed=2, stateful=stateful)
+            assert "".join(shown.split()) == "".join(expected.split())
+
+
+class TestRefusals:
+    """Before anything is generated: `stream_text` itself raises, not its first chunk."""
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ({"temperature": -0.1}, "temperature is -0.1"),
+            ({"temperature": float("nan")}, "temperature is nan"),
+            ({"temperature": float("inf")}, "temperature is inf"),
+            ({"top_k": 0}, "top_k is 0; it must be at least 1 and at most the vocabulary's 15"),
+            ({"top_k": 16}, "top_k is 16"),
+            ({"top_p": 0.0}, "top_p is 0.0"),
+            ({"top_p": 1.1}, "top_p is 1.1"),
+            ({"num_tokens": 0}, "num_tokens is 0"),
+            ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ],
+        ids=str,
+    )
+    def test_an_option_out_of_range(self, params, options, says):
+        with pytest.raises(UserError, match=says):
+            stream_text(params, TOKENIZER, "a", Options(**options))
+
+    def test_bounds_themselves_are_allowed(self, params):
+        stream_text(
+            params, TOKENIZER, "a", Options(temperature=0.0, top_k=1, top_p=1.0, num_tokens=1)
+        )
+        stream_text(params, TOKENIZER, "a", Options(top_k=TOKENIZER.vocab_size))
+
+    def test_an_empty_prompt(self, params):
+        with pytest.raises(UserError, match="prompt is empty"):
+            stream_text(params, TOKENIZER, "", Options())
+
+    def test_unknown_characters_are_named(self, params):
+        with pytest.raises(UserError, match="lacks 'X', 'é'"):
+            stream_text(params, TOKENIZER, "aXéa", Options())
+
+    def test_no_samples(self, params, capsys):
+        with pytest.raises(UserError, match="num_samples is 0"):
+            print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
+        assert capsys.readouterr().out == ""

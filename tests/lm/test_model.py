@@ -1,0 +1,419 @@
+"""The whole model: state in and out, dropout sites, transformations, refusals."""
+
+import dataclasses
+import functools
+from functools import partial
+from typing import get_type_hints
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annotations import unchecked
+from conftest import slow
+from jaxtyping import jaxtyped
+from random_models import random_params
+
+import jaxgru
+from jaxgru import Dropout
+from jaxgru.layers.implementations import unroll_plain
+from jaxgru.lm import ModelConfig, apply, step
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, stepper
+
+KINDS = {
+    "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
+    "lstm": ModelConfig("lstm", 5, 3, 4, num_layers=2, layer_norm=True),
+    "rnn": ModelConfig("rnn", 5, 3, 4, num_layers=2),
+    "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
+    "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
+}
+FEW_KINDS = ["lstm", "smallest", *slow("gru", "rnn", "mlp")]
+TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
+
+
+@functools.cache
+def perturbed(config, seed=0):
+    """Parameters with nothing at a special value: no zero bias, no LayerNorm scale of one."""
+    return random_params(config, seed, scale=0.5)
+
+
+@pytest.fixture(params=KINDS)
+def params(request):
+    return perturbed(KINDS[request.param])
+
+
+def test_apply_is_step_after_step(params):
+    """`apply`'s fast unroll and `step`'s plain cells are two ways to the same numbers."""
+    logits, carry = apply(params, TOKENS)
+    state = jaxgru.lm.initial_carry(params, 2)
+    for t in range(TOKENS.shape[1]):
+        expected, state = step(params, TOKENS[:, t], state)
+        np.testing.assert_allclose(logits[:, t], expected, rtol=2e-5, atol=2e-6)
+    chex.assert_trees_all_close(carry, state, rtol=2e-5, atol=2e-6)
+
+
+def test_parameters_have_the_shapes_of_their_annotations(params):
+    """A typechecker cannot look: JAX builds the same classes with leaves of any kind."""
+    for struct in (params, *params.layers, params.head, params.norm):
+        with jaxtyped("context"):
+            for name, hint in get_type_hints(type(struct)).items():
+                value = getattr(struct, name)
+                assert not isinstance(value, jax.Array) or isinstance(value, hint), name
+
+
+def test_no_carry_is_a_carry_of_zeros(params):
+    zeros = jaxgru.lm.initial_carry(params, 2)
+    a, b = apply(params, TOKENS), apply(params, TOKENS, zeros)
+    chex.assert_trees_all_equal(a, b)
+
+
+def test_a_carry_handed_back_is_traced_once(params):
+    """Its shapes, dtypes and weak types are those of `initial_carry`: a loop compiles once."""
+    chex.clear_trace_counter()
+    carry = jaxgru.lm.initial_carry(params, 2)
+    apply = jax.jit(chex.assert_max_traces(jaxgru.lm.apply, n=1))
+    step = jax.jit(chex.assert_max_traces(jaxgru.lm.step, n=1))
+    for _ in range(3):
+        _, carry = apply(params, TOKENS, carry)
+        _, carry = step(params, TOKENS[:, 0], carry)
+
+
+def test_the_state_matters_and_every_layer_has_its_own(params):
+    """Resetting any one layer's entry to zero changes the logits: none is a passenger."""
+    _, carry = apply(params, TOKENS)
+    logits, _ = apply(params, TOKENS[:, :1], carry)
+    for i, entry in enumerate(carry):
+        lost = list(carry)
+        lost[i] = jax.tree.map(jnp.zeros_like, entry)
+        changed, _ = apply(params, TOKENS[:, :1], tuple(lost))
+        assert np.abs(changed - logits).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compilations):
+    """Nor does the second gradient. The numbers are those of a program."""
+    params, other = perturbed(KINDS[kind]), perturbed(KINDS[kind], seed=1)
+    layers, x = (p.layers for p in (params, other)), np.ones((2, 3, params.embedding.shape[1]))
+
+    def outputs(params, layers):
+        logits, carry = jaxgru.lm.apply(params, TOKENS)
+        y, _ = jaxgru.unroll(layers, x)
+        h, _ = jaxgru.step(layers, x[:, 0], jaxgru.initial_carry(layers, 2))
+        return logits, jaxgru.lm.step(params, TOKENS[:, 0], carry)[0], y, h
+
+    def loss(layers):
+        return jaxgru.unroll(layers, x)[0].sum()
+
+    first, second = layers
+    outputs(params, first), jax.grad(loss)(first)
+    compilations.clear()
+    seen = outputs(other, second), jax.grad(loss)(second)
+    assert compilations == []
+    expected = jax.jit(outputs)(other, second), jax.jit(jax.grad(loss))(second)
+    assert compilations != []
+    chex.assert_trees_all_close(seen, expected, rtol=1e-5, atol=1e-6)  # float32's rounding
+
+
+def test_the_public_functions_under_jit_vmap_grad_and_scan():
+    params = perturbed(KINDS["gru"])
+    expected, last = jaxgru.lm.apply(params, TOKENS)
+    jitted, _ = apply(params, TOKENS)
+    np.testing.assert_allclose(jitted, expected, rtol=1e-5, atol=1e-6)
+    mapped, _ = jax.vmap(lambda row: apply(params, row[None]))(TOKENS)
+    np.testing.assert_allclose(mapped[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+    def scanned(carry, tokens):
+        logits, carry = apply(params, tokens[:, None], carry)
+        return carry, logits[:, 0]
+
+    carry, logits = jax.lax.scan(scanned, jaxgru.lm.initial_carry(params, 2), TOKENS.T)
+    np.testing.assert_allclose(logits.swapaxes(0, 1), expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(carry, last, rtol=1e-5, atol=1e-6)
+    grads = jax.grad(lambda p: apply(p, TOKENS)[0].sum())(params)
+    assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(grads.layers))
+
+
+@pytest.mark.parametrize("params", FEW_KINDS, indirect=True)
+def test_forward_mode_through_the_plain_implementation(params):
+    """A slope and a Hessian times a vector, against reverse mode through the fast one."""
+    along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+
+    def loss(params, implementation="auto"):
+        return jnp.sum(jnp.sin(apply(params, TOKENS, implementation=implementation)[0]))
+
+    def slope(params):
+        products = jax.tree.map(jnp.vdot, jax.grad(loss)(params), along)
+        return sum(jax.tree.leaves(products))
+
+    plain = partial(loss, implementation="plain")
+    expected = jax.jit(jax.value_and_grad(slope))(params)
+    _, seen = jax.jit(partial(jax.jvp, jax.value_and_grad(plain)))((params,), (along,))
+    chex.assert_trees_all_close(seen, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_layer_norm_against_numpy_in_float64():
+    x = np.random.default_rng(0).normal(3, 5, (4, 7))
+    scale, shift = np.arange(7.0), -np.arange(7.0)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    with jax.enable_x64(True):
+        p = jaxgru.lm.model.LayerNormParams(jnp.array(scale), jnp.array(shift))
+        np.testing.assert_allclose(layer_norm(p, jnp.array(x)), expected * scale + shift, 1e-12)
+
+
+@pytest.mark.parametrize("small", [0, 256])
+def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess(small, monkeypatch):
+    """With fewer tokens than the vocabulary and with more, and in both ways of a sampler."""
+    monkeypatch.setattr("jaxgru.lm.model.SMALL_VOCABULARY", small)
+    params = perturbed(KINDS["gru"])
+    carry = jaxgru.lm.initial_carry(params, 2)
+    run, prepared = jax.jit(partial(jaxgru.lm.apply, params)), jax.jit(stepper(params))
+    for outside in (-1, -5, 5):
+        for T in (3, 6):
+            logits, _ = run(TOKENS[:1, :T].at[0, 1].set(outside))
+            assert np.isfinite(logits[0, 0]).all() and np.isnan(logits[0, 1:]).all()
+        for logits, _ in (
+            step(params, jnp.array([0, outside]), carry),
+            prepared(jnp.array([0, outside]), carry),
+        ):
+            assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+@pytest.mark.parametrize("dtype", [bool, "uint8", "int8"])
+def test_tokens_of_any_dtype_are_numbers(params, dtype):
+    expected, _ = apply(params, TOKENS)
+    logits, _ = apply(params, TOKENS.astype(dtype))
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_parameters_may_be_numpy_arrays(params):
+    expected, _ = apply(params, TOKENS[:, :1])
+    logits, _ = jaxgru.lm.apply(jax.tree.map(np.asarray, params), TOKENS[:, :1])
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_rows(params):
+    logits, carry = apply(params, TOKENS[:0])
+    assert logits.shape == (0, 6, params.head.bo.size)
+    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(
+        jnp.shape, jaxgru.lm.initial_carry(params, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    "tokens, carry, message",
+    [
+        (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
+        (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
+        (jnp.zeros((2, 6)), None, r"tokens is float32 \(2, 6\); it must be integers"),
+        ("ROMEO", None, "tokens is a str; it must be an array"),
+        (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
+        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
+        (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
+    ],
+)
+def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
+    with unchecked(), pytest.raises(ValueError, match=message):
+        apply(perturbed(KINDS["gru"]), tokens, carry)
+
+
+@pytest.mark.parametrize(
+    "token, carry, message",
+    [
+        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
+        (jnp.zeros(2), (jnp.zeros((2, 4)),) * 2, "token is float32 .*; it must be integers"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
+        (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4), jnp.float16),) * 2, "the carry's dtype is float16"),
+    ],
+)
+def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
+    with unchecked(), pytest.raises(ValueError, match=message):
+        step(perturbed(KINDS["gru"]), token, carry)
+
+
+# --- Dropout
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("site", ["state", "between", "output"])
+def test_dropout_sites(site, num_layers):
+    """Which layers have which mask: (inside the recurrence, on the layer's output)."""
+    config = dataclasses.replace(KINDS["gru"], num_layers=num_layers)
+    params = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), config))
+    masks = jax.eval_shape(
+        lambda key: dropout_masks(params.layers, Dropout(key, 0.5, site), 2, 6), jax.random.key(0)
+    )
+    present = [(state is not None, output is not None) for state, output in masks]
+    last = num_layers - 1
+    assert present == [
+        (site == "state", site == "output" and i == last or site == "between" and i < last)
+        for i in range(num_layers)
+    ]
+
+
+@pytest.mark.parametrize("small", [0, 256])
+def test_a_stepper_is_step_after_step(params, small, monkeypatch):
+    """With the embedding multiplied beforehand, and without."""
+    monkeypatch.setattr("jaxgru.lm.model.SMALL_VOCABULARY", small)
+    prepared = jax.jit(stepper(params))
+    seen = expected = jaxgru.lm.initial_carry(params, 2)
+    for t in range(3):
+        ours, seen = prepared(TOKENS[:, t], seen)
+        theirs, expected = step(params, TOKENS[:, t], expected)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("H", [1, 4, 5, 130])
+def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
+    """What lets a batch be split over devices, and a sequence into parts computed anew."""
+    config = ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2)
+    layers = jax.eval_shape(partial(jaxgru.lm.init, config=config), jax.random.key(0)).layers
+    masks = lambda B, T, **at: jax.jit(
+        lambda key: dropout_masks(layers, Dropout(key, 0.4, **at), B, T)
+    )(jax.random.key(1))
+    whole, part = masks(6, 7), masks(2, 3, first_row=3, first_step=4)
+    for (mask, _), (of_part, _) in zip(whole, part, strict=True):
+        assert of_part.keep.shape == (3, 2, H)
+        np.testing.assert_array_equal(of_part.keep, mask.keep[4:, 3:5])
+
+
+def test_dropout_masks_are_fresh_and_of_the_right_rate():
+    """Rate within 4 standard deviations; expectations exact; nothing shared by steps or layers."""
+    config = ModelConfig(hidden_dim=128, num_layers=2)
+    params = random_params(config)
+    (first, _), (second, _) = dropout_masks(params.layers, Dropout(jax.random.key(1), 0.1), 64, 50)
+    n = first.keep.size
+    assert abs(float(first.keep.mean()) - 0.9) < 4 * np.sqrt(0.1 * 0.9 / n)
+    assert float(first.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
+    different = [(first.keep[0] != first.keep[t]).mean() for t in range(1, 50)]
+    different += [(first.keep != second.keep).mean()]
+    np.testing.assert_allclose(different, 2 * 0.1 * 0.9, atol=0.03)
+
+
+def test_dropout_changes_the_output_and_the_key_decides_how():
+    params = perturbed(KINDS["gru"])
+    plain, _ = apply(params, TOKENS)
+    for site in ("state", "between", "output"):
+        outputs = [
+            apply(params, TOKENS, None, Dropout(jax.random.key(k), 0.5, site))[0] for k in (0, 0, 1)
+        ]
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+        assert not np.allclose(outputs[0], outputs[2]) and not np.allclose(outputs[0], plain)
+    none, _ = apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0))
+    np.testing.assert_array_equal(none, plain)
+
+
+def test_output_dropout_precedes_the_layer_norm():
+    """Leviathan: mask the last layer's output, then normalise it, then the head."""
+    params = perturbed(KINDS["lstm"])
+    dropout = Dropout(jax.random.key(0), 0.5, "output")
+    masks = dropout_masks(params.layers, dropout, 2, 6)
+    h = jaxgru.lm.initial_carry(params, 2)
+    x = params.embedding[TOKENS.T]
+    for layer, carry in zip(params.layers, h, strict=True):
+        x, _ = unroll_plain(layer, x, carry)
+    x = jnp.where(masks[-1][1].keep, x * 2, 0)
+    expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
+    logits, _ = apply(params, TOKENS, None, dropout)
+    np.testing.assert_allclose(logits, expected.swapaxes(0, 1), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rate, site", [(1.0, "state"), (-0.1, "state"), (0.1, "input")])
+def test_refuses_impossible_dropout(rate, site):
+    with pytest.raises(ValueError, match="must be"):
+        apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
+    """Logits and states are float32 and near; only matrices of recurrence and head are rounded."""
+    params = perturbed(KINDS[kind])
+    rounded = round_weights(params, jnp.bfloat16)
+    dtypes = {name: leaf.dtype for name, leaf in flatten(rounded).items()}
+    matrices = {name for name, leaf in flatten(params).items() if leaf.ndim > 1} - {"embedding"}
+    assert {name for name, dtype in dtypes.items() if dtype == jnp.bfloat16} == matrices
+    logits, carry = apply(params, TOKENS)
+    near, near_carry = apply(rounded, TOKENS)
+    assert {leaf.dtype for leaf in jax.tree.leaves((near, near_carry))} == {jnp.dtype("float32")}
+    error = np.abs(near - logits).max() / np.abs(logits).max()
+    assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
+
+
+@pytest.mark.parametrize("T", [1, *slow(2, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
+    """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""
+    params = perturbed(KINDS[kind], seed=1)  # in which no gradient is a sum that cancels
+    carry = jax.tree.map(lambda h: h + 0.3, jaxgru.lm.initial_carry(params, 2))
+
+    def loss(params):
+        logits, _ = apply(params, TOKENS[:, :T], carry)
+        return jnp.sum(jnp.sin(logits))
+
+    def rounded_loss(params):
+        return loss(round_weights(params, jnp.bfloat16))
+
+    expected, gradients = (jax.jit(jax.grad(f))(params) for f in (loss, rounded_loss))
+    for wanted, seen in zip(*map(jax.tree.leaves, (expected, gradients)), strict=True):
+        assert np.abs(seen - wanted).max() <= 0.05 * np.abs(wanted).max()
+
+
+def test_tokens_may_be_lists():
+    params = perturbed(KINDS["gru"])
+    carry = jaxgru.lm.initial_carry(params, 2)
+    with unchecked():
+        logits, _ = apply(params, TOKENS.tolist())
+        first_logits, _ = step(params, TOKENS[:, 0].tolist(), carry)
+    np.testing.assert_array_equal(logits, apply(params, TOKENS)[0])
+    np.testing.assert_array_equal(first_logits, step(params, TOKENS[:, 0], carry)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_promotes_nothing_implicitly(kind):
+    """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and evaluation."""
+    params = jax.eval_shape(lambda p: round_weights(p, jnp.bfloat16), perturbed(KINDS[kind]))
+    dropout = Dropout(jax.random.key(0), 0.3)
+
+    def loss(params, implementation):
+        logits, _ = apply(params, TOKENS, None, dropout, implementation)
+        return token_nll(logits, TOKENS).mean()
+
+    def others(params):
+        carry = jaxgru.lm.initial_carry(params, len(TOKENS))
+        sampled = jaxgru.lm.generate(
+            params, jax.random.key(1), TOKENS, 2, temperature=0.5, top_k=2, top_p=0.9
+        )
+        return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for implementation in ("auto", "plain", "wavefront"):
+            jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
+        jax.eval_shape(others, params)
+
+
+def test_without_jit():
+    """`JAX_DISABLE_JIT=1`: greedy tokens are the likeliest of `apply`."""
+    params = perturbed(KINDS["gru"])
+    expected, _, _ = jaxgru.lm.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
+    with jax.disable_jit():
+        seen, _, _ = jaxgru.lm.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
+    np.testing.assert_array_equal(seen, expected)
+
+
+def test_tokens_that_do_not_fit_into_32_bits_are_refused():
+    """2³² + 1 would be 1."""
+    with pytest.raises(ValueError, match="tokens has 4294967297, which does not fit into int32"):
+        apply(perturbed(KINDS["gru"]), np.array([[2**32 + 1, 0]]))
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, object])
+def test_parameters_that_jax_does_not_have_are_refused(dtype):
+    params = perturbed(KINDS["gru"])
+    head = params.head.replace(bo=np.zeros(params.head.bo.shape, dtype))
+    with unchecked(), pytest.raises(ValueError, match=f"a parameter is {np.dtype(dtype)}"):
+        apply(params.replace(head=head), TOKENS)

@@ -1,0 +1,80 @@
+"""The models that ship: their cards say the truth, and `maintain/release.py` puts them there."""
+
+import dataclasses
+import re
+
+import chex
+import pytest
+from conftest import slow
+
+import jaxgru
+from jaxgru.lm import load
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.pretrained import FOLDER, pretrained_names
+from jaxgru.lm.runs.published import load_published
+
+BASELINES = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
+
+
+LARGE = ["astra_beta", "astra_gamma", "scribe_alpha"]
+NAMES = ["astra_alpha", *slow(*(name for name in pretrained_names() if name != "astra_alpha"))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_says_what_is_measured_again(name):
+    """The published model, trained on the canonical corpus, with the loss that the card gives."""
+    params, config, tokenizer = jaxgru.lm.load(name)
+    published = jaxgru.lm.load_config(name)
+    assert config.model == published.model
+    assert jaxgru.lm.num_params(params) == load_published(name).num_params or name in BASELINES
+    _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
+    card = (FOLDER / f"{name}.md").read_text()
+    assert config.data.sha256 in card and f"--training.seed {config.training.seed}`" in card
+    stated = float(re.search(r"within windows of 128 \| ([\d.]+)", card)[1])
+    assert window_loss(params, dataset.validation, 128) == pytest.approx(stated, abs=6e-5)
+    stateless = float(re.search(r"stateless \| ([\d.]+)", card)[1])
+    assert window_loss(params, dataset.validation, 1) == pytest.approx(stateless, abs=6e-5)
+
+
+def test_what_ships():
+    assert {"astra_alpha", *LARGE, *BASELINES} <= set(pretrained_names())
+    assert all(path.stat().st_size < 2e7 for path in FOLDER.glob("*.safetensors"))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(
+        jaxgru.UserError, match="no model 'astra'; it must be .* model: astra_alpha, astra_beta"
+    ):
+        load("astra")
+
+
+def test_sample_speaks_at_once(script):
+    """Without its state, the study's words: the the the."""
+    options = ["--temperature", 0, "--num-tokens", 40, "--stateless"]
+    done = script("sample", "--pretrained", "astra_alpha", *options)
+    assert (done.code, done.out) == (0, "ROMEO: " + "the " * 10 + "\n")
+    both = script("sample", "--pretrained", "astra_alpha", "--run", "runs")
+    assert both.code == 2 and "not allowed with" in both.err
+
+
+def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
+    done = script("maintain/release", tiny_run, "--folder", tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = (
+        jaxgru.lm.load(tmp_path / "astra_alpha.safetensors"),
+        jaxgru.lm.load(tiny_run),
+    )
+    chex.assert_trees_all_equal(ours[0], theirs[0])
+    data = dataclasses.replace(theirs[1].data, corpus="./tiny.txt")  # no folder of its author
+    assert ours[1] == dataclasses.replace(theirs[1], data=data)
+    before = (tmp_path / "astra_alpha.safetensors").read_bytes()
+    again = script("maintain/release", tiny_run, "--folder", tmp_path)
+    assert again.code == 2 and "exists; to replace it" in again.err
+    assert (tmp_path / "astra_alpha.safetensors").read_bytes() == before
+
+
+def test_a_run_that_is_not_finished_is_not_released(script, run_copy, tmp_path):
+    (run_copy / "samples.txt").unlink()
+    done = script("maintain/release", run_copy, "--folder", tmp_path / "models")
+    assert done.code == 2 and "is not finished" in done.err

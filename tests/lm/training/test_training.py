@@ -1,0 +1,455 @@
+"""The recipe against formulas worked out by hand, and runs that stop, stall or blow up."""
+
+import dataclasses
+import math
+import os
+import re
+import types
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annotations import unchecked
+from conftest import slow
+from random_models import random_params
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, load_config
+from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import Dropout, apply
+from jaxgru.lm.parallel import hardware
+from jaxgru.lm.parallel.sharding import data_mesh
+from jaxgru.lm.training import (
+    NonFiniteLoss,
+    Observer,
+    Progress,
+    TrainState,
+    clip_by_global_norm,
+    fit,
+    init_state,
+    learning_rate,
+    loop,
+    loss_fn,
+    optimizer,
+    step,
+    train_step,
+    train_steps,
+)
+
+CONFIG = Config(
+    model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, dropout=0.2),
+    training=TrainingConfig(
+        epochs=3, steps_per_epoch=5, batch_size=2, sequence_length=4, learning_rate=0.05
+    ),
+)
+TOKENS = np.random.default_rng(0).integers(0, 3, 200).astype(np.int32)
+
+
+def run(config=CONFIG, tokens=TOKENS, observer=None):
+    """A whole run in memory; returns the state, the result and the progress."""
+    progress, state = Progress(), init_state(config.model, config.training)
+    state, best = fit(config, state, None, progress, tokens, tokens[:50], observer or Observer())
+    return state, best, progress
+
+
+def arrays(tree):
+    """A copy on the host, which donation cannot take away; a key as its numbers."""
+
+    def numbers(x):
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(x) if is_key else x)
+
+    return [numbers(x) for x in jax.tree.leaves(tree)]
+
+
+def assert_same(a, b):
+    chex.assert_trees_all_equal(arrays(a), arrays(b))
+
+
+def test_learning_rate_is_stepped_once_an_epoch():
+    """lr·(1 + cos(πe/E))/2: 4, 3, 1 in the epochs of E = 3 and lr = 4."""
+    schedule = learning_rate(TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=4.0))
+    np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 4, 3, 3, 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("max_norm, factor", [(1.0, 1 / (5 + 1e-6)), (5.0, 5 / (5 + 1e-6)), (9, 1)])
+def test_clipping_by_hand(max_norm, factor):
+    """The 3-4-5 triangle spread over two parameters: one norm over all of them."""
+    grads = {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])}
+    clipped, _ = clip_by_global_norm(max_norm).update(grads, None)
+    np.testing.assert_allclose(clipped["a"], [3 * factor], rtol=1e-7)
+    np.testing.assert_allclose(clipped["b"], [[0, -4 * factor]], rtol=1e-7)
+
+
+def test_adamw_by_hand_over_three_steps():
+    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter too.
+
+    In float64: in float32 the bias corrections 1 − βᵗ alone cost a relative 1e-6.
+    """
+    with jax.enable_x64(True):
+        recipe = TrainingConfig(
+            epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
+        )
+        params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
+        state, update = optimizer(recipe).init(params), jax.jit(optimizer(recipe).update)
+        expected = {"W": 1.5, "b": -0.5}
+        moments = {name: (0.0, 0.0) for name in expected}
+        for t in (1, 2, 3):
+            grads = {"W": jnp.array([[0.3 * t]]), "b": jnp.array([0.7 / t])}
+            updates, state = update(grads, state, params)
+            params = jax.tree.map(lambda p, u: p + u, params, updates)
+            rate = 0.1 * (1 + math.cos(math.pi * (t - 1) / 3)) / 2
+            for name in expected:
+                g = float(grads[name].ravel()[0])
+                m, v = moments[name]
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                moments[name] = m, v
+                step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+                expected[name] = expected[name] * (1 - rate * 0.2) - rate * step
+        for name in expected:
+            assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-12)
+
+
+def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
+    a, b = run(), run()
+    assert_same(a[0], b[0])
+    assert [r["train_loss"] for r in a[2].records] == [r["train_loss"] for r in b[2].records]
+    other = dataclasses.replace(CONFIG.training, seed=1)
+    c = run(dataclasses.replace(CONFIG, training=other))
+    assert a[2].records[0]["train_loss"] != c[2].records[0]["train_loss"]
+
+
+@pytest.mark.parametrize(
+    "sampling, model, training",
+    [
+        ("streams", {"layer_norm": True, "dropout_site": "output"}, {"remat": True}),
+        *slow(
+            ("crops", {"compute_dtype": "bfloat16"}, {"gradient_accumulation": 2, "patience": 1})
+        ),
+    ],
+)
+def test_strict_promotion_of_dtypes_changes_nothing(sampling, model, training):
+    """Nor does it fail, as Optax does under it."""
+    model = dataclasses.replace(CONFIG.model, **model)
+    training = dataclasses.replace(CONFIG.training, epochs=1, **training)
+    config = dataclasses.replace(CONFIG, model=model, training=training)
+
+    def train():
+        state = init_state(model, training, sampling)
+        return fit(config, state, None, Progress(), TOKENS, TOKENS[:50], Observer())
+
+    expected = train()
+    with jax.numpy_dtype_promotion("strict"):
+        assert_same(train(), expected)
+
+
+@pytest.mark.slow
+def test_it_trains_without_jit():
+    """Slowly, for whoever looks for an error step by step."""
+    training = TrainingConfig(epochs=1, steps_per_epoch=1, batch_size=1, sequence_length=2)
+    config = Config(model=ModelConfig("rnn", 3, 1, 2), training=training)
+    expected, _, _ = run(config, TOKENS[:9])
+    with jax.disable_jit():
+        ours, _, _ = run(config, TOKENS[:9])
+    for a, b in zip(arrays(ours), arrays(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_chunks_do_not_change_the_numbers():
+    """7 steps at once, and as 1 + 4 + 2: the same bits, and the losses of the same steps."""
+    model, recipe = CONFIG.model, CONFIG.training
+    whole, losses, n = train_steps(model, recipe, init_state(model, recipe), TOKENS, 7)
+    assert int(n) == 7
+    state, pieces = init_state(model, recipe), []
+    for count in (1, 4, 2):
+        state, some, n = train_steps(model, recipe, state, TOKENS, count)
+        pieces += np.asarray(some[: int(n)]).tolist()
+    assert_same(whole, state)
+    assert pieces == np.asarray(losses[:7]).tolist()
+
+
+def test_records_say_what_happened():
+    _, _, progress = run()
+    assert [r["epoch"] for r in progress.records] == [1, 2, 3]
+    assert [r["step"] for r in progress.records] == [5, 10, 15]
+    rates = [r["learning_rate"] for r in progress.records]
+    np.testing.assert_allclose(rates, [0.05, 0.0375, 0.0125])
+    assert progress.finished
+    for r in progress.records:
+        assert r["tokens_per_second"] == pytest.approx(5 * 2 * 4 / r["seconds"])
+
+
+def test_it_learns_a_text_that_can_be_learnt():
+    """0, 1, 2, 0, 1, 2, …: from about ln 3 to almost nothing."""
+    recipe = dataclasses.replace(CONFIG.training, epochs=4, steps_per_epoch=60, batch_size=8)
+    model = dataclasses.replace(CONFIG.model, hidden_dim=8, dropout=0.0)
+    tokens = np.tile(np.arange(3, dtype=np.int32), 60)
+    _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
+    assert progress.records[0]["train_loss"] > 0.1 and progress.records[-1]["val_loss"] < 0.01
+
+
+def with_val_losses(monkeypatch, losses):
+    """Replaces the validation loss by a script, to drive early stopping."""
+    script = iter(losses)
+    monkeypatch.setattr(loop, "window_loss", lambda *_: next(script))
+
+
+@pytest.mark.parametrize(
+    "losses, epochs, best",
+    [
+        ([3, 2, 2.5, 2.6, 1], 4, 2),  # patience 2: stops after two epochs that are not better
+        ([3, 2, 2, 2, 1], 4, 2),  # equal is not better
+        ([3, 4, 2, 4, 1], 5, 5),  # a better one starts the count again
+        ([1, 2, 3, 4, 5], 3, 1),
+    ],
+)
+def test_early_stopping_ends_with_the_best_epochs_weights(monkeypatch, losses, epochs, best):
+    with_val_losses(monkeypatch, losses)
+    recipe = dataclasses.replace(CONFIG.training, epochs=5, patience=2)
+    after = []
+    observer = Observer(on_epoch=lambda state, best, progress: after.append(arrays(state.params)))
+    _, result, progress = run(dataclasses.replace(CONFIG, training=recipe), observer=observer)
+    assert progress.epoch == epochs and progress.best_epoch == best
+    assert_same(result, after[best - 1])
+
+
+def test_without_patience_the_last_weights_are_the_result(monkeypatch):
+    with_val_losses(monkeypatch, [1, 2, 3])
+    state, result, progress = run()
+    assert progress.epoch == 3
+    assert_same(result, state.params)
+
+
+@pytest.mark.parametrize("bad_step", [0, 7, *slow(1)])
+def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
+    """An embedding is spoilt before a step; that step is named, counted from 1."""
+    rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
+    config = dataclasses.replace(
+        CONFIG, training=dataclasses.replace(CONFIG.training, learning_rate=rate)
+    )
+    progress, state = Progress(), init_state(config.model, config.training)
+    original = step.train_step
+
+    def spoilt(model, recipe, state, tokens, mesh):
+        infinite = jnp.where(state.step == bad_step, jnp.inf, 0.0)
+        params = state.params.replace(embedding=state.params.embedding + infinite)
+        return original(model, recipe, state.replace(params=params), tokens, mesh)
+
+    monkeypatch.setattr(step, "train_step", spoilt)
+    with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
+        fit(config, state, None, progress, TOKENS, TOKENS, Observer())
+    assert progress.epoch == bad_step // 5
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
+    with_val_losses(monkeypatch, [1.0, math.nan])
+    saved = []
+    observer = Observer(on_epoch=lambda *_: saved.append(1))
+    with pytest.raises(NonFiniteLoss, match="validation loss is nan after step 10"):
+        run(observer=observer)
+    assert len(saved) == 1
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_an_interrupted_run_resumes_to_the_same_bits(after):
+    """Interrupted after some chunk of steps; what was saved then ends in the undisturbed result."""
+    expected, _, undisturbed = run()
+    saved, chunks = [], []
+
+    def on_interrupt(state, best, progress):
+        saved.append((jax.tree.map(jnp.copy, state), best, progress))
+
+    observer = Observer(
+        on_steps=lambda *_: chunks.append(1),
+        interrupted=lambda: len(chunks) == after,
+        on_interrupt=on_interrupt,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(observer=observer)
+    (state, best, progress) = saved[0]
+    assert 0 < int(state.step) < 15
+    final, _ = fit(CONFIG, state, best, progress, TOKENS, TOKENS[:50], Observer())
+    assert_same(final, expected)
+    losses = [(r["train_loss"], r["val_loss"]) for r in progress.records]
+    assert losses == [(r["train_loss"], r["val_loss"]) for r in undisturbed.records]
+
+
+def test_a_chunk_of_any_length_is_traced_once(monkeypatch):
+    """Epochs, a resume and other numbers of steps run one compiled program."""
+    chex.clear_trace_counter()
+    monkeypatch.setattr(step, "train_step", chex.assert_max_traces(step.train_step, n=1))
+    fresh = dataclasses.replace(CONFIG.training, learning_rate=0.00123)  # compiled by no other test
+    state = init_state(CONFIG.model, fresh)
+    for num_steps in (1, 3, 2):
+        state, _, done = train_steps(CONFIG.model, fresh, state, TOKENS, num_steps)
+        assert done == num_steps
+
+
+@pytest.mark.parametrize("epochs, trained", [(2, 3), (3, 3), (5, 5)])
+def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
+    """Fewer than were done: nothing more is trained. It went on for ever, for 3 is never 2."""
+    state, best, progress = run()
+    recipe = dataclasses.replace(CONFIG.training, epochs=epochs)
+    config = dataclasses.replace(CONFIG, training=recipe)
+    state, _ = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
+    assert progress.finished and progress.epoch == trained
+    assert int(state.step) == trained * CONFIG.training.steps_per_epoch
+
+
+def test_the_state_has_a_buffer_for_each_array():
+    """Donation takes each buffer once: none may stand for two parameters."""
+    state = init_state(CONFIG.model, CONFIG.training)
+    assert isinstance(state, TrainState)
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.opt_state))]
+    assert len(set(pointers)) == len(pointers)
+
+
+class TestManyDevices:
+    @pytest.mark.parametrize(
+        "devices, size, nearest",
+        [(8, 12, "8 or 16"), (8, 20, "16 or 24"), (8, 3, "8"), (3, 64, "63 or 66")],
+    )
+    def test_a_batch_that_does_not_divide_names_those_that_do(
+        self, devices, size, nearest, monkeypatch
+    ):
+        monkeypatch.setattr(jax, "devices", lambda: jax.local_devices() * devices)
+        says = f"has {size} rows, but there are {devices} devices.*{nearest}\\."
+        with pytest.raises(UserError, match=says):
+            data_mesh(size)
+
+    @pytest.mark.parametrize(
+        "cores, batch_size, devices", [(2, 64, 2), (16, 64, 2), (2, 63, 1), (1, 64, 1), (4, 128, 4),
+                                       (6, 192, 6), (2, 4, 1)]
+    )  # fmt: skip
+    def test_a_cpus_cores_share_a_batch_of_32_rows_each(
+        self, cores, batch_size, devices, monkeypatch
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        chosen = {}
+        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=chosen.__setitem__)
+        monkeypatch.setattr(jax, "config", config)
+        hardware.share_cpu(batch_size)
+        assert chosen == {"jax_num_cpu_devices": devices}
+
+    def test_what_the_user_has_chosen_stays(self, monkeypatch):
+        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=None)
+        monkeypatch.setattr(jax, "config", config)
+        monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
+        hardware.share_cpu(64)
+        monkeypatch.delenv("XLA_FLAGS")
+        config.jax_num_cpu_devices = 5
+        hardware.share_cpu(64)
+
+
+@pytest.mark.parametrize(
+    "length, site",
+    [(7, "state"), *slow((2, "between"), (1, "state"), (16, "between"))],
+)
+def test_computing_parts_anew_changes_nothing(length, site):
+    """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
+    with jax.enable_x64(True):
+        model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
+        params = random_params(model, dtype="float64")
+        inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
+        dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
+        both = [
+            jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
+                params, inputs, targets, dropout
+            )
+            for remat in (False, True)
+        ]
+        chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
+def test_no_rows_or_steps_have_no_parts(shape):
+    params, tokens = random_params(CONFIG.model), jnp.zeros(shape, jnp.int32)
+    with (
+        unchecked(),
+        pytest.raises(ValueError, match=f"inputs must be .* are {re.escape(str(shape))}"),
+    ):
+        jax.eval_shape(partial(loss_fn, remat=True), params, tokens, tokens)
+
+
+@pytest.mark.slow
+def test_parts_computed_anew_need_memory_for_their_length_only():
+    """XLA's own plan of a gradient: 16 times the steps, under 4 times the memory."""
+    model = ModelConfig("gru", 5, 8, 32, 2, dropout=0.1)
+    params = random_params(model)
+
+    def planned_bytes(length):
+        tokens = jnp.zeros((4, length), jnp.int32)
+        dropout = Dropout(jax.random.key(2), 0.1)
+        gradient = jax.jit(jax.grad(partial(loss_fn, remat=True), has_aux=True))
+        program = gradient.lower(params, tokens, tokens, dropout).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert planned_bytes(4096) < 4 * planned_bytes(256)
+
+
+@pytest.mark.parametrize("implementation", ["scan", "wavefront"])
+def test_a_training_step_of_astra_gamma_lowers_for_gpus_and_tpus(implementation):
+    """JAX lowers for hardware that is not there, and raises an error for what it cannot compute."""
+    config = load_config("astra_gamma")
+    model = dataclasses.replace(config.model, unroll=implementation, compute_dtype="bfloat16")
+    state = jax.eval_shape(lambda: init_state(model, config.training))
+    tokens = jax.ShapeDtypeStruct((100_000,), jnp.int32)
+    step = jax.jit(lambda state, tokens: train_step(model, config.training, state, tokens))
+    program = step.trace(state, tokens).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    assert "_platform_index" in program  # one program for both
+    products = re.findall(r"dot_general .*: \(tensor<\S+x(\w+)>", program)
+    assert "bf16" in products and set(products) <= {"bf16", "f32"}
+
+
+def test_a_run_in_bfloat16_learns_and_keeps_float32():
+    """Losses near those of float32, not the same; parameters and moments stay float32."""
+    runs = {}
+    for dtype in ("float32", "bfloat16"):
+        model = dataclasses.replace(CONFIG.model, compute_dtype=dtype)
+        state, _, progress = run(dataclasses.replace(CONFIG, model=model))
+        runs[dtype] = [record["train_loss"] for record in progress.records]
+        floats = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
+        assert {x.dtype for x in floats} == {jnp.dtype("float32")}
+    assert runs["float32"] != runs["bfloat16"]
+    np.testing.assert_allclose(runs["bfloat16"], runs["float32"], rtol=0.01)
+
+
+STREAMS = dataclasses.replace(CONFIG.training, gradient_accumulation=2)
+
+
+def test_streams_hand_their_state_on():
+    """Losses of windows 0, 1, … of 4 streams, by `apply` on each whole stream up to there.
+
+    With a learning rate of nothing the parameters stay, so each loss is that of one long sequence.
+    After 12 windows of 4 (a stream has 49 predictions) they begin again, from zeros.
+    """
+    still = dataclasses.replace(STREAMS, learning_rate=1e-30)
+    model = dataclasses.replace(CONFIG.model, dropout=0.0)
+    state = init_state(model, still, "streams")
+    streams = np.stack([TOKENS[49 * row : 49 * row + 49] for row in range(4)])
+    logits, _ = jax.jit(apply)(state.params, streams[:, :48])
+    nll = np.asarray(jax.jit(token_nll)(logits, streams[:, 1:])).reshape(4, 12, 4).mean((0, 2))
+    _, losses, _ = train_steps(model, still, state, TOKENS, 14)
+    np.testing.assert_allclose(losses[:14], np.append(nll, nll[:2]), rtol=1e-6)
+    _, crops, _ = train_steps(model, still, init_state(model, still), TOKENS, 2)
+    assert not np.allclose(crops[:2], nll[:2])
+
+
+@pytest.mark.parametrize("cell", ["lstm", *slow("mlp")])  # a carry of two arrays, not of one shape
+def test_a_stream_computed_by_parts_is_the_same(cell):
+    """By parts of the batch and of the sequence, with dropout: the same losses and state."""
+    context = 3 if cell == "mlp" else 0
+    model = ModelConfig(cell, 3, 2, 4, 2, dropout=0.2, context_length=context)
+    whole = dataclasses.replace(STREAMS, batch_size=4, gradient_accumulation=1)
+    ends = []
+    for recipe in (whole, STREAMS, dataclasses.replace(whole, remat=True)):
+        state = init_state(model, recipe, "streams")
+        state, losses, _ = train_steps(model, recipe, state, TOKENS, 5)
+        ends.append((losses[:5], state.carry))
+        assert any(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(state.carry))
+    for end in ends[1:]:
+        chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)
