@@ -51,8 +51,8 @@ def main() -> None:
         text.write_text("\n".join(topics.values()), encoding="utf-8")
     changes = {
         "data.corpus": str(text.absolute()),
-        "training.epochs": str(arguments.epochs),
-        "training.steps_per_epoch": str(arguments.steps_per_epoch),
+        "training.epochs": arguments.epochs,
+        "training.steps_per_epoch": arguments.steps_per_epoch,
     }
     try:
         fresh = start_run(load_config(arguments.model, changes), folder)

@@ -27,7 +27,18 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from bench.contestants import build, measured, missing, on_cpu, torch_copy, torch_product
+from bench import benchmark_page
+from bench.benchmark_page import merge
+from bench.contestants import (
+    CONTESTANTS,
+    build,
+    measured,
+    missing,
+    on_cpu,
+    torch_copy,
+    torch_product,
+)
+from bench.records import BenchmarkRun, Benchmarks, ContestantTime
 from bench.timing import (
     KINDS,
     KNOWN_CEILINGS,
@@ -60,10 +71,7 @@ from jaxgru.lm.parallel.hardware import (
     share_cpu,
 )
 from jaxgru.lm.runs.published import load_published
-from pages import benchmark_page
-from pages.benchmark_page import CONTESTANTS, merge
 from pages.markdown import versions
-from pages.records import BenchmarkRun, Benchmarks, ContestantTime
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""Run the parity suite and write docs/parity.md: every comparison, and how close it came."""
+"""Run the parity suite and make the tables of docs/parity.md: how close each comparison came."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import tempfile
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.lm.files import write_text
 from jaxgru.lm.parallel.hardware import describe_hardware
 from maintain import plant_errors
-from pages.markdown import render, versions
+from pages.markdown import table, versions, write_page
+from pages.records import grouped
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()
 DTYPES = ("float64", "float32")
+SUMMARY = ["implementation", "checks", "largest relative difference, float64", "float32"]
+QUANTITIES = ["quantity", "checks", "size", "float64: absolute", "relative", "allowed",
+              "float32: absolute", "relative", "allowed"]  # fmt: skip
 EPOCH = "parity_tests/test_training.py::test_an_epoch_of_astra_alpha"
 
 
@@ -35,13 +38,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     records, outcome = run_suite(arguments.slow)
-    planted = ""
+    planted = "They were not tried in this run.\n"
     if arguments.planted:
         outcomes = plant_errors.run_all()
         plant_errors.check(outcomes)
         planted = plant_errors.table(outcomes)
     command = " ".join(["python scripts/parity.py", *sys.argv[1:]])
-    write_text(PAGE, page(records, outcome, command, planted))
+    write_page(PAGE, tables(records, outcome, command) | {"planted errors": planted})
     print(f"{PAGE.relative_to(ROOT)}: {len(records)} comparisons; {outcome}")
 
 
@@ -62,37 +65,30 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
     return records, re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
 
 
-def page(records: list[dict], outcome: str, command: str, planted: str = "") -> str:
-    """Return the page as Markdown; `planted` is the table of planted errors, if they were tried."""
+def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
+    """Return the page's tables, and under "run" what was run, where, and what came of it."""
     values = [r for r in records if r["kind"] == "values"]
     draws = [r for r in records if r["kind"] == "distribution"]
-    by_implementation: dict[str, dict[str, list[dict]]] = {}
-    for r in values:
-        quantities = by_implementation.setdefault(r["implementation"], {})
-        quantities.setdefault(r["quantity"], []).append(r)
-    summary = []
-    for implementation, quantities in by_implementation.items():
-        every = [r for rs in quantities.values() for r in rs]
+    numbers = sum(r["size"] for r in values)
+    packages = ", ".join(" ".join(item) for item in versions(PACKAGES).items())
+    summary, by_quantity = [], []
+    for implementation, every in grouped(values, lambda r: r["implementation"]).items():
         worst = [largest(every, dtype, "relative") for dtype in DTYPES]
         summary.append([implementation, f"{len(every):,}", *worst])
-    return render(
-        "parity.md.jinja",
-        today=datetime.date.today(),
-        command=command,
-        hardware=describe_hardware(),
-        python=platform.python_version(),
-        versions=", ".join(" ".join(item) for item in versions(PACKAGES).items()),
-        outcome=outcome,
-        values=values,
-        draws=draws,
-        summary=summary,
-        quantities={
-            implementation: [row(quantity, rs) for quantity, rs in quantities.items()]
-            for implementation, quantities in by_implementation.items()
-        },
-        samples=[[r["quantity"], f"{r['size']:,}", f"{r['p_value']:.3f}"] for r in draws],
-        planted=planted,
-    )
+        quantities = grouped(every, lambda r: r["quantity"]).items()
+        rows = [row(quantity, of_quantity) for quantity, of_quantity in quantities]
+        by_quantity.append(f"## {implementation}\n\n{table(QUANTITIES, rows)}")
+    samples = [[r["quantity"], f"{r['size']:,}", f"{r['p_value']:.3f}"] for r in draws]
+    return {
+        "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
+Python {platform.python_version()}; {packages}.
+
+**{len(records):,} checks** ({len(values):,} comparisons of {numbers:,} numbers
+and {len(draws):,} tests of distributions); pytest: {outcome}.""",
+        "summary": table(SUMMARY, summary),
+        "quantities": "\n".join(by_quantity),
+        "draws": table(["quantity", "sample", "p"], samples),
+    }
 
 
 def row(quantity: str, records: list[dict]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Make docs/study.md, its figures and its numbers from finished runs.
+"""Make the tables of docs/study.md, its figures and its numbers from finished runs.
 
 docs/study.json keeps each run's record, so that the page can have runs of several machines: a new
 record replaces an older one of the same config, changes and seed.
@@ -28,19 +28,20 @@ from jaxgru.lm.files import write_text
 from jaxgru.lm.runs import measurements
 from jaxgru.lm.runs.folders import RunError, is_finished, load_run_config, versions
 from jaxgru.lm.runs.published import recipe
-from pages.jobs import NANOGPT, SEEDS, is_measured
-from pages.records import (
+from pages.markdown import write_page
+from pages.records import dumps, load, load_or
+from study.jobs import NANOGPT, SEEDS, is_measured
+from study.records import (
     EarlyStopping,
     Kept,
     Plateau,
     Run,
     RunMeasures,
-    dumps,
-    load,
     load_metrics,
-    load_or,
+    may_change,
 )
-from pages.study_page import write_page
+from study.sentences import says
+from study.study_page import Page
 
 console = Console(highlight=False, markup=False)
 
@@ -69,8 +70,9 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        page = write_page(runs, ngrams, docs / "figures", stopping, plateaus)
-        write_text(docs / "study.md", page)
+        page = Page(runs, ngrams, stopping, plateaus)
+        page.draw(docs / "figures")
+        write_page(docs / "study.md", page.tables(), says(page))
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made from {len(runs)} runs")
@@ -112,15 +114,13 @@ def gather(root: Path) -> Iterable[Run]:
 
 
 def changed(config: Config) -> dict[str, Any] | None:
-    """Return the fields of model and data that differ from the config of that name.
+    """Return the fields that differ from the config of that name.
 
-    None if the corpus or the training differs, too: the run is none of the study's.
+    None if one of them is the corpus or no run of the study changes it: the run is none of them.
     """
     ours, theirs = recipe(config), recipe(load_config(config.name))
     changes = {name: ours[name] for name in ours if ours[name] != theirs[name]}
-    if any(name == "data.corpus" or name.startswith("training.") for name in changes):
-        return None
-    return changes
+    return changes if all(name != "data.corpus" and may_change(name) for name in changes) else None
 
 
 def count(name: str) -> list[float]:

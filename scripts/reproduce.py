@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxgru.cli.options import Parser, run_script
+from jaxgru.cli.options import Parser, run_script, typed
 from jaxgru.lm.runs.folders import is_finished
-from pages.jobs import NANOGPT, SEEDS, Job, all_jobs, find_job, is_measured
+from study.jobs import NANOGPT, SEEDS, Job, all_jobs, find_job, is_measured
 
 SCRIPTS = Path(__file__).parent
 MORE_TO_DO, FAILED = 3, 1  # exit codes
@@ -82,7 +82,7 @@ def do(job: Job, runs: Path, deadline: float) -> bool:
     """Train and measure a job as far as it is not done; return False if a script failed."""
     run = find_job(runs, job)
     if run is None:
-        options = [part for name, value in job.overrides for part in (f"--{name}", value)]
+        options = [part for name, value in job.overrides for part in (f"--{name}", typed(value))]
         command = ["train", "--config", job.name, "--runs", str(runs), *options]
     else:
         command = ["train", "--resume", str(run)]

@@ -36,8 +36,8 @@ from jaxgru.lm.training import (  # noqa: E402
     train_steps,
 )
 
-MODEL = ModelConfig("gru", 64, 24, 16, 2, dropout=0.3)  # every axis divides by 8
-RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10)
+MODEL = ModelConfig("gru", 64, 24, 16, 2)  # every axis divides by 8
+RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10, dropout=0.3)
 TOKENS = np.random.default_rng(0).integers(0, 64, 500).astype(np.int32)
 
 
@@ -45,16 +45,16 @@ def mesh_of(devices):
     return Mesh(np.array(jax.devices()[:devices]), (ROWS,))
 
 
-def start(recipe, devices, dtype, sampling="crops"):
+def start(recipe, devices, dtype, batches="crops"):
     """A fresh state on so many devices, and a compiled `train_steps` for it."""
-    mesh, state = mesh_of(devices), init_state(MODEL, recipe, sampling)
+    mesh, state = mesh_of(devices), init_state(MODEL, recipe, batches)
     params, carry = (
         jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for tree in (state.params, state.carry)
     )
     state = state.replace(params=params, opt_state=optimizer(recipe).init(params), carry=carry)
     state = jax.device_put(state, state_shardings(state, mesh, recipe))
     tokens = jax.device_put(TOKENS, NamedSharding(mesh, P()))
-    steps = train_steps.lower(MODEL, recipe, state, tokens, np.int32(1), mesh).compile()
+    steps = train_steps.lower(recipe, state, tokens, np.int32(1), mesh).compile()
 
     def run(state, num_steps):
         state, losses, _ = steps(state, tokens, np.int32(num_steps))
@@ -122,7 +122,7 @@ def of_streams(folder):
             save(manager, state, None, Progress())
         state, last = run(state, 6)
         ends[devices] = state, np.concatenate([first, last])
-    config = Config("tiny", MODEL, DataConfig(sampling="streams"), RECIPE)
+    config = Config("tiny", MODEL, DataConfig(batches="streams"), RECIPE)
     with open_checkpoints(folder / "streams 1") as manager:
         state, _, _ = restore(manager, folder, config, mesh_of(8))
     state, last = run(state, 6)

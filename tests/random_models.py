@@ -56,8 +56,6 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
         second_bias=draw(st.booleans()) if gru else False,
         reset=draw(st.sampled_from(["before", "after"])) if gru else "before",
         layer_norm=draw(st.booleans()),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
-        dropout_site=draw(st.sampled_from(["state", "between", "output"])),
     )
 
 

@@ -136,7 +136,7 @@ def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected)
 OPTIONS = {
     "model.embedding_dim": 4,
     "model.hidden_dim": 8,
-    "model.dropout": 0.2,
+    "training.dropout": 0.2,
     "training.epochs": 8,
     "training.steps_per_epoch": 20,
     "training.batch_size": 4,

@@ -1,4 +1,6 @@
 """The commands: options in, one call, text out.
 
-Only these read options and choose exit codes. A run shows its own progress (`runs/terminal.py`).
+Only these read options. They choose exit codes, too, but for two ways to end a process at once: a
+second Ctrl-C (`lm/runs/terminal.py`), and another process of a run that is lost or never connects
+(`lm/parallel/processes.py`).
 """

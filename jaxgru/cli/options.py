@@ -11,13 +11,13 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 
 from jaxgru.errors import UserError, command
-from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, nearest
+from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, field_types, nearest
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.load import load
 from jaxgru.lm.model import Params
@@ -128,15 +128,35 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(f"{section} (fields of the config)")
             values = getattr(config, section)
             for field in dataclasses.fields(values):
-                help = f"{field.metadata['help']} (default: {_typed(getattr(values, field.name))})"
+                default = shlex.quote(typed(getattr(values, field.name)))
+                help = f"{field.metadata['help']} (default: {default})"
                 group.add_argument(
                     f"--{section}.{field.name}", metavar="VALUE", help=help.replace("%", "%%")
                 )
 
 
-def _typed(value: object) -> str:
-    """Return a field's value as it is typed in a shell."""
-    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+def typed(value: object) -> str:
+    """Return a field's value as text; `parse_fields` is the inverse."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_fields(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return values of config fields, by dotted name, from what is typed on a command line.
+
+    A text that is no value of the field's type stays a text, which the config refuses.
+    """
+    types = {f"{section}.{field}": type_ for section, cls in SECTIONS.items()
+             for field, type_ in field_types(cls).items()}  # fmt: skip
+
+    def parse(text: str, type_: Any) -> Any:
+        if type_ is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)
+        try:
+            return type_(text) if type_ in (int, float) else text
+        except ValueError:
+            return text
+
+    return {name: parse(text, types.get(name)) for name, text in texts.items()}
 
 
 def early_value(option: str) -> str | None:
@@ -162,10 +182,10 @@ def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer
     return load(arguments.run)
 
 
-def config_overrides(arguments: argparse.Namespace) -> dict[str, str]:
+def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the config fields given on the command line, by dotted name."""
     given = vars(arguments)
-    return {name: given[name] for name in dotted_names() if given.get(name) is not None}
+    return parse_fields({n: given[n] for n in dotted_names() if given.get(n) is not None})
 
 
 def run_command(name: str) -> NoReturn:

@@ -43,8 +43,8 @@ def print_summary(config: Config, full: bool = False) -> None:
     shapes = defaultdict(list)
     for name, leaf in flatten(params).items():
         shapes[name if full else _layer(name)].append(leaf.shape)
-    model = config.model
-    site = f", dropout {model.dropout} ({model.dropout_site})" if model.dropout else ""
+    model, training = config.model, config.training
+    site = f", dropout {training.dropout} ({training.dropout_site})" if training.dropout else ""
     total = num_params(params)
     table = Table(title=f"{config.name}: {model.num_layers} × {model.cell}{site}", show_footer=True)
     table.add_column("parameter" if full else "layer", "total")

@@ -103,15 +103,16 @@ def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     if isinstance(rate, Tracer):
         if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
             raise ValueError(f"the dropout rate is {rate.dtype} {rate.shape}; it must be a number.")
+        rate = rate.astype(jnp.promote_types(rate.dtype, jnp.float32))  # 2¹⁶ is ∞ in float16
         possible = (rate >= 0) & (rate < 1)
         threshold = jnp.where(possible, jnp.minimum(jnp.round(rate * 2**16), 2**16 - 1), 0)
         scale = jnp.where(possible, 1 / (1 - threshold / 2**16), jnp.nan)
         return threshold.astype(jnp.uint32), scale
-    if isinstance(rate, jax.Array | np.ndarray) and not rate.shape:
-        rate = rate.item()
+    if getattr(rate, "shape", None) == ():  # a number of NumPy's or JAX's
+        rate = float(rate) if jnp.issubdtype(rate.dtype, jnp.floating) else rate.item()
     if not isinstance(rate, bool) and isinstance(rate, int) and rate == 0:
         return 0, None
-    if not isinstance(rate, float | np.floating) or not 0 <= rate < 1:
+    if not isinstance(rate, float) or not 0 <= rate < 1:
         raise ValueError(f"the dropout rate is {shown(rate)}; it must be at least 0 and below 1.")
     threshold = min(round(rate * 2**16), 2**16 - 1)
     return threshold, 1 / (1 - threshold / 2**16) if rate else None

@@ -1,8 +1,8 @@
 """Typed, frozen configuration: one TOML file per model, whose fields can be overridden.
 
 A config has three sections. `model` alone decides the parameters, `data` the tokens, `training` the
-optimisation. Every value is checked when it is set, so a bad one is refused before anything slow
-starts.
+optimisation. Each field has a role: `recipe`, `placement` or `setting`. Every value is checked when
+it is set, so a bad one is refused before anything slow starts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,22 @@ class ConfigError(UserError):
 field_types = functools.cache(get_type_hints)  # of a section's class, by name
 
 
-def _field(default: Any, help: str, **bounds: float) -> Any:
+Role = Literal["recipe", "placement", "setting"]
+
+
+def _field(role: Role, default: Any, help: str, **bounds: float) -> Any:
     """Return a dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
-    return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
+    metadata = {"role": role, "help": help, "bounds": bounds}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+recipe = functools.partial(_field, "recipe")
+"""A field that is part of the numbers, and must not change within a run."""
+placement = functools.partial(_field, "placement")
+"""A field that says where and how the numbers are computed. It changes them by rounding at most, as
+other hardware does, so it may change within a run."""
+setting = functools.partial(_field, "setting")
+"""A field that says where something lies or what is kept. It may change within a run."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,12 @@ class _Section:
             _check_bounds(name, value, field.metadata["bounds"])
             object.__setattr__(self, field.name, value)
 
+    def _check_known(self, name: str, known: Iterable[str]) -> None:
+        if (value := getattr(self, name)) not in known:
+            raise ConfigError(
+                f"{self.section}.{name} is {shown(value)}; it must be one of {', '.join(known)}."
+            )
+
     def _check_product(self, *names: str) -> None:
         """Raise ConfigError if a product of sizes, as of a batch or a matrix, exceeds 32 bits."""
         values = [getattr(self, name) for name in names]
@@ -73,47 +92,31 @@ class _Section:
 
 @dataclass(frozen=True)
 class ModelConfig(_Section):
-    """The model: what decides its parameters, and how dropout is applied in training."""
+    """The model: all that decides its parameters, and nothing else."""
 
     section = "model"
-    cell: str = _field("gru", f"the recurrence: {', '.join(CELLS)}")
-    vocab_size: int = _field(
+    cell: str = recipe("gru", f"the recurrence: {', '.join(CELLS)}")
+    vocab_size: int = recipe(
         65, "number of tokens; for characters, counted in the corpus", at_least=1
     )
-    embedding_dim: int = _field(64, "size of an embedding", at_least=1)
-    hidden_dim: int = _field(128, "size of a layer's hidden state", at_least=1)
-    num_layers: int = _field(1, "stacked layers", at_least=1, below=2**10)
-    context_length: int = _field(
+    embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
+    hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
+    num_layers: int = recipe(1, "stacked layers", at_least=1, below=2**10)
+    context_length: int = recipe(
         0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
-    second_bias: bool = _field(
+    second_bias: bool = recipe(
         False, "GRU: second biases for z and r; with reset after, one for the candidate, too"
     )
-    reset: Literal["before", "after"] = _field(
+    reset: Literal["before", "after"] = recipe(
         "before",
         "GRU: apply the reset gate before the candidate's matrix product, or after (torch.nn.GRU)",
     )
-    layer_norm: bool = _field(False, "LayerNorm on the last layer's output, before the head")
-    dropout: float = _field(0.0, "probability of dropping a unit", at_least=0, below=1)
-    dropout_site: Literal["state", "between", "output"] = _field(
-        "state",
-        "state: inside the recurrence; between: between layers; output: after the last layer",
-    )
-    unroll: str = _field(
-        "auto",
-        "implementation of the layers; wavefront is for GPUs, not yet timed",
-    )
-    compute_dtype: Literal["float32", "bfloat16"] = _field(
-        "float32", "operands of matrix products in training; their sums and all else are float32"
-    )
+    layer_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("cell", CELLS), ("unroll", IMPLEMENTATIONS)):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(
-                    f"model.{name} is {shown(value)}; it must be one of {', '.join(known)}."
-                )
+        self._check_known("cell", CELLS)
         for field in dataclasses.fields(self):
             owners = [name for name, cell in CELLS.items() if field.name in cell.options]
             value = getattr(self, field.name)
@@ -139,19 +142,21 @@ class DataConfig(_Section):
     """The data: which tokens a model sees."""
 
     section = "data"
-    corpus: str = _field("tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file")
-    tokenizer: Literal["characters", "sentencepiece"] = _field(
+    corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
+        "tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file"
+    )
+    tokenizer: Literal["characters", "sentencepiece"] = recipe(
         "characters",
         "characters; or sentencepiece: subwords, learned from the text",
     )
-    sampling: Literal["crops", "streams"] = _field(
+    batches: Literal["crops", "streams"] = recipe(
         "crops",
         "crops: random, each from a zero state; streams: contiguous rows that keep their state",
     )
-    validation_fraction: float = _field(
+    validation_fraction: float = recipe(
         0.1, "share of the corpus, its end, that is held out", above=0, below=1
     )
-    sha256: str = _field("", "expected SHA-256 of the corpus; filled in when a run is created")
+    sha256: str = recipe("", "expected SHA-256 of the corpus; filled in when a run is created")
 
 
 @dataclass(frozen=True)
@@ -159,47 +164,57 @@ class TrainingConfig(_Section):
     """How a model is trained."""
 
     section = "training"
-    epochs: int = _field(10, "number of epochs", at_least=1)
-    steps_per_epoch: int = _field(200, "optimizer steps per epoch", at_least=1)
-    batch_size: int = _field(64, "sequences per batch, shared by all devices", at_least=1)
-    gradient_accumulation: int = _field(
+    epochs: int = recipe(10, "number of epochs", at_least=1)
+    steps_per_epoch: int = recipe(200, "optimizer steps per epoch", at_least=1)
+    batch_size: int = recipe(64, "sequences per batch, shared by all devices", at_least=1)
+    gradient_accumulation: int = recipe(
         1, "batches per optimizer step, one after another, in the memory of one", at_least=1
     )
-    sequence_length: int = _field(128, "tokens per sequence", at_least=1)
-    learning_rate: float = _field(
+    sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
+    learning_rate: float = recipe(
         3e-3, "of the first epoch; decays towards 0 along a cosine, epoch by epoch", above=0
     )
-    weight_decay: float = _field(0.01, "AdamW's, on every parameter", at_least=0)
-    beta1: float = _field(0.9, "AdamW's first-moment decay", at_least=0, below=1)
-    beta2: float = _field(0.999, "AdamW's second-moment decay", at_least=0, below=1)
-    epsilon: float = _field(1e-8, "AdamW's denominator offset", above=0)
-    max_grad_norm: float = _field(1.0, "gradients are clipped to this global norm", above=0)
-    remat: bool = _field(
+    weight_decay: float = recipe(0.01, "AdamW's, on every parameter", at_least=0)
+    beta1: float = recipe(0.9, "AdamW's first-moment decay", at_least=0, below=1)
+    beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
+    epsilon: float = recipe(1e-8, "AdamW's denominator offset", above=0)
+    max_grad_norm: float = recipe(1.0, "gradients are clipped to this global norm", above=0)
+    dropout: float = recipe(0.0, "probability of dropping a unit", at_least=0, below=1)
+    dropout_site: Literal["state", "between", "output"] = recipe(
+        "state",
+        "state: inside the recurrence; between: between layers; output: after the last layer",
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = recipe(
+        "float32", "operands of matrix products; their sums and all else are float32"
+    )
+    implementation: str = placement("auto", "of the layers; wavefront is for GPUs, not yet timed")
+    remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"
     )
-    patience: int = _field(
+    patience: int = recipe(
         0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
     )
-    keep_epochs: bool = _field(
+    keep_epochs: bool = setting(
         False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
     )
-    shard_parameters: bool = _field(
+    shard_parameters: bool = placement(
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
-    seed: int = _field(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
-    lengthened: int = _field(
+    seed: int = recipe(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
+    lengthened: int = recipe(
         0,
         "number of times that --resume changed training.epochs; set automatically",
         at_least=0,
         below=2**31,
     )
-    init: str = _field(
+    init: str = recipe(
         "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
     )
-    init_sha256: str = _field("", "expected SHA-256 of that model; filled in")
+    init_sha256: str = recipe("", "expected SHA-256 of that model; filled in")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_known("implementation", IMPLEMENTATIONS)
         self._check_product("epochs", "steps_per_epoch")
         self._check_product("batch_size", "gradient_accumulation", "sequence_length")
 
@@ -233,9 +248,6 @@ class Config:
             )
 
 
-NO_EFFECT_ON_RESULTS = {"training.remat", "training.keep_epochs", "training.shard_parameters"}
-"""Fields that do not affect results, only what is kept and where it is computed."""
-
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
 
 
@@ -244,15 +256,15 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in config_dir().glob("*.toml"))
 
 
-def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> Config:
+def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that comes with the package, by name, or that of a TOML file, by path.
 
     If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
-      overrides: values as they are typed on a command line, by dotted name
-        (`{"training.epochs": "5"}`), and `name`, the name of the config.
+      overrides: values by dotted name (`{"training.epochs": 5}`), and `name`, the name of the
+        config.
 
     Raises:
       ConfigError: the name is unknown, or a section, field or value cannot be used.
@@ -277,18 +289,17 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
     return override(from_dict({"name": path.stem, **table}), overrides or {})
 
 
-def override(config: Config, overrides: Mapping[str, str]) -> Config:
+def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return the config with values changed and named as `load_config` does, and its errors."""
     corpus = config.data.corpus
     table = to_dict(config)
     overrides = dict(overrides)
     given_name = overrides.pop("name", None)
-    for dotted, text in overrides.items():
+    for dotted, value in overrides.items():
         section, _, field = dotted.partition(".")
         if section not in SECTIONS or field not in _field_names(section):
             raise ConfigError(_unknown("field", dotted, dotted_names()))
-        type_ = field_types(SECTIONS[section])[field]
-        table[section][field] = _parse_value(text, type_)
+        table[section][field] = value
     config = from_dict(table)
     if given_name is None and config.data.corpus != corpus:
         stem = Path(config.data.corpus).stem
@@ -326,13 +337,11 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 def from_dict(table: Mapping[str, Any]) -> Config:
     """Return a config from nested dictionaries, as `tomllib` and `to_dict` return them.
 
-    A section `published` is ignored: run folders and files of earlier versions have one.
-
     Raises:
       ConfigError: a section, field or value cannot be used; if unknown, the nearest one is named.
     """
     for key in table:
-        if key not in SECTIONS and key not in ("name", "published"):
+        if key not in SECTIONS and key != "name":
             raise ConfigError(_unknown("section", key, SECTIONS))
     sections = {}
     for section, cls in SECTIONS.items():
@@ -347,21 +356,18 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as nested dictionaries; `from_dict` is the inverse.
-
-    `training.init` and `training.init_sha256` are left out if empty: files without them are the
-    same as those of older versions.
-    """
-    table = dataclasses.asdict(config)
-    for name in ("init", "init_sha256"):
-        if not table["training"][name]:
-            del table["training"][name]
-    return table
+    """Return the config as nested dictionaries; `from_dict` is the inverse."""
+    return dataclasses.asdict(config)
 
 
-def dotted_names() -> list[str]:
-    """Return every field's dotted name, in order: `model.cell`, …"""
-    return [f"{section}.{field}" for section in SECTIONS for field in _field_names(section)]
+def dotted_names(*roles: Role) -> list[str]:
+    """Return the dotted names of the fields with these roles, by default of all, in order."""
+    return [
+        f"{section}.{field.name}"
+        for section, cls in SECTIONS.items()
+        for field in dataclasses.fields(cls)
+        if not roles or field.metadata["role"] in roles
+    ]
 
 
 def config_dir() -> Path:
@@ -380,13 +386,11 @@ ALSO_CALLED = {
     "model.embedding_dim": "embed_dim embedding_size embed_size emb_size emsize n_embd d_model",
     "model.hidden_dim": "rnn_size hidden_size num_hidden n_hidden nhid units num_units state_size",
     "model.num_layers": "n_layers n_layer nlayers layers depth",
-    "model.dropout": "dropout_rate drop p_drop",
-    "model.compute_dtype": "precision bf16 dtype amp mixed_precision",
     "data.corpus": "text dataset input file path train_file",
     "data.validation_fraction": "val_fraction val_frac val_split valid_split test_split",
     "training.epochs": "num_epochs n_epochs max_epochs nepoch",
     "training.steps_per_epoch": "steps max_steps num_steps max_iters",
-    "training.batch_size": "bs bsz minibatch_size",
+    "training.batch_size": "batch bs bsz minibatch_size",
     "training.gradient_accumulation": "grad_accum accumulation_steps accumulate",
     "training.sequence_length": "seq_len seq_length block_size context bptt",
     "training.learning_rate": "lr step_size rate",
@@ -395,6 +399,9 @@ ALSO_CALLED = {
     "training.beta2": "b2",
     "training.epsilon": "eps",
     "training.max_grad_norm": "clip grad_clip clip_norm gradient_clipping",
+    "training.dropout": "dropout_rate drop p_drop",
+    "training.compute_dtype": "precision bf16 dtype amp mixed_precision",
+    "training.implementation": "unroll backend",
     "training.remat": "gradient_checkpointing",
     "training.patience": "early_stopping",
     "training.seed": "random_seed",
@@ -435,16 +442,6 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     meant = nearest(name, known)
     meant = f"the nearest is {meant!r}" if meant else f"there are {', '.join(known)}"
     return f"there is no {kind} {name!r} in a config; {meant}."
-
-
-def _parse_value(text: str, type_: Any) -> Any:
-    """Return a command-line value as its field's type, or as text if it cannot be converted."""
-    if type_ is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return type_(text) if type_ in (int, float) else text
-    except ValueError:
-        return text
 
 
 def _as_type(name: str, value: Any, type_: Any) -> Any:

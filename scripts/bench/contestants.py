@@ -4,8 +4,7 @@ Each contestant is a function from a Task to a Contestant. The peers, in JAX and
 only their model: training, forward pass and sampling are shared, so that peers differ in the
 recurrence alone.
 
-A new one is named in `pages.benchmark_page.CONTESTANTS`, and here in BUILDERS, in LAYERS if it has
-a layer (in `layers.py`), and in NEEDS with what it imports.
+A new one is an entry in CONTESTANTS.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench import layers
+from bench.records import ONE_DEVICE
 from bench.timing import Contestant, LayerTask, Task, calling, compiled, planned_memory
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
@@ -37,15 +37,8 @@ from jaxgru.lm.model import round_weights
 from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, spread
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
-from pages.records import ONE_DEVICE
 
 TEMPERATURE, TOP_K = 0.8, 30
-
-TORCH = ["torch", "torchref"]
-NEEDS = {"torchref": TORCH, "torch.nn": TORCH, "torch.compile": TORCH,
-         "haiku": ["haiku"], "nnx": ["flax.nnx"],
-         "linen": ["flax.linen"], "equinox": ["equinox"]}  # fmt: skip
-"""What contestants import besides jaxgru's own dependencies."""
 
 
 def on_cpu() -> bool:
@@ -55,7 +48,7 @@ def on_cpu() -> bool:
 
 def missing(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
-    needs = NEEDS.get(name.removesuffix(ONE_DEVICE), [])
+    needs = CONTESTANTS[name.removesuffix(ONE_DEVICE)].needs
     for module in needs:
         try:
             importlib.import_module(module)
@@ -129,17 +122,17 @@ def _mesh(batch_size: int, split: bool) -> Mesh:
 def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
     model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
     if precision == "bfloat16":
-        model = dataclasses.replace(model, compute_dtype="bfloat16")
+        training = dataclasses.replace(training, compute_dtype="bfloat16")
     if task.what == "training":
         mesh = _mesh(training.batch_size, split)
-        step = lambda state, tokens: train_step(model, training, state, tokens, mesh)
+        step = lambda state, tokens: train_step(training, state, tokens, mesh)
         state = init_state(model, training)
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
     params = jaxgru.lm.init(jax.random.key(0), model)
     if precision == "bfloat16":
         params = round_weights(params, jnp.bfloat16)
     if task.what == "forward":
-        forward = partial(jaxgru.lm.apply, implementation=model.unroll)
+        forward = partial(jaxgru.lm.apply, implementation=training.implementation)
         return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
     options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
     key = jax.random.key(2)
@@ -163,8 +156,8 @@ def _wavefront(task: Task, precision: str) -> Contestant:
 
 def _unrolled(task: Task, precision: str, how: str) -> Contestant:
     """Return jaxgru with another implementation of its layers."""
-    model = dataclasses.replace(task.config.model, unroll=how)
-    config = dataclasses.replace(task.config, model=model)
+    training = dataclasses.replace(task.config.training, implementation=how)
+    config = dataclasses.replace(task.config, training=training)
     return _jaxgru(dataclasses.replace(task, config=config), precision)
 
 
@@ -392,7 +385,7 @@ def torch_copy(num_bytes: int) -> Contestant:
 def _torchref_model(config: Config) -> Any:
     import torchref
 
-    m = config.model
+    m, training = config.model, config.training
     if (m.reset, m.layer_norm) != ("before", m.cell == "lstm"):
         raise UserError(
             "torchref has no such model: it needs reset = before, and LayerNorm only in LSTMs."
@@ -404,7 +397,7 @@ def _torchref_model(config: Config) -> Any:
     }[m.cell]
     options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
     sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
-    return cls(*sizes, m.dropout, m.dropout_site, **options)
+    return cls(*sizes, training.dropout, training.dropout_site, **options)
 
 
 def _torch_nn_model(config: Config) -> Any:
@@ -527,24 +520,56 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
     )
 
 
-BUILDERS: dict[str, Callable[[Task, str], Contestant]] = {
-    "jaxgru": _jaxgru,
-    "jaxgru-one-device": partial(_jaxgru, split=False),
-    "wavefront": _wavefront,
-    "plain_scan": partial(_unrolled, how="plain"),
-    "torchref": partial(_torch, make_model=_torchref_model),
-    "torch.nn": partial(_torch, make_model=_torch_nn_model),
-    "haiku": partial(_jax, make_model=_haiku_model),
-    "haiku-one-device": partial(_jax, make_model=_haiku_model, split=False),
-    "nnx": partial(_jax, make_model=_nnx_model),
-    "nnx-one-device": partial(_jax, make_model=_nnx_model, split=False),
-    "torch.compile": _torch_compile,
-}
-LAYERS: dict[str, Callable[[LayerTask], layers.Layer]] = {
-    "jaxgru": layers.jaxgru_layer,
-    "plain_scan": partial(layers.jaxgru_layer, implementation="plain"),
-    "haiku": layers.haiku_layer,
-    "nnx": layers.nnx_layer,
-    "linen": layers.linen_layer,
-    "equinox": layers.equinox_layer,
-}
+class Entry(NamedTuple):
+    """A contestant: what the page says of it, what it computes, and what it imports."""
+
+    text: str
+    model: Callable[[Task, str], Contestant] | None = None
+    layer: Callable[[LayerTask], layers.Layer] | None = None
+    needs: tuple[str, ...] = ()  # besides jaxgru's own dependencies
+
+
+TORCH = "torch", "torchref"
+STEP_ON_ONE = "the same, but a training step computes its batch on one device"
+ON_ONE = "the same, on one device"
+
+CONTESTANTS = {
+    "jaxgru": Entry("this library: `train_step`, `apply` and `generate`", _jaxgru,
+                    layers.jaxgru_layer),
+    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False)),
+    "wavefront": Entry(
+        'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
+        _wavefront),
+    "plain_scan": Entry(
+        'this library with `training.implementation = "plain"`: the cell in a `lax.scan`, '
+        "differentiated by JAX (not measured for sampling, which takes one step at a time)",
+        partial(_unrolled, how="plain"), partial(layers.jaxgru_layer, implementation="plain")),
+    "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
+                      partial(_torch, make_model=_torchref_model), needs=TORCH),
+    "torch.nn": Entry(
+        "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
+        "dropout: other equations, but the same amount of work",
+        partial(_torch, make_model=_torch_nn_model), needs=TORCH),
+    "haiku": Entry(
+        "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+        partial(_jax, make_model=_haiku_model), layers.haiku_layer, ("haiku",)),
+    "haiku-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_haiku_model, split=False)),
+    "nnx": Entry(
+        "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
+        "resets after the product, which is cheaper",
+        partial(_jax, make_model=_nnx_model), layers.nnx_layer, ("flax.nnx",)),
+    "nnx-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_nnx_model, split=False)),
+    "torch.compile": Entry("torchref's step, with its model under `torch.compile`",
+                           _torch_compile, needs=TORCH),
+    "linen": Entry("Flax: `linen.RNN`, for layers only", None, layers.linen_layer,
+                   ("flax.linen",)),
+    "linen-one-device": Entry(ON_ONE),
+    "equinox": Entry(
+        "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
+        None, layers.equinox_layer, ("equinox",)),
+    "equinox-one-device": Entry(ON_ONE),
+}  # fmt: skip
+"""The contestants, in the page's order. What is on one device has its library's layer and needs."""
+
+BUILDERS = {name: entry.model for name, entry in CONTESTANTS.items() if entry.model}
+LAYERS = {name: entry.layer for name, entry in CONTESTANTS.items() if entry.layer}

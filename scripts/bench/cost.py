@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import dataclasses
 import datetime
 import math
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from bench.figures import plot_growth
+from bench.records import CostPoint, CostRun
 from bench.timing import Contestant, calling, compiled, measure, planned_memory, start
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
 from jaxgru.lm.parallel.hardware import describe_hardware, keep_freed_memory
 from jaxgru.lm.training import init_state, train_step
-from pages.figures import plot_growth
-from pages.markdown import render
-from pages.records import CostPoint, CostRun, dumps, load_or
+from pages.markdown import table, write_page
+from pages.records import dumps, load_or
 
 console = Console(highlight=False)
 
@@ -57,8 +54,9 @@ SERIES = (
 
 def sized(series: Series, value: int, remat: bool) -> Config:
     """Return astra_alpha with the series' sizes."""
-    fields = {**series.fixed, series.field: value, "training.remat": str(remat).lower()}
-    return load_config("astra_alpha", {name: str(size) for name, size in fields.items()})
+    return load_config(
+        "astra_alpha", {**series.fixed, series.field: value, "training.remat": remat}
+    )
 
 
 def main() -> None:
@@ -89,7 +87,7 @@ def main() -> None:
     run = CostRun(
         hardware=describe_hardware(),
         date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", "scripts/bench/cost.py", *sys.argv[1:]]),
+        command=shlex.join(["python", "-m", "scripts.bench.cost", *sys.argv[1:]]),
         points=measure_all(arguments.repeats, arguments.largest, on_point),
     )
     save(Path(arguments.docs), run)
@@ -103,7 +101,7 @@ def measure_step(config: Config, repeats: int) -> dict[str, Any]:
     tokens = np.random.default_rng(0).integers(model.vocab_size, size=length).astype(np.int32)
     state = init_state(model, training)
     program, _ = compiled(
-        lambda state, tokens: train_step(model, training, state, tokens), state, jnp.asarray(tokens)
+        lambda state, tokens: train_step(training, state, tokens), state, jnp.asarray(tokens)
     )
     step = Contestant(calling(lambda: program(state, tokens)[1]))
     seconds = measure({"": start(lambda: step)}, repeats)[""].median
@@ -146,14 +144,22 @@ def write(docs: Path, runs: Mapping[str, CostRun]) -> None:
     write_text(docs / "cost.json", dumps(runs, indent=1) + "\n")
     for name, run in runs.items():
         plot_growth(docs / "figures" / f"cost_{name}.png", panels(run.points), run.hardware)
-    write_text(docs / "cost.md", page(runs))
+    write_page(docs / "cost.md", tables(runs))
 
 
-def page(runs: Mapping[str, CostRun]) -> str:
-    """Return docs/cost.md."""
-    tables = {name: [rows(series, run.points) for series in SERIES] for name, run in runs.items()}
-    found = {name: findings(run.points) for name, run in runs.items()}
-    return render("cost.md.jinja", runs=runs, tables=tables, found=found)
+def tables(runs: Mapping[str, CostRun]) -> dict[str, str]:
+    """Return what docs/cost.md has of the runs, under one name."""
+    return {"measurements": "\n".join(map(_machine, runs, runs.values()))}
+
+
+def _machine(name: str, run: CostRun) -> str:
+    """Return what was measured on a kind of device, in Markdown."""
+    return f"""## {run.hardware}, {run.date}
+
+![time and memory against T, B and H](figures/cost_{name}.png)
+
+{growth(run.points)}
+""" + "\n".join(table(*rows(series, run.points), "r") for series in SERIES)
 
 
 def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, float]]]]:
@@ -181,25 +187,28 @@ def exponent(values: Mapping[int, float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log([values[s] for s in sizes]), 1)[0])
 
 
-def findings(points: Sequence[CostPoint]) -> dict[str, Any]:
-    """Return exponents by letter, measure and remat; ratios of the longest T to T = 1,024."""
-    curves = {
-        (letter, what, remat): curve(points, letter, remat, what)
-        for letter in "TBH" for what in ("seconds", "bytes") for remat in (False, True)
-    }  # fmt: skip
-    found: dict[str, Any] = {"power": {key: exponent(values) for key, values in curves.items()}}
-    time, again = (curves["T", "seconds", remat] for remat in (False, True))
-    plain, remat = (curves["T", "bytes", remat] for remat in (False, True))
+def growth(points: Sequence[CostPoint]) -> str:
+    """Say how time and memory grow, and what the longest T needs beside T = 1,024."""
+    time, again = (curve(points, "T", remat, "seconds") for remat in (False, True))
+    plain, remat = (curve(points, "T", remat, "bytes") for remat in (False, True))
+
+    def powers(what: str) -> str:
+        T, B, H = (exponent(curve(points, letter, False, what)) for letter in "TBH")
+        return f"T^{T:.2f}, B^{B:.2f} and H^{H:.2f}"
+
+    said = f"""Time grows as {powers("seconds")}, memory as {powers("bytes")}
+(slopes over the larger half of the sizes); with remat, memory grows as T^{exponent(remat):.2f}.
+"""
     longest = max(time.keys() & again.keys() & plain.keys() & remat.keys(), default=0)
     if longest > 1024 and 1024 in plain and 1024 in remat:
-        found |= {
-            "longest": longest,
-            "remat_to_plain": remat[longest] / plain[1024],
-            "remat_to_remat": remat[longest] / remat[1024],
-            "plain_to_plain": plain[longest] / plain[1024],
-            "time": again[longest] / time[longest],
-        }
-    return found
+        to_plain, to_remat = (remat[longest] / sizes[1024] for sizes in (plain, remat))
+        said += f"""
+With remat, T = {longest:,} needs {to_plain:.2f} times the memory of T = 1,024 without it, and
+{to_remat:.2f} times that of T = 1,024 with it; without remat, it needs
+{plain[longest] / plain[1024]:.1f} times the memory of T = 1,024. Remat takes
+{again[longest] / time[longest]:.2f} times the time.
+"""
+    return said
 
 
 def rows(series: Series, points: Sequence[CostPoint]) -> tuple[list[str], list[list[str]]]:

@@ -17,17 +17,11 @@ N = training.gradient_accumulation micro-steps, and all numbers in float32:
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import argparse
 import dataclasses
 import math
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +32,11 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
 from jaxgru.lm.parallel.sharding import cut
+from pages.markdown import fill
 from pages.markdown import table as markdown_table
 
 BYTES = 4  # of a float32
+COMMAND = "python -m scripts.bench.roofline"
 
 
 @dataclass(frozen=True)
@@ -179,10 +175,6 @@ def bound(config: Config, step: Estimate, machine: Machine) -> str:
 
 # --- The command
 
-BLOCK = re.compile(
-    r"(```\npython scripts/bench/roofline\.py ([^\n]*)\n```\n\n).*?(\n\n<!-- end -->)", re.DOTALL
-)
-
 
 def main() -> None:
     """Read the arguments and make one call."""
@@ -190,7 +182,7 @@ def main() -> None:
     if arguments.update:
         path = Path(arguments.update)
         try:
-            write_text(path, updated(path.read_text()))
+            write_text(path, fill(path.read_text(), answer_in_page))
         except OSError as error:
             raise UserError(f"{path} cannot be used: {error.strerror}.") from error
     else:
@@ -226,14 +218,10 @@ def answer(arguments: argparse.Namespace) -> str:
     return table(config, arguments.devices, arguments.rows, Machine(**rates))
 
 
-def updated(page: str) -> str:
-    """Return the page with the table below each of its commands remade."""
-
-    def again(found: re.Match) -> str:
-        arguments = make_parser().parse_args(shlex.split(found[2]))
-        return found[1] + answer(arguments) + found[3]
-
-    return BLOCK.sub(again, page)
+def answer_in_page(options: str) -> str:
+    """Return the command with these options, and what it prints."""
+    answered = answer(make_parser().parse_args(shlex.split(options)))
+    return f"```\n{COMMAND} {options}\n```\n\n{answered}"
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bench.records import ContestantTime
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ModelConfig
 from jaxgru.lm.model import flatten, init
-from pages.records import ContestantTime
 
 KINDS = ("training", "forward", "sampling", "layer")
 SAMPLING = {1: 128, 64: 64, 512: 32}

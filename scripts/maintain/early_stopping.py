@@ -9,11 +9,6 @@ The result, docs/early_stopping.json, says how often each epoch would have been 
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 from collections import Counter
@@ -34,7 +29,8 @@ from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.folders import RunError, find_run, load_run_config
 from jaxgru.lm.runs.measurements import kept_epochs
-from pages.records import EarlyStopping, dumps
+from pages.records import dumps
+from study.records import EarlyStopping
 
 STRIDE = 4  # tokens between the starts of two windows from which the batches are drawn
 

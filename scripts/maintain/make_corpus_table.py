@@ -5,11 +5,6 @@ This is needed only if the rules in rebuild.py change. It needs the package `iam
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import difflib

@@ -6,11 +6,6 @@ repository in a temporary folder; the tests that should notice it run there.
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import contextlib
@@ -18,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

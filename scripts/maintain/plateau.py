@@ -9,12 +9,6 @@ each layer's units that are constant after them.
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(dirname(__file__))))  # torchref
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import datetime
@@ -46,7 +40,8 @@ from jaxgru.lm.parallel.sharding import data_mesh, one_copy, spread
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.training import init_state, train_steps
 from jaxgru.lm.training.step import state_shardings
-from pages.records import PLATEAU_MEAN, Plateau, dumps, load_or
+from pages.records import dumps, load_or
+from study.records import PLATEAU_MEAN, Plateau
 
 NUM_WINDOWS = 8  # of the validation split, in which the states are compared
 CONSTANT = 1e-3  # a standard deviation below this; states are between −1 and 1
@@ -54,9 +49,9 @@ RECIPE = {
     "model.cell": "gru",
     "model.reset": "before",
     "model.layer_norm": False,
-    "model.dropout_site": "state",
-    "model.compute_dtype": "float32",
-    "data.sampling": "crops",
+    "training.dropout_site": "state",
+    "training.compute_dtype": "float32",
+    "data.batches": "crops",
     "training.gradient_accumulation": 1,
     "training.beta1": 0.9,
     "training.beta2": 0.999,
@@ -91,10 +86,9 @@ def main() -> None:
     add("--output", type=Path, default=Path("docs/plateau.json"), help="(%(default)s)")
     arguments = parser.parse_args()
     given = {name: getattr(arguments, name) for name in ("batch_size", "learning_rate")}
-    options = {f"training.{name}": str(v) for name, v in given.items() if v is not None}
+    options = {f"training.{name}": v for name, v in given.items() if v is not None}
     configs = [
-        load_config(arguments.config, options | {"training.seed": str(seed)})
-        for seed in arguments.seeds
+        load_config(arguments.config, options | {"training.seed": seed}) for seed in arguments.seeds
     ]
     check(configs[0], arguments.steps)
     if arguments.framework == "PyTorch" and jax.devices()[0].platform != "cpu":
@@ -190,15 +184,14 @@ class InJaxgru:
     def __init__(self, config: Config, tokens: Int[np.ndarray, "N"]) -> None:
         self.config, training = config, config.training
         self.mesh = data_mesh(training.batch_size)
-        state = init_state(config.model, training, config.data.sampling)
+        state = init_state(config.model, training, config.data.batches)
         self.state = spread(state, state_shardings(state, self.mesh, training))
         self.tokens = spread(jnp.asarray(tokens), NamedSharding(self.mesh, PartitionSpec()))
 
     def train(self, steps: int) -> list[float]:
         """Take training steps; return the loss before each of them."""
-        of_config = self.config.model, self.config.training
         self.state, losses, n = train_steps(
-            *of_config, self.state, self.tokens, np.int32(steps), self.mesh
+            self.config.training, self.state, self.tokens, np.int32(steps), self.mesh
         )
         return np.asarray(losses)[: int(n)].tolist()
 
@@ -217,7 +210,7 @@ class InPyTorch:
         self.tokens = torch.from_numpy(tokens.astype(np.int64))
         torch.manual_seed(self.training.seed)
         self.model = torchref.MyGRUModel(
-            m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, m.dropout,
+            m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers, self.training.dropout,
             second_bias=m.second_bias,
         )  # fmt: skip
         self.optimizer, self.schedule = torchref.make_optimizer(

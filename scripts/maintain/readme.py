@@ -1,14 +1,6 @@
-"""Make README.md from docs/study.json, docs/benchmarks.json and a sample of a pretrained model.
-
-Its text is in pages/templates/README.md.jinja. The diagram docs/figures/carry.png is drawn, too.
-"""
+"""Make the sample, tables and diagram of README.md, from a pretrained model and the records."""
 
 from __future__ import annotations
-
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
 
 import startup  # noqa: F401
 
@@ -18,72 +10,101 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+from bench import benchmark_page
+from bench.benchmark_page import LABELS, rows
+from bench.records import ONE_DEVICE, BenchmarkRun, ContestantTime
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import load_config
-from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.published import load_published
-from pages import benchmark_page
-from pages.benchmark_page import LABELS, rows
-from pages.figures import plot_carry
-from pages.markdown import render, table
-from pages.records import ONE_DEVICE, BenchmarkRun, ContestantTime, Study, grouped, load
-from pages.study_page import FILLED, Page
+from maintain.carry import plot_carry
+from pages.markdown import table, write_page
+from pages.records import grouped, load
+from study.records import Study
+from study.study_page import FILLED, Page
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
 WIDTH = "92"  # of the sample, in columns
 
 
 def main() -> None:
-    """Write README.md and the diagram."""
+    """Remake the tables and the diagram."""
     Parser(__doc__).parse_args()
     words = [sys.executable, *shlex.split(COMMAND)[1:]]
     environment = os.environ | {"COLUMNS": WIDTH, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
-    write_text(ROOT / "README.md", readme(done.stdout))
+    records = Records()
+    write_page(ROOT / "README.md", records.tables(done.stdout), records.says())
     plot_carry(ROOT / "docs" / "figures" / "carry.png")
 
 
-def readme(sample: str) -> str:
-    """Return README.md; `sample` is what COMMAND prints."""
-    docs = ROOT / "docs"
-    study = load(docs / "study.json", Study)
-    page = Page(study.runs, study.ngrams)
-    benchmarks = benchmark_page.load(docs / "benchmarks.json")
-    drawn = list(benchmark_page.figures(benchmarks).items())
-    if not drawn:
-        raise UserError(
-            "docs/benchmarks.json has no training steps; scripts/benchmark.py adds them."
-        )
-    figure, records = drawn[0]
-    last = max(record.run for record in records if record.config == records[0].config)
-    records = [record for record in records if record.run == last]  # they took turns
-    cast = (docs / "figures" / "two_commands.cast").read_text(encoding="utf-8")
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return render(
-        "README.md.jinja",
-        page=page,
-        seconds={
+class Records:
+    """What README.md is about: the study's runs, and the training steps measured last."""
+
+    def __init__(self) -> None:
+        study = load(DOCS / "study.json", Study)
+        self.page = Page(study.runs, study.ngrams)
+        self.benchmarks = benchmark_page.load(DOCS / "benchmarks.json")
+        drawn = list(benchmark_page.figures(self.benchmarks).items())
+        if not drawn:
+            raise UserError(
+                "docs/benchmarks.json has no training steps; scripts/benchmark.py adds them."
+            )
+        self.figure, records = drawn[0]
+        last = max(record.run for record in records if record.config == records[0].config)
+        self.steps = [record for record in records if record.run == last]  # they took turns
+
+    def tables(self, sample: str) -> dict[str, str]:
+        """Return the tables; `sample` is what COMMAND prints."""
+        shown = "\n".join(line.rstrip() for line in sample.rstrip().splitlines())
+        figure = f"![training steps as multiples of jaxgru's](docs/figures/{self.figure})"
+        return {
+            "sample": f"```\n$ {COMMAND}\n{shown}\n```",
+            "results": results(self.page),
+            "speeds": f"{speeds(self.steps, self.benchmarks.runs)}\n{figure}",
+        }
+
+    def says(self) -> list[str]:
+        """Return what stands in the sentences of README.md, with the numbers of the records."""
+        page, run = self.page, self.benchmarks.runs[self.steps[0].run]
+        alpha, gamma = page.first["astra_alpha"], page.first["astra_gamma"]
+        betas = page.of("astra_beta")
+        seconds = {
             record.config: record.median * record.steps_of_a_run
-            for record in records
+            for record in self.steps
             if record.contestant == "jaxgru"
-        },
-        filled=FILLED,
-        command=COMMAND,
-        sample="\n".join(line.rstrip() for line in sample.rstrip().splitlines()),
-        results=results(page),
-        played=json.loads(cast.splitlines()[0])["title"],
-        torch=re.search(r'"torch==(.*)"', project)[1],
-        run=benchmarks.runs[records[0].run],
-        sizes=f"batch {records[0].batch_size} × {records[0].num_tokens}",
-        speeds=speeds(records, benchmarks.runs),
-        figure=figure,
-    )
+        }
+        cost, large = alpha.measured, gamma.measured.random_batches
+        losses = ", ".join(f"{run.measured.random_batches.mean:.3f}" for run in betas)
+        cast = (DOCS / "figures" / "two_commands.cast").read_text(encoding="utf-8")
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        torch = re.search(r'"torch==(.*)"', project)[1]
+        return [
+            f"costs astra_alpha **{cost.sensitivity:.2f} nats per character** (1 nat is 1.44 bits)",
+            f": {cost.stateless:.3f}, not {cost.stream:.3f}.",
+            f"**{cost.stateless - page.bigram:.2f} nats worse than counted bigrams**",
+            f"({page.bigram:.3f}); the study calls",
+            f"16 characters costs **{dict(cost.memory_curve)[16] - cost.stream:.2f} nats**;",
+            f"**{page.filled([alpha])} characters** after a reset, the loss is within {FILLED}",
+            f"astra_beta ({betas[0].parameters / 1e6:.1f} M parameters;",
+            f"{seconds['astra_beta'] / 60:.0f} minutes of training steps on two CPU cores, at the",
+            f"loss of **{losses}** (seeds {', '.join(str(run.seed) for run in betas)})",
+            f"astra_gamma ({gamma.parameters / 1e6:.1f} M;",
+            f"{seconds['astra_gamma'] / 3600:.1f} hours) **{large.mean:.3f}**",
+            f"each ± {large.standard_error:.3f}, with the weights of the last epoch",
+            f"(astra_gamma's best epoch: {large.best.mean:.3f})",
+            f"compare with PyTorch {torch} (",
+            f"; {json.loads(cast.splitlines()[0])['title']}.",
+            f"(batch {self.steps[0].batch_size} × {self.steps[0].num_tokens}, clipping, AdamW)",
+            f"on {run.hardware}; medians of {run.rounds} rounds",
+        ]
 
 
 def results(page: Page) -> str:

@@ -8,11 +8,6 @@ system with pseudo-terminals, not Windows. Drawing needs pyte and Pillow: pip in
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import codecs
@@ -22,6 +17,7 @@ import os
 import shlex
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator

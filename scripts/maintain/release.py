@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from os.path import dirname
-
-sys.path.insert(0, dirname(dirname(__file__)))
-
 import startup  # noqa: F401
 
 import datetime
@@ -23,8 +18,8 @@ from jaxgru.lm.parallel.hardware import describe_hardware
 from jaxgru.lm.pretrained import FOLDER
 from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import RunError, find_run, is_finished
-from pages.markdown import render
-from pages.records import Epoch, load_metrics
+from pages.markdown import table
+from study.records import Epoch, load_metrics
 
 MAX_BYTES = 20_000_000  # of one model in the package, whose wheel stays under 25 MB
 
@@ -73,18 +68,29 @@ def card(
         [name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]
         for name, loss in names.items()
     ]
-    return render(
-        "card.md.jinja",
-        config=config,
-        count=count,
-        commits=commits,
-        losses=losses,
-        epochs=epochs,
-        chosen=best if config.training.patience else epochs[-1],
-        rows=rows,
-        today=datetime.date.today(),
-        hardware=describe_hardware(),
-    )
+    training, data = config.training, config.data
+    initial = f" --init {training.init}" if training.init else ""
+    chosen = best if training.patience else epochs[-1]
+    dropout = " (with dropout)" if config.training.dropout else ""
+    by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
+    head = ["", *(unit.replace("_", " ") for unit in units)]
+    return f"""<!-- Made by scripts/maintain/release.py. -->
+
+# {config.name}
+
+- parameters: {count:,}, float32
+- made by: `python scripts/train.py --config {config.name} --training.seed \
+{training.seed}{initial}`, then `python -m scripts.maintain.release`
+- weights of epoch {chosen.epoch} of {len(epochs)}; training loss there {chosen.train_loss:.4f} \
+nats per token{dropout}
+- seed: {training.seed}
+{by}- data: {data.corpus}, SHA-256 `{data.sha256}`, its first {1 - data.validation_fraction:.0%} \
+(the vocabulary: all of it); no other text
+- measured on {datetime.date.today()}, on {describe_hardware()}
+
+On the whole validation split ({losses.num_tokens:,} tokens, {losses.num_characters:,} characters):
+
+{table(head, rows)}"""
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The pages of docs/: the records they are made from, templates with the prose, and figures."""
+"""What all pages share: tables, records, figures, the site, and the output of code in pages."""

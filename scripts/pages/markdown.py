@@ -1,43 +1,77 @@
-"""Markdown: tables, the pages' templates, and what pages say of installed packages."""
+"""Pages that people write, and the tables in them that scripts make.
+
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. All else, a person
+writes; what it says of measurements, scripts and tests compare with the records.
+"""
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import itertools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import UserError
+from jaxgru.lm.files import write_text
 
-TEMPLATES = Path(__file__).parent / "templates"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TABLE = re.compile(r"(<!-- table (.+?) -->\n\n)(?:.*?\n\n)??(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str, make: Callable[[str], str]) -> str:
+    """Return the page with each of its tables made anew, from its name."""
+
+    def again(found: re.Match) -> str:
+        made = make(found[2]).strip("\n")
+        return found[1] + made + "\n\n" * bool(made) + found[3]
+
+    return TABLE.sub(again, page)
+
+
+def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) -> None:
+    """Write a page with these tables, and print what it should say and does not.
+
+    A page that is not there yet gets the text of the page of that name in docs/.
+
+    Raises:
+      UserError: the page has a table that is none of these.
+    """
+
+    def make(name: str) -> str:
+        if name not in tables:
+            raise UserError(f"{path} has a table {name!r}; it can have {', '.join(tables)}.")
+        return tables[name]
+
+    page = fill((path if path.exists() else DOCS / path.name).read_text(encoding="utf-8"), make)
+    write_text(path, page)
+    for sentence in unsaid(page, says):
+        print(f"{path} does not say, as it should by the records: {sentence}")
+
+
+def unsaid(page: str, says: Iterable[str]) -> list[str]:
+    """Return those of the sentences that are not in a page, wherever its lines break."""
+    words = " ".join(page.split())
+    return [sentence for sentence in says if sentence not in words]
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") -> str:
-    """Return a Markdown table; "|" is escaped, and a line break becomes a space.
+    """Return a Markdown table, or nothing if there are no rows.
+
+    "|" is escaped, and a line break becomes a space.
 
     Args:
       align: "l" or "r" per column; the last letter also applies to all further columns.
     """
+    if not (rows := list(rows)):
+        return ""
     letters = itertools.chain(align, itertools.repeat(align[-1]))
     rules = ["---:" if letter == "r" else "---" for _, letter in zip(head, letters, strict=False)]
     lines = ([" ".join(str(cell).splitlines()) for cell in line] for line in (head, rules, *rows))
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
     )
-
-
-def render(template: str, **values: Any) -> str:
-    """Return a page: a template with these values, `table` and the filter `f`.
-
-    `{{ loss | f(3) }}` is the number with three decimals.
-
-    Raises:
-      UserError: Jinja is not installed.
-    """
-    page = _environment().get_template(template).render(table=table, **values)
-    return page.rstrip("\n") + "\n"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -49,19 +83,3 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "absent"
     return found
-
-
-@functools.cache
-def _environment() -> Any:
-    try:
-        import jinja2
-    except ImportError:
-        raise UserError("jinja2 is not installed; pip install -e '.[docs]' installs it.") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["f"] = lambda number, decimals: f"{number:,.{decimals}f}"
-    return environment

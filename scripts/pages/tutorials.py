@@ -1,6 +1,6 @@
 """Run the code in the pages of docs/ and write what it prints, and its figures, into them.
 
-    python scripts/pages/tutorials.py [PAGE …]
+    python -m scripts.pages.tutorials [PAGE …]
 
 All blocks of a page run in one new folder: ```python in one namespace, and ```bash with the command
 `jaxgru`. What a block prints is in the ```text block after it. The figures that the code saves are

@@ -19,7 +19,11 @@ from conftest import python_script
 from msgspec.structs import replace as changed
 
 import benchmark
+from bench import benchmark_page
 from bench import contestants as peers
+from bench.benchmark_page import merge
+from bench.contestants import CONTESTANTS
+from bench.records import BenchmarkRun, Benchmarks
 from bench.timing import (
     Contestant,
     LayerTask,
@@ -42,9 +46,6 @@ from jaxgru.lm import load_config
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.model import init, initial_carry, step
 from jaxgru.lm.parallel.hardware import peak_resident_bytes
-from pages import benchmark_page
-from pages.benchmark_page import CONTESTANTS, merge
-from pages.records import BenchmarkRun, Benchmarks
 
 TINY_TOML = """\
 name = "tiny"
@@ -54,15 +55,15 @@ embedding_dim = 5
 hidden_dim = 9
 num_layers = 2
 second_bias = true
-dropout = 0.1
 [training]
 batch_size = 4
 sequence_length = 6
+dropout = 0.1
 """
 TINY = Config(
     "tiny",
-    ModelConfig("gru", 11, 5, 9, 2, dropout=0.1, second_bias=True),
-    training=TrainingConfig(batch_size=4, sequence_length=6),
+    ModelConfig("gru", 11, 5, 9, 2, second_bias=True),
+    training=TrainingConfig(batch_size=4, sequence_length=6, dropout=0.1),
 )
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
 
@@ -307,9 +308,7 @@ class TestPage:
 
 
 class TestContestants:
-    def test_the_page_knows_them_all(self):
-        assert list(peers.BUILDERS) == [name for name in CONTESTANTS if name in peers.BUILDERS]
-        assert peers.LAYERS.keys() <= CONTESTANTS.keys()
+    def test_each_is_measured_at_something(self):
         assert all(peers.measured_kinds(name) for name in CONTESTANTS)
 
     @pytest.mark.parametrize(

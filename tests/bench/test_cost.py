@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import cost
-from pages.records import CostPoint, CostRun
+from bench.records import CostPoint, CostRun
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -44,7 +44,7 @@ def test_what_is_measured_is_written_and_kept(monkeypatch, tmp_path, drawn):
     assert page.count("\n| 9 |") == 2
 
 
-def test_findings_say_what_the_points_say():
+def test_the_sentences_say_what_the_points_say():
     """Time ∝ T, B and H²; memory ∝ T, and with remat ∝ √T at a third more time."""
     points = []
     for letter, power in (("T", 1), ("B", 1), ("H", 2)):
@@ -52,9 +52,8 @@ def test_findings_say_what_the_points_say():
             points.append(CostPoint(letter, value, False, float(value**power), value))
             if letter == "T":
                 points.append(CostPoint(letter, value, True, 4 * value / 3, int(value**0.5)))
-    page = cost.page({"cpu": CostRun("here", "2026-11-21", "", points)})
-    growth, memory = page.replace("\n", " ").split("Time grows")[1].split("With remat")
-    assert " as T^1.00, B^1.00 and H^2.00, memory as T^1.00, B^1.00 and H^1.00" in growth
+    growth, memory = cost.growth(points).replace("\n", " ").split("With remat")
+    assert "Time grows as T^1.00, B^1.00 and H^2.00, memory as T^1.00, B^1.00 and H^1.00" in growth
     assert "with remat, memory grows as T^0.50" in growth
     assert "T = 16,384 needs 0.12 times the memory of T = 1,024 without it" in memory
     assert "and 4.00 times that of T = 1,024 with it; without remat, it needs 16.0 times" in memory

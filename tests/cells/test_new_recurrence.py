@@ -31,10 +31,10 @@ def registered():
 @pytest.fixture(scope="module")
 def run(registered, tmp_path_factory, tiny_text):
     """Two epochs of a model of two such layers, trained and lengthened to three."""
-    options = TINY | {"model.cell": "mgu", "model.second_bias": "false", "name": "mgu"}
+    options = TINY | {"model.cell": "mgu", "model.second_bias": False, "name": "mgu"}
     config = load_config("astra_alpha", options | {"data.corpus": str(tiny_text)})
     run = start_run(config, tmp_path_factory.mktemp("runs"))
-    return resume_run(run, {"training.epochs": "3"})
+    return resume_run(run, {"training.epochs": 3})
 
 
 def test_it_was_trained_and_resumed(run):

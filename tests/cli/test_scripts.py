@@ -99,7 +99,7 @@ class TestTrain:
         }  # fmt: skip
         assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
         config = tomllib.loads((tiny_run / "config.toml").read_text())
-        assert config["model"]["hidden_dim"] == 9 and config["model"]["dropout"] == 0.1
+        assert config["model"]["hidden_dim"] == 9 and config["training"]["dropout"] == 0.1
         assert config["data"]["corpus"] == str(tiny_text)
 
         records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").open()]
@@ -403,7 +403,7 @@ class TestTrainRefuses:
         "option, nearest",
         [
             ("--training.epoch", "--training.epochs"),
-            ("--model.droput", "--model.dropout"),
+            ("--training.droput", "--training.dropout"),
             ("--sumary", "--summary"),
             ("--model.hidden", "--model.hidden_dim"),
         ],
@@ -415,7 +415,7 @@ class TestTrainRefuses:
     @pytest.mark.parametrize(
         "option, value",
         [
-            ("model.dropout", "1.0"),
+            ("training.dropout", "1.0"),
             ("model.num_layers", "0"),
             ("model.cell", "transformer"),
             ("model.hidden_dim", "wide"),
@@ -431,7 +431,7 @@ class TestTrainRefuses:
         assert f"{option} is" in message and value in message and "must be" in message
 
     def test_an_option_without_its_value(self, train, refused):
-        assert "--model.dropout" in train("--model.dropout")
+        assert "--training.dropout" in train("--training.dropout")
         assert "--config" in refused("train", "--config")
 
     def test_an_unknown_field_in_a_file(self, refused, tmp_path):

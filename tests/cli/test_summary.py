@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ PUBLISHED = {
 }
 
 
-def summary_rows(name: str, capsys, full: bool, **overrides: str) -> list[list[str]]:
+def summary_rows(name: str, capsys, full: bool, **overrides: Any) -> list[list[str]]:
     """The printed table: each row's four cells; the last row is the total."""
     print_summary(load_config(name, {k.replace("__", "."): v for k, v in overrides.items()}), full)
     rows = [re.split("[│┃]", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
@@ -94,5 +95,5 @@ def test_the_vocabulary_is_the_texts(script, tmp_path):
 
 
 def test_strict_single_bias(capsys):
-    *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias="false")
+    *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias=False)
     assert total[2] == "86,657"

@@ -10,7 +10,14 @@ from matplotlib import pyplot
 from matplotlib.testing.compare import compare_images
 
 import jaxgru
+from bench import benchmark_page, cost
+from bench.records import Benchmarks, CostRun
+from pages.markdown import fill, unsaid
+from pages.records import load
 from pages.tutorials import DOCS, FIGURES, PAGES, blocks, run
+from study.records import EarlyStopping, Plateau, Study
+from study.sentences import says
+from study.study_page import Page
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -101,6 +108,32 @@ def test_the_commands_print_what_the_page_shows(tmp_path, monkeypatch):
 )
 def test_only_the_last_printed_digit_may_differ(ours, theirs, same):
     assert alike(ours, theirs) == same
+
+
+STUDY = Page(
+    load(DOCS / "study.json", Study).runs,
+    load(DOCS / "study.json", Study).ngrams,
+    load(DOCS / "early_stopping.json", EarlyStopping),
+    load(DOCS / "plateau.json", list[Plateau]),
+)
+
+
+@pytest.mark.parametrize(
+    "name, tables",
+    [
+        ("study", STUDY.tables()),
+        ("performance", benchmark_page.tables(load(DOCS / "benchmarks.json", Benchmarks))),
+        ("cost", cost.tables(load(DOCS / "cost.json", dict[str, CostRun]))),
+    ],
+    ids=["study", "performance", "cost"],
+)
+def test_tables_are_what_the_records_make(name, tables):
+    page = (DOCS / f"{name}.md").read_text()
+    assert fill(page, tables.pop) == page and tables == {}
+
+
+def test_what_the_study_says_is_what_its_runs_say():
+    assert unsaid((DOCS / "study.md").read_text(), says(STUDY)) == []
 
 
 class TestTheSite:

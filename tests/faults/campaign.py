@@ -17,6 +17,7 @@ import platform
 import random
 import re
 import statistics
+import sys
 import tempfile
 import time
 import traceback
@@ -28,7 +29,9 @@ from pathlib import Path
 from fault_kinds import ALL, Outcome
 from fault_lab import Lab
 
-BLOCK = re.compile(r"(?<=<!-- faults -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)  # of a page
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from pages import markdown  # noqa: E402
 
 
 def main() -> None:
@@ -80,7 +83,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(kept, indent=1))
     if arguments.update:
         page = arguments.update.read_text()
-        arguments.update.write_text(BLOCK.sub(lambda found: report, page))
+        arguments.update.write_text(markdown.fill(page, lambda name: report))
     raise SystemExit(any(outcome.problems for done in outcomes.values() for outcome in done))
 
 
@@ -94,18 +97,15 @@ def conditions(arguments: argparse.Namespace, minutes: float) -> str:
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Markdown: by kind, how many were tried, recovered, and what they lost."""
-    lines = [
-        "| fault | tried | recovered | steps lost: median | most | files lost |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, done in outcomes.items():
-        if not done:
-            continue
-        lost = [outcome.steps_lost for outcome in done]
-        recovered = sum(not outcome.problems for outcome in done)
-        files = sum(len(outcome.files_lost) for outcome in done)
-        lines.append(f"| {name} | {len(done)} | {recovered} | {statistics.median(lost):g} "
-                     f"| {max(lost)} | {files} |")  # fmt: skip
+    rows = [
+        [name, len(done), sum(not outcome.problems for outcome in done),
+         f"{statistics.median(outcome.steps_lost for outcome in done):g}",
+         max(outcome.steps_lost for outcome in done),
+         sum(len(outcome.files_lost) for outcome in done)]
+        for name, done in outcomes.items() if done
+    ]  # fmt: skip
+    head = "fault", "tried", "recovered", "steps lost: median", "most", "files lost"
+    lines = [markdown.table(head, rows).rstrip()]
     for name, done in outcomes.items():
         if where := Counter(itertools.chain(*(outcome.where for outcome in done))):
             places = ", ".join(f"{count} {place}" for place, count in where.most_common())

@@ -29,7 +29,7 @@ from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import create_run, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.lm.training import Progress, init_state
-from pages.records import load_metrics
+from study.records import load_metrics
 
 COUNT = itertools.count()
 ITEMS = ("params", "optimizer", "best")

@@ -12,6 +12,7 @@ from fuzzing import Finding, Made
 from mutations import mutate, text
 
 import jaxgru
+from jaxgru.cli.options import parse_fields
 from jaxgru.lm.config import SECTIONS, config_names, dotted_names, from_dict, load_config, to_dict
 
 VALID: list[bytes] = []
@@ -37,7 +38,7 @@ def make(rng: random.Random, folder: Path) -> Made:
 
 def load(made: tuple[Path, dict[str, str]]) -> None:
     path, overrides = made
-    config = load_config(path, overrides)
+    config = load_config(path, parse_fields(overrides))
     again = from_dict(tomllib.loads(tomli_w.dumps(to_dict(config))))
     if repr(again) != repr(config):  # NaN equals nothing
         raise Finding(f"config that is not the same when written and read: {config.name}")
@@ -110,7 +111,7 @@ def _odd(rng: random.Random) -> bytes:
         lambda: b"x" * n + b" = 1",
         lambda: b"[model]\ncell = [[" + b"1," * n + b"]]",
         lambda: b"[training]\nlearning_rate = 0x" + b"f" * n,
-        lambda: b"[model]\ndropout = [" + b"[]," * n + b"]",
+        lambda: b"[training]\ndropout = [" + b"[]," * n + b"]",
         lambda: b"[training]\nepsilon = 1" + b"0" * rng.choice((10, 308, 309, 400)),
         lambda: b'[data]\ncorpus = "' + b"x" * n + b'"\nsha256 = "' + b"y" * n + b'"',
         lambda: b"[model]\nnum_layers = 1099511627775",

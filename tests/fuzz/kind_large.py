@@ -17,7 +17,7 @@ from jaxgru.lm.data.tokenizers import read_tokenizer
 from jaxgru.lm.formats.pth import load_pth_model
 from jaxgru.lm.formats.safetensors import load_safetensors
 from jaxgru.lm.generation import Options, stream_text
-from pages.records import load_metrics
+from study.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}
 """A state of astra_alpha is 4 MB for 8,192 tokens, and compiled programs are the most of it."""
@@ -31,7 +31,7 @@ def prepare(folder: Path) -> None:
 
 
 def _corpus(tokenizer: str) -> Callable[[Path], None]:
-    options = {"data.tokenizer": tokenizer, "model.vocab_size": "40"}
+    options = {"data.tokenizer": tokenizer, "model.vocab_size": 40}
     return lambda path: load_dataset(
         load_config("astra_alpha", {"data.corpus": str(path), **options})
     )

@@ -12,9 +12,12 @@ from msgspec import convert
 from msgspec.structs import replace
 from mutations import mutate, text
 
-from bench import cost
-from pages import benchmark_page, records, study_page
-from pages.records import Benchmarks, CostRun, Kept, Run, RunMeasures
+from bench import benchmark_page, cost
+from bench.records import Benchmarks, CostRun
+from pages import records
+from study import study_page
+from study.records import Kept, Run, RunMeasures, load_metrics
+from study.sentences import says
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
@@ -53,19 +56,20 @@ def load(path: Path) -> None:
     """Makes the page of it, without the figures."""
     match path.name:
         case "metrics.jsonl":
-            _page(replace(VALID_RUN, epochs=records.load_metrics(path)))
+            _page(replace(VALID_RUN, epochs=load_metrics(path)))
         case "study.json":
             _page(replace(VALID_RUN, measured=records.load(path, RunMeasures)))
         case "kept.json":
             _page(*records.load(path, Kept).runs)
         case "benchmarks.json":
-            benchmark_page.page(records.load(path, Benchmarks))
+            benchmark_page.tables(records.load(path, Benchmarks))
         case "cost.json":
-            cost.page(records.load(path, dict[str, CostRun]))
+            cost.tables(records.load(path, dict[str, CostRun]))
 
 
 def _page(*runs: Run) -> None:
-    study_page.Page(runs, KEPT["ngrams"]).markdown()
+    page = study_page.Page(runs, KEPT["ngrams"])
+    page.tables(), says(page)
 
 
 def _spoilt(rng: random.Random, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fuzzing import Finding, Made
 from mutations import mutate, text
 
+from jaxgru.cli.options import parse_fields
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import TokenizerError
@@ -63,7 +64,7 @@ def make(rng: random.Random, folder: Path) -> Made:
 def load(made: tuple[dict[str, str], bytes]) -> None:
     options, data = made
     try:
-        config, dataset = load_dataset(load_config("astra_alpha", options))
+        config, dataset = load_dataset(load_config("astra_alpha", parse_fields(options)))
     except TokenizerError as error:
         if "lacks" in str(error):
             raise Finding(f"learned from this very text: {error}") from error

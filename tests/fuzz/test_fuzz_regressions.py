@@ -38,7 +38,8 @@ from jaxgru.lm.formats.safetensors import (
     save_safetensors,
 )
 from jaxgru.lm.runs.initial import config_from
-from pages.records import Kept, RecordError, RunMeasures, dumps, load, load_metrics
+from pages.records import RecordError, dumps, load
+from study.records import Kept, RunMeasures, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 

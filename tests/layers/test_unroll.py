@@ -927,3 +927,7 @@ def test_a_traced_dropout_rate():
         np.testing.assert_allclose(y, run(rate), rtol=1e-12)
         np.testing.assert_array_equal(run(jnp.asarray(rate)), run(rate))
     assert np.isnan(seen[3:]).all()
+    for dtype in ("float16", "bfloat16"):  # the rate is what the dtype makes of 0.3
+        rate = jnp.asarray(0.3, dtype)
+        np.testing.assert_allclose(jax.jit(run)(rate), run(float(rate)), rtol=1e-7)  # 1/(1 − p)
+        np.testing.assert_array_equal(run(np.asarray(rate)[()]), run(float(rate)))

@@ -15,6 +15,7 @@ from jaxgru.cells import cell_of
 from jaxgru.layers import wavefront
 from jaxgru.layers.implementations import unroll_stack
 from jaxgru.lm import ModelConfig
+from jaxgru.lm.config import TrainingConfig
 
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
@@ -176,5 +177,5 @@ def test_what_is_supported(monkeypatch):
 def test_an_implementation_that_there_is_not():
     with pytest.raises(ValueError, match="implementation is 'fast'; it must be one of auto, sca"):
         unroll_stack([], jnp.zeros((1, 1, 1)), [], [], "fast")
-    with pytest.raises(jaxgru.UserError, match="model.unroll is 'fast'; it must be one of auto, "):
-        ModelConfig(unroll="fast")
+    with pytest.raises(jaxgru.UserError, match="implementation is .fast.; it must be one of auto,"):
+        TrainingConfig(implementation="fast")

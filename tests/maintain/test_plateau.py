@@ -22,12 +22,12 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.model import apply
 from jaxgru.lm.runs.folders import load_run_config
 from maintain import plateau
-from pages.records import load_metrics
+from study.records import load_metrics
 
 
 @pytest.fixture
 def config(tiny_text):
-    options = TINY | {"data.corpus": str(tiny_text), "training.steps_per_epoch": "50"}
+    options = TINY | {"data.corpus": str(tiny_text), "training.steps_per_epoch": 50}
     return load_config("astra_alpha", options)
 
 
@@ -53,7 +53,7 @@ def test_pytorchs_losses_are_those_of_its_own_recipe(config):
     losses = trainer.train(1) + trainer.train(3)
     torch.manual_seed(t.seed)
     model = plateau.torchref.MyGRUModel(m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers,
-                                        m.dropout, second_bias=m.second_bias)  # fmt: skip
+                                        t.dropout, second_bias=m.second_bias)  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), t.learning_rate, weight_decay=t.weight_decay)
     for step, loss in enumerate(losses):
         optimizer.param_groups[0]["lr"] = t.learning_rate * (1 if step < 2 else 0.5)
@@ -169,7 +169,7 @@ def test_the_whole_script(script, config, tmp_path):
     )
 
 
-@pytest.mark.parametrize("field, value", [("data.sampling", "streams"), ("training.beta1", "0.8")])
+@pytest.mark.parametrize("field, value", [("data.batches", "streams"), ("training.beta1", 0.8)])
 def test_another_recipe_is_refused(config, field, value):
     other = load_config("astra_alpha", {field: value})
     with pytest.raises(UserError, match=f"astra_alpha has {field} .*{value}'?; it must be"):

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from jaxgru.cli.options import parse_fields
 from jaxgru.lm.config import load_config, to_dict
 from jaxgru.lm.runs.folders import is_finished
-from pages.jobs import Job, all_jobs, find_job, is_measured
+from jaxgru.lm.runs.published import recipe
+from study.jobs import Job, all_jobs, find_job, is_measured
 
 PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
              "scribe_gamma", "leviathan"]  # fmt: skip
@@ -37,12 +39,11 @@ class TestJobs:
         assert all(job.config.training.seed == 0 for job in jobs[:7])
         for name in PUBLISHED[:3]:
             published = load_config(name)
-            plain = [j.config for j in jobs if j.name == name and (j.config.model, j.config.data)
-                     == (published.model, published.data)]  # fmt: skip
+            plain = [j.config for j in jobs if recipe(j.config) == recipe(published)]
             assert sorted(config.training.seed for config in plain) == [0, 1, 2]
 
     def test_dropout_without_and_between_is_tried_on_astra_alpha(self):
-        tried = {(j.config.model.dropout, j.config.model.dropout_site) for j in all_jobs()
+        tried = {(j.config.training.dropout, j.config.training.dropout_site) for j in all_jobs()
                  if j.name == "astra_alpha"}  # fmt: skip
         assert {(0.1, "state"), (0.0, "state"), (0.1, "between")} <= tried
 
@@ -53,16 +54,16 @@ class TestJobs:
 
 class TestFindJob:
     def test_the_newest_of_the_same_config_and_no_other(self, tmp_path):
-        plain, seed_1 = Job("elman_alpha", ()), Job("elman_alpha", (("training.seed", "1"),))
+        plain, seed_1 = Job("elman_alpha", ()), Job("elman_alpha", (("training.seed", 1),))
         family = tmp_path / "elman_alpha"
         assert find_job(tmp_path, plain) is None
         make_run(family / "v2", plain)
-        make_run(family / "v10", Job("elman_alpha", (("training.keep_epochs", "true"),)))
+        make_run(family / "v10", Job("elman_alpha", (("training.keep_epochs", True),)))
         make_run(family / "v11", seed_1)
-        make_run(family / "v12", Job("elman_alpha", (("training.epochs", "1"),)))
+        make_run(family / "v12", Job("elman_alpha", (("training.epochs", 1),)))
         make_run(family / "v13", Job("elman_alpha", (("data.corpus", "mine.txt"),)))
         make_run(family / "v15-copy", plain)  # the user's own
-        make_run(family / "v16", Job("elman_alpha", (("data.sampling", "streams"),)))
+        make_run(family / "v16", Job("elman_alpha", (("data.batches", "streams"),)))
         (family / "v14").mkdir()  # its process was killed before it wrote a config
         assert find_job(tmp_path, plain) == family / "v10"
         assert find_job(tmp_path, seed_1) == family / "v11"
@@ -95,7 +96,8 @@ class FakeProcess:
             Path(value, "samples.txt").touch()
         else:
             runs, *changes = rest[1:]
-            fields = tuple((n[2:], v) for n, v in zip(changes[::2], changes[1::2], strict=True))
+            given = {n[2:]: text for n, text in zip(changes[::2], changes[1::2], strict=True)}
+            fields = tuple(parse_fields(given).items())
             family = Path(runs, value)
             number = 1 + len(list(family.glob("v*")))
             make_run(family / f"v{number}", Job(value, fields), trained=True)

@@ -7,6 +7,7 @@ from jaxgru.cli.options import run_script
 from jaxgru.errors import UserError
 from maintain import plant_errors
 from maintain.plant_errors import Outcome, table
+from pages.markdown import TABLE
 
 FAILS = "def test_it():\n    assert 'ours' == 'theirs'\n"
 
@@ -22,15 +23,19 @@ def test_the_page_says_what_was_recorded():
     records.append(same | {"quantity": "tokens", "dtype": "int32", "size": 1000})
     records.append({"kind": "distribution", "quantity": "init", "size": 5000, "p_value": 0.5})
     planted = table([Outcome("none", (), 3), Outcome("a bias", ("a::b[c|d]",), 3)])
-    text = parity.page(records, "3 passed", "python scripts/parity.py", planted)
+    tables = parity.tables(records, "3 passed", "python scripts/parity.py")
+    text = "\n".join(tables.values())
     prose = " ".join(text.split())
     assert "**5 checks** (4 comparisons of 1,050 numbers and 1 tests of" in prose
     assert "| torchref | 4 | = | = |" in text
     assert "| a step | 3 | 30 | 2.0e-09 | = | 1.0e-06 | 3.0e-05 | = | 1.0e-06 |" in text
     assert "| tokens | 1 | 1,000 | = | = | = | = | = | = |" in text
     assert "| init | 5,000 | 0.500 |" in text
-    assert text.endswith("| none | 0 of 3 | – |\n| a bias | 1 of 3 | `b[c\\|d]` |\n")
-    assert "Planted" not in parity.page(records, "3 passed", "python scripts/parity.py")
+    assert planted.endswith("| none | 0 of 3 | – |\n| a bias | 1 of 3 | `b[c\\|d]` |\n")
+    assert {name for _, name, _ in TABLE.findall(parity.PAGE.read_text())} == {
+        *tables,
+        "planted errors",
+    }
 
 
 def test_a_suite_that_fails_shows_pytests_output_and_then_one_sentence(

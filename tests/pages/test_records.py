@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from test_study_page import NGRAMS, run_json
 
-from bench import cost
-from pages import benchmark_page, records
-from pages.benchmark_page import CONTESTANTS
-from pages.records import Benchmarks, CostRun, Kept, RecordError, Run, Study
-from pages.study_page import write_page
+from bench import benchmark_page, cost
+from bench.contestants import CONTESTANTS
+from bench.records import Benchmarks, CostRun
+from pages import records
+from pages.records import RecordError
+from study.records import Kept, Run, Study
+from study.sentences import says
+from study.study_page import Page
 
 UNLIKELY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["|", "$x$", "a\nb", "```", "{{ x }}", r"\frac{", "&<>", "{% if %}"]
@@ -60,10 +63,10 @@ def json_of(kind: inspect.Type) -> st.SearchStrategy:
 
 CONFIGS = st.sampled_from(["astra_alpha", "astra_beta", "scribe_alpha", "leviathan", "elman_alpha"])
 CHANGES = st.sampled_from([
-    {}, {"model.dropout": 0.0}, {"model.dropout": 0}, {"model.dropout_site": "between"},
+    {}, {"training.dropout": 0.0}, {"training.dropout": 0}, {"training.dropout_site": "between"},
     {"model.hidden_dim": 32}, {"model.num_layers": 2, "model.hidden_dim": 3},
-    {"data.sampling": "streams"}, {"data.sampling": "streams", "model.dropout": 0.0},
-    {"model.compute_dtype": "bfloat16"}, {"model.cell": "lstm", "model.second_bias": False},
+    {"data.batches": "streams"}, {"data.batches": "streams", "training.dropout": 0.0},
+    {"training.compute_dtype": "bfloat16"}, {"model.cell": "lstm", "model.second_bias": False},
 ])  # fmt: skip
 RUNS = st.builds(
     lambda run, config, changes: run | {"config": config, "changes": changes},
@@ -89,7 +92,7 @@ def benchmarks(draw) -> dict:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where pages go; figures are made and not drawn, which takes longest."""
-    for module in ("pages.figures", "jaxgru.lm.runs.figure"):
+    for module in ("study.figures", "bench.figures", "jaxgru.lm.runs.figure"):
         monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
     return tmp_path
 
@@ -108,15 +111,16 @@ def without(run: dict, **measures: object) -> dict:
 
 @settings(**SOME)
 @given(st.lists(RUNS, min_size=1, max_size=5))
-@example([without(run_json(changes={"model.dropout": 0.0}))])  # variants alone: ValueError
+@example([without(run_json(changes={"training.dropout": 0.0}))])  # variants alone: ValueError
 @example([without(run_json())])  # KeyError
 @example([without(run_json(), memory_curve=[[1, 2.5]], recovery=[0.5])])  # KeyError
 @example([without(run_json(), text={}), run_json("scribe_alpha")])  # KeyError
 @example([without(run_json(), text={"stateless": {"median_period": None}})])  # KeyError
 def test_runs_make_a_page(folder, runs):
     kept = read(folder, {"runs": runs}, Kept)
-    page = write_page(kept.runs, NGRAMS, folder)
-    assert all(f"| {run.config}" in page for run in kept.runs)
+    page = Page(kept.runs, NGRAMS)
+    page.draw(folder)
+    assert says(page) and all(f"| {run.config}" in page.tables()["resources"] for run in kept.runs)
     assert json.loads(records.dumps(kept)) == json.loads(records.dumps(read(
         folder, json.loads(records.dumps(kept)), Kept)))  # fmt: skip
 
@@ -127,7 +131,7 @@ def test_figures_of_extreme_numbers_are_drawn(tmp_path, number, drawn):
     run = without(run_json(losses=(number / 2,)), memory_curve=[[2**31, number]], recovery=[number],
                   num_tokens=2**53, **measures)  # fmt: skip
     kept = read(tmp_path, {"runs": [run | {"parameters": 2**53}]}, Kept)
-    write_page(kept.runs, NGRAMS, tmp_path)
+    Page(kept.runs, NGRAMS).draw(tmp_path)
     for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
@@ -156,8 +160,12 @@ def test_costs_make_a_page(folder, data):
     "kind, data, says",
     [
         (Kept, {"runs": [run_json("astra_omega")]}, "there is no config 'astra_omega'"),
-        (Kept, {"runs": [run_json(changes={"model.dropot": 0})]}, "the nearest is 'model.dropout'"),
-        (Kept, {"runs": [run_json(changes={"model.dropout": 2})]}, "model.dropout is 2"),
+        (
+            Kept,
+            {"runs": [run_json(changes={"model.dropot": 0})]},
+            "the nearest is 'training.dropout'",
+        ),
+        (Kept, {"runs": [run_json(changes={"training.dropout": 2})]}, "training.dropout is 2"),
         (Kept, {"runs": [run_json(changes={"training.seed": 2})]}, "does not change 'training.se"),
         (Kept, {"runs": [run_json(losses=())]}, "of length >= 1 - at `$.runs[0].epochs`"),
         (Kept, {"runs": [without(run_json(), num_characters=0)]}, "`int` >= 1"),

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,11 +17,11 @@ from jaxgru.lm.config import load_config, to_dict
 from jaxgru.lm.data import dataset
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from pages import study_page
-from pages.figures import in_quarter_octaves
 from pages.markdown import table
-from pages.records import EarlyStopping, Plateau, Run
-from pages.study_page import FILLED, first_below, write_page
+from study.figures import in_quarter_octaves
+from study.records import EarlyStopping, Plateau, Run
+from study.sentences import says
+from study.study_page import FILLED, Page, first_below
 
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
 
@@ -63,48 +64,48 @@ def run_json(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0,
     }  # fmt: skip
 
 
-def page(tmp_path, *runs):
-    return write_page(runs, NGRAMS, tmp_path)
+def page(*runs, stopping=None, plateaus=()):
+    """The page's tables, and what its sentences say of these runs."""
+    page = Page(runs, NGRAMS, stopping, plateaus)
+    return "\n".join([*page.tables().values(), *says(page)])
 
 
-def test_the_last_five_epochs_stand_beside_the_published_ones(tmp_path):
+def test_the_last_five_epochs_stand_beside_the_published_ones():
     """Of astra_alpha, 1.7342, 1.6682, 1.7225, 1.6444 and 1.7015 are published, and as many again:
     1.7123, 1.6797, 1.6562, 1.6928 and 1.6462. Their mean is 1.68580, their deviation 0.03201."""
     losses = [9.0, 1.5, 1.4, 1.6, 1.5, 1.3]  # validation: 0.1 more
-    text = page(tmp_path, run(losses=losses), run(seed=1, losses=[1.0]))
+    text = page(run(losses=losses), run(seed=1, losses=[1.0]))
     assert ("| astra_alpha | 10 | 1.6858 (1.6444 … 1.7342) | 0.0101 | 1.3300 (1.1000 … 1.5600) | "
             "-0.3558 |") in text  # fmt: skip
-    assert "published losses" not in page(tmp_path, run("elman_alpha"), run("leviathan"))
+    assert "published losses" not in page(run("elman_alpha"), run("leviathan"))
 
 
-def test_the_loss_on_random_batches_is_that_of_the_record(tmp_path):
+def test_the_loss_on_random_batches_is_that_of_the_record():
     record = run_json("astra_beta", losses=(1.5,) * 9)  # 20 seconds each
-    assert "nanoGPT's own protocol" not in page(tmp_path, msgspec.convert(record, Run))
+    assert "minutes of training" not in page(msgspec.convert(record, Run))
     record["study"]["random_batches"] = {"mean": 1.44444, "standard_error": 0.00053}
-    text = page(tmp_path, msgspec.convert(record, Run))
+    text = page(msgspec.convert(record, Run))
     assert "| astra_beta | 0 | 86,913 | 1.4444 ± 0.0005 | – | 3 |" in text
     best = {"epoch": 7, "mean": 1.43217, "standard_error": 0.00151}
     record["study"]["random_batches"]["best"] = best
-    text = page(tmp_path, msgspec.convert(record, Run))
+    text = page(msgspec.convert(record, Run))
     assert "| 1.4444 ± 0.0005 | 1.4322 ± 0.0015, epoch 7 | 3 |" in text
 
 
-def test_early_stopping_stands_beside_its_model(tmp_path):
+def test_early_stopping_stands_beside_its_model():
     stopping = EarlyStopping(config="scribe_alpha", draws=2000, patience=5, losses=[3.9, 3.85],
                              noise=0.0621, best=[500, 1500])  # fmt: skip
     runs = [run("astra_alpha"), run("scribe_alpha")]
-    assert "share of draws" not in page(tmp_path, *runs)
-    text = write_page(runs, NGRAMS, tmp_path, stopping)
-    _, _, beside = text.partition("### scribe_alpha")
-    assert "it 2,000 times by one random batch" in beside and "is 0.062." in beside
-    assert "| 1 | 3.900 | 25.0% |" in beside and "| 2 | 3.850 | 75.0% |" in beside
+    assert "share of draws" not in page(*runs)
+    text = page(*runs, stopping=stopping)
+    assert "it 2,000 times by one random batch" in text and "is 0.062." in text
+    assert "| 1 | 3.900 | 25.0% |" in text and "| 2 | 3.850 | 75.0% |" in text
     # the study's best is epoch 3 of 8, which no draw has; the record's losses fall for 3 epochs
-    prose = " ".join(beside.split())
-    assert "has its best epoch at 3 and stops at 8; ours" in prose and "split, at 3 and 3." in prose
-    assert "Epoch 3 is the best in 0% of the draws" in prose
+    assert "has its best epoch at 3 and stops at 8; ours" in text and "at 3 and 3. Epoch" in text
+    assert "Epoch 3 is the best in 0% of the draws" in text
 
 
-def test_trainings_of_the_first_steps_stand_beside_their_model(tmp_path):
+def test_trainings_of_the_first_steps_stand_beside_their_model():
     def plateau(framework, rows, rate, seed, losses, constant=()):
         return Plateau(config="scribe_gamma", framework=framework, batch_size=rows,
                        learning_rate=rate, seed=seed, losses=losses, constant=list(constant),
@@ -121,41 +122,37 @@ def test_trainings_of_the_first_steps_stand_beside_their_model(tmp_path):
         plateau("jaxgru", 64, 1e-3, 7, [5.0] * epoch + [4.0], [[0.5, 0.0, 0.0]] * 19),
     ]
     runs = [run("astra_alpha"), run("scribe_gamma", losses=(6.0625, 5.0))]
-    assert "plateau" not in page(tmp_path, *runs)
-    text = write_page(runs, NGRAMS, tmp_path, plateaus=plateaus)
-    _, _, beside = text.partition("### scribe_gamma")
-    prose = " ".join(beside.split())
-    assert "its frequency alone gives 2.20 on the validation split." in prose
-    assert "in epoch 1, 6.062 on average, and in most of epoch 2. So does that of" in prose
-    assert "the PyTorch reference in epoch 1 (6.125), with" in prose
+    assert "plateau" not in page(*runs)
+    text = page(*runs, plateaus=plateaus)
+    assert "frequency alone gives 2.20 on the validation split." in text
+    assert "in epoch 1, 6.062 on average" in text
+    assert text.count("the PyTorch reference in epoch 1 (6.125), with") == 1
     # published: 5.8324 and earlier 5.1040; in epoch 8 2.6766 and 2.3005
-    assert "The published run has 5.832 in epoch 1, the earlier one 5.104. **Seeds differ" in prose
-    assert "do:** of ours, seed 7 has 5.000 and seed 8 has 5.500. They" in prose
-    assert prose.count("So does that of the PyTorch reference") == 1
+    assert "The published run has 5.832 in epoch 1, the earlier one 5.104." in text
+    assert "of ours, seed 7 has 5.000 and seed 8 has 5.500. They" in text
     # layer 1 does not count: seed 6 has (0.5 + 0.75)/2, seed 8 (0.5 + 0.25)/2
-    assert "Of 3 seeds of ours, 1 have more than half of the units of layers 2 to 4" in prose
-    assert "constant, seed 7 none. In steps 176 to 200, the loss is 5.00 with seed 7" in prose
-    assert "is 5.00 with seed 7 (0%) and 5.50 with seed 8 (38%). A likely cause" in prose
+    assert "Of 3 seeds of ours, 1 have more than half of the units of layers 2 to 4" in text
+    assert "constant, seed 7 none." in text
+    assert "the loss is 5.00 with seed 7 (0%) and 5.50 with seed 8 (38%)." in text
     # by hand: 3.586 + (5.104 − 3.586)·(2 − x) = 4.5 at x = 1.398; 3.66 at 1.951
     # 5.8324 … 4.4485, 3.6452: 4.5 at 1.963, 3.66 at 2.982; ours never gets to 3.66
-    assert "it takes more than 2 epochs, the published run 1.0 and the earlier one 0.6 (" in prose
+    assert "it takes more than 2 epochs, the published run 1.0 and the earlier one 0.6 (" in text
     assert "| PyTorch | 64 | 0.001 | 3 | not measured | 450 | not measured | 6.00 | 6.125 |" in text
     assert "| jaxgru | 64 | 0.001 | 7 | 50%, 0%, 0% | 475 | 50%, 0%, 0% | 4.00 | 5.000 |" in text
     assert "| jaxgru | 8 | 0.001 | 0 | 0%, 62% | 50 | 0%, 50% | 5.50 | – |" in text
     assert verdict(text, "One epoch").endswith("; our scribe_gamma learns slowly")
-    without = " ".join(write_page(runs, NGRAMS, tmp_path, plateaus=plateaus[1:5]).split())
-    assert "**Our only full run (seed 0) does not reproduce these losses.**" in without
-    assert "most of epoch 2. The published run has 5.832 in epoch 1" in without
-    assert "the earlier one 5.104. The seeds differ" in without and "seeds of ours" not in without
+    without = page(*runs, plateaus=plateaus[1:5])
+    assert "full run (seed 0) does not reproduce" in without
+    assert "The published run has 5.832 in epoch 1" in without
+    assert "the PyTorch reference" not in without and "of ours" not in without
 
 
 def test_the_numbers_are_the_records(tmp_path, drawn):
-    text = page(tmp_path, run(seed=7))
-    prose = " ".join(text.split())
-    assert "state to zero before every character costs astra_alpha **1.00 nats per char" in prose
-    assert "**0.00 nats worse than a table of counted bigrams** (2.500)" in prose
+    text = page(run(seed=7))
+    assert "before every character costs astra_alpha **1.00 nats per character**: 2.500 " in text
+    assert "**0.00 nats worse than a table of counted bigrams** (2.500)" in text
     # 1/16 at a reset every 16; 1/2⁶ = 0.016 is the last excess of 0.01 or more: 7 predictions
-    assert "Resetting it every 16 characters still costs **0.06**" in text
+    assert "every 16 characters still costs **0.06**" in text
     assert "after **7 characters**" in text
     assert ("| astra_alpha | 7 | 86,913 | 1.6276 (epoch 10), 1.6332 (epoch 10) | 1.7200 | 3 of 3 | "
             "1.5200 | 1.5000 | 2.5000 | 1.0000 | 1.5200 | 1.5000 | 2.5000 |") in text  # fmt: skip
@@ -164,48 +161,46 @@ def test_the_numbers_are_the_records(tmp_path, drawn):
     assert '| astra_alpha | 0.1250 | 0.0625 | `" the"` (98%) |' in text
     assert "| words that the training text has, share | 0.938 | 0.25 | 0.25 | 0.25 |" in text
     assert "measured 2026-01-02 on the machines" in text
+    Page([run(seed=7)], NGRAMS).draw(tmp_path)
     for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
-        assert f"figures/{figure}.png" in text
 
 
-def test_the_studys_lowest_losses_stand_beside_deeper_is_better(tmp_path):
+def test_the_studys_lowest_losses_stand_beside_deeper_is_better():
     """Of both published runs of each: 1.6444, and 1.4248 of the first."""
-    (row,) = (line for line in page(tmp_path, run(), run("astra_beta")).splitlines()
+    (row,) = (line for line in page(run(), run("astra_beta")).splitlines()
               if line.startswith("| Deeper"))  # fmt: skip
     assert "(the study's lowest, of one batch: astra_alpha 1.644, astra_beta 1.425)" in row
 
 
-def test_published_stands_beside_measured_epoch_by_epoch(tmp_path):
-    text = page(tmp_path, run(seed=7))
+def test_published_stands_beside_measured_epoch_by_epoch():
+    text = page(run(seed=7))
     assert "| 2 | 1.8197 | 1.8198 | 1.8500 | 1.7809 | 1.7782 | 1.9500 |" in text
     assert "| 10 | 1.6276 | 1.6332 | – | 1.7015 | 1.6462 | – |" in text
     # from the 2nd epoch on: 1.85 − 1.8198 = 0.0302 and 1.7299 − 1.72 = 0.0099
     assert "if there are two)\nby at most 0.0302." in text
-    two = page(tmp_path, run(seed=7), run(seed=8))
+    two = page(run(seed=7), run(seed=8))
     assert "by at most 0.0302 (seed 7), 0.0302 (seed 8)." in two
     # 4,096, 8,192 and 12,288 tokens per second are 0.5, 1 and 1.5 steps of 64 × 128
     assert "| astra_alpha | 7 | 30 | 1.00 | 0.50 … 1.50 | 1.0 | 102 | a machine |" in text
 
 
-def test_a_character_is_not_a_token(tmp_path):
+def test_a_character_is_not_a_token():
     """Half the nats a character where a token is two; the weights are those of the best epoch."""
-    text = page(tmp_path, run("scribe_alpha", losses=(4.0, 3.5, 3.75), characters_per_token=2))
+    text = page(run("scribe_alpha", losses=(4.0, 3.5, 3.75), characters_per_token=2))
     assert ("| 2 of 3 | 1.5200 | 1.5000 | 2.5000 | 1.0000 | 0.7600 | 0.7500 | 1.2500 |") in text
     assert "| scribe_alpha | gru | 2 | 256 | 86,913 | 0.7500 | 0.5000 | 1.0000 |" in text
 
 
-def test_what_is_not_run_is_said_and_not_claimed(tmp_path):
-    text = page(tmp_path, run())
+def test_what_is_not_run_is_said_and_not_claimed():
+    text = page(run())
     line = next(line for line in text.splitlines() if line.startswith("Not trained in full yet"))
     missing = line.partition(": ")[2].removesuffix(".").split(", ")
     assert missing[:9] == ["astra_beta", "astra_gamma", "scribe_alpha", "scribe_beta",
                            "scribe_gamma", "leviathan", "elman_alpha", "bengio_mlp",
                            "astra_alpha (seed 1)"]  # fmt: skip
     assert "astra_alpha (hidden_dim 256)" in missing and "astra_alpha" not in missing
-    assert "astra_alpha (hidden_dim 256)" not in page(
-        tmp_path, run(), run(changes={"model.hidden_dim": 256})
-    )
+    assert "astra_alpha (hidden_dim 256)" not in page(run(), run(changes={"model.hidden_dim": 256}))
     for claim in ("Subword models suffer more", "Sensitivity (of Astra) grows",
                   "Deeper and wider is better", "Dropout is applied between"):  # fmt: skip
         (row,) = (line for line in text.splitlines() if line.startswith(f"| {claim}"))
@@ -260,20 +255,18 @@ def verdict(text, claim):
         ("Deeper", [run(stream=1.6), run("astra_beta", stream=1.5)], "supported for astra"),
         ("Deeper", [run(stream=1.6), run("astra_beta", stream=1.5), run("scribe_alpha"),
                     run("scribe_beta", stream=1.7)], "supported for astra, refuted for scribe"),
-        ("Dropout", [run(), run(changes={"model.dropout_site": "between"}, losses=(1.4,))],
+        ("Dropout", [run(), run(changes={"training.dropout_site": "between"}, losses=(1.4,))],
          "refuted: it is inside the recurrence"),
     ],
 )  # fmt: skip
-def test_verdicts_follow_the_numbers(tmp_path, monkeypatch, claim, runs, expected):
-    for name in [name for name in vars(study_page) if name.startswith("plot_")]:
-        monkeypatch.setattr(study_page, name, lambda *arguments: None)
-    assert verdict(page(tmp_path, *runs), claim) == expected
+def test_verdicts_follow_the_numbers(claim, runs, expected):
+    assert verdict(page(*runs), claim) == expected
 
 
-def test_dropout_is_compared_over_seeds(tmp_path):
-    none = {"model.dropout": 0.0}
-    text = page(tmp_path, run(stream=1.5), run(seed=1, stream=1.7), run(changes=none, stream=1.5),
-                run(changes={"model.dropout_site": "between"}, stream=1.5))  # fmt: skip
+def test_dropout_is_compared_over_seeds():
+    none = {"training.dropout": 0.0}
+    text = page(run(stream=1.5), run(seed=1, stream=1.7), run(changes=none, stream=1.5),
+                run(changes={"training.dropout_site": "between"}, stream=1.5))  # fmt: skip
     assert "| state, 0.1 | 2 | 1.7200 | 1.6200 (1.5200 … 1.7200) | 1.6000 (1.5000 … 1.7000)" in (
         text.replace("1.7200 (1.7200 … 1.7200)", "1.7200")
     )
@@ -281,35 +274,29 @@ def test_dropout_is_compared_over_seeds(tmp_path):
     assert "| between, 0.1 | 1 |" in text and "| no dropout | 1 |" in text
 
 
-def test_streams_against_crops(tmp_path):
+def test_streams_against_crops():
     """Means over seeds; what is said follows them; a run of streams is not the published one."""
-    handed_on = {"data.sampling": "streams"}
+    handed_on = {"data.batches": "streams"}
     runs = [run(), run(seed=1, stream=1.6), run(changes=handed_on, stream=1.45)]
-    assert "that keep their state" not in page(tmp_path, *runs[:2])
-    text = page(tmp_path, *runs)
-    assert (
-        "With the study's dropout, streams are **0.100 nats per character better** on the" in text
-    )
+    assert "| streams" not in page(*runs[:2])
+    text = page(*runs)
+    assert "dropout, streams are **0.100 nats per character better** on the stream" in text
     assert "| crops | 0.1 | 2 |" in text and "| streams | 0.1 | 1 |" in text
     assert "Without dropout," not in text
-    none = {"model.dropout": 0.0}
+    none = {"training.dropout": 0.0}
     more = [run(changes=none, stream=1.4), run(changes=none | handed_on, stream=1.41)]
-    assert "Without dropout, streams are **0.010 nats per character worse**" in page(
-        tmp_path, *runs, *more
-    )
+    assert "Without dropout, streams are **0.010 nats per character worse**" in page(*runs, *more)
 
 
-def test_what_narrower_products_cost(tmp_path):
+def test_what_narrower_products_cost():
     """Means over seeds, and nothing while there is one precision alone."""
-    narrow = {"model.compute_dtype": "bfloat16"}
+    narrow = {"training.compute_dtype": "bfloat16"}
     runs = [run(), run(seed=1, stream=1.6)]
-    assert "What products in bfloat16 cost" not in page(tmp_path, *runs)
-    text = page(tmp_path, *runs, run(changes=narrow, stream=1.57))
-    assert "**0.020 nats per character worse** on\nthe stream" in text
+    assert "| bfloat16" not in page(*runs)
+    text = page(*runs, run(changes=narrow, stream=1.57))
+    assert "**0.020 nats per character worse** on the stream" in text
     assert "| float32 | 2 |" in text and "| bfloat16 | 1 |" in text
-    assert "**0.050 nats per character better**" in page(
-        tmp_path, *runs, run(changes=narrow, stream=1.5)
-    )
+    assert "**0.050 nats per character better**" in page(*runs, run(changes=narrow, stream=1.5))
 
 
 def test_first_below():
@@ -346,9 +333,9 @@ def test_a_bar_does_not_break_a_table():
 # --- The script
 
 
-def make_run(folder: Path, seed: int = 0, **fields: str) -> Path:
+def make_run(folder: Path, seed: int = 0, **fields: Any) -> Path:
     """A finished and measured run, without its checkpoints: the report needs none."""
-    overrides = {"training.seed": str(seed)} | {k.replace("__", "."): v for k, v in fields.items()}
+    overrides = {"training.seed": seed} | {k.replace("__", "."): v for k, v in fields.items()}
     folder.mkdir(parents=True)
     config = load_config("astra_alpha", overrides)
     (folder / "config.toml").write_text(tomli_w.dumps(to_dict(config)))
@@ -372,14 +359,14 @@ def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch):
     docs = tmp_path / "docs"
     here, there = tmp_path / "here", tmp_path / "there"
     make_run(here / "astra_alpha" / "v1")
-    make_run(here / "astra_alpha" / "v2", model__dropout="0")
-    make_run(here / "astra_alpha" / "v3", training__epochs="2")  # not the study's
+    make_run(here / "astra_alpha" / "v2", training__dropout=0)
+    make_run(here / "astra_alpha" / "v3", training__epochs=2)  # not the study's
     (make_run(here / "astra_alpha" / "v4", seed=1) / "samples.txt").unlink()  # not finished
     assert script("report", "--runs", here, "--docs", docs).code == 0
     kept = json.loads((docs / "study.json").read_text())
     assert [(r["seed"], r["changes"]) for r in kept["runs"]] == [
         (0, {}),
-        (0, {"model.dropout": 0.0}),
+        (0, {"training.dropout": 0.0}),
     ]
     assert kept["runs"][0]["parameters"] == 86_913
     assert kept["ngrams"]["astra_alpha"][1] == pytest.approx(2.4835, abs=1e-3)
@@ -394,8 +381,7 @@ def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch):
     kept = json.loads((docs / "study.json").read_text())["runs"]
     hardware = {(r["seed"], len(r["changes"])): r["study"]["hardware"] for r in kept}
     assert hardware == {(0, 1): "a machine", (0, 0): "another machine", (2, 0): "a machine"}
-    text = (docs / "study.md").read_text()
-    assert "2026-01-02, a machine; 2026-01-02, another machine" in text
+    assert (docs / "study.md").read_text().count("| another machine |") == 1
 
 
 @pytest.mark.parametrize("written", [pytest.param(0, marks=pytest.mark.slow), 3])

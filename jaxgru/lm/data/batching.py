@@ -37,14 +37,14 @@ def stream_windows(
     return parts[:, :-1], parts[:, 1:], window == 0
 
 
-def check_length(num_tokens: int, training: TrainingConfig, sampling: str, name: str) -> None:
+def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:
     """Raise UserError unless `random_crops` or `stream_windows` can make a batch of the tokens."""
     T = training.sequence_length
     B = training.rows_per_step
     least, what = {
         "crops": (T + 2, f"sequences of {T}"),
         "streams": (B * T + 1, f"{B} streams of sequences of {T}"),
-    }[sampling]
+    }[batches]
     if num_tokens < least:
         raise UserError(f"{name} has {num_tokens} tokens, but {what} need at least {least}.")
 

@@ -61,7 +61,7 @@ def load_dataset(
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
     tokens = tokenizer.encode(corpus.text)
     train, validation = split(tokens, data.validation_fraction)
-    check_length(len(train), config.training, data.sampling, "the training split")
+    check_length(len(train), config.training, data.batches, "the training split")
     if len(validation) < 2:
         raise UserError(
             f"the validation split has {len(validation)} tokens, but a loss needs at least 2."

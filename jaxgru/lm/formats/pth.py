@@ -29,7 +29,6 @@ from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import (
     Config,
     ConfigError,
-    DataConfig,
     ModelConfig,
     config_names,
     load_config,
@@ -49,6 +48,7 @@ class _Layout(NamedTuple):
     """How one of the study's classes names what it saves."""
 
     config: ModelConfig  # common to all models of the class
+    dropout_site: str  # of `TrainingConfig`
     integers: dict[str, str]  # metadata key: field of ModelConfig
     layer: str  # a layer's prefix, with {} for its number
     cell: dict[str, str]  # our parameter: the key after that prefix
@@ -56,7 +56,8 @@ class _Layout(NamedTuple):
 
 
 _GRU = _Layout(
-    config=ModelConfig(cell="gru", second_bias=True, dropout_site="state"),
+    config=ModelConfig(cell="gru", second_bias=True),
+    dropout_site="state",
     integers={
         "embd_dim": "embedding_dim",
         "hidden_dim": "hidden_dim",
@@ -78,7 +79,8 @@ _GRU = _Layout(
 )  # fmt: skip
 
 _LSTM = _Layout(
-    config=ModelConfig(cell="lstm", layer_norm=True, dropout_site="output"),
+    config=ModelConfig(cell="lstm", layer_norm=True),
+    dropout_site="output",
     integers={
         "in_features": "embedding_dim",
         "hidden_dim": "hidden_dim",
@@ -107,9 +109,6 @@ _SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "v
 def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
     """Load a .pth file's parameters, float32, and the config of its model.
 
-    A bare `state_dict` does not hold the dropout rate; it is the published one for a model of these
-    sizes, else 0.
-
     Raises:
       InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds more
         than tensors and plain values (none of it is run); its metadata are missing, wrong or
@@ -135,7 +134,7 @@ def load_pth(
       InteropError: as `load_pth_model`; or there is no tokenizer, or it has another size.
       CorpusError: Tiny Shakespeare is needed and cannot be found.
     """
-    params, model, model_name = _load(Path(path))
+    params, model, checkpoint = _load(Path(path))
     if tokenizer is None:
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
@@ -149,7 +148,7 @@ def load_pth(
         raise InteropError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, but {path} has {model.vocab_size}."
         )
-    return params, _whole_config(Path(path), model, model_name, tokenizer.kind), tokenizer
+    return params, _whole_config(Path(path), model, checkpoint, tokenizer.kind), tokenizer
 
 
 def save_pth(
@@ -183,7 +182,7 @@ def save_pth(
         "state_dict": {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
         "model_class": model_class,
         "model_name": config.name[:1].upper() + config.name[1:],
-        "dropout": config.model.dropout,
+        "dropout": config.training.dropout,
         "timestamp": "",
         "version": 1,
     } | {key: getattr(config.model, field) for key, field in layout.integers.items()}
@@ -192,8 +191,8 @@ def save_pth(
     write_bytes(Path(path), file.getvalue())
 
 
-def _load(path: Path) -> tuple[Params, ModelConfig, str]:
-    """Return parameters, config and model_name."""
+def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
+    """Return parameters, config and what else the file holds."""
     where = f"{path} cannot be used"
     checkpoint = _read(path, where)
     if not checkpoint.keys() & {"state_dict", "model_class"}:
@@ -213,7 +212,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, str]:
         name: jax.device_put(_turned(name, tensors[names[name]].numpy(force=True)))
         for name in flatten(like)
     }
-    return unflatten(like, leaves), config, checkpoint["model_name"]
+    return unflatten(like, leaves), config, checkpoint
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
@@ -315,7 +314,7 @@ def _config(
             f"{where}: its metadata say {fields['num_layers']} layers, but there are {num_layers}."
         )
     try:
-        return dataclasses.replace(layout.config, **fields, dropout=float(dropout))
+        return dataclasses.replace(layout.config, **fields)
     except ConfigError as error:
         raise InteropError(f"{where}: {error}") from error
 
@@ -350,12 +349,14 @@ def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[s
     checkpoint |= {key: sizes[field] for key, field in layout.integers.items()}
     checkpoint |= {"model_name": _file_name(path), "dropout": 0, "timestamp": "", "version": 1}
     published = _published(_config(where, checkpoint, layout, tensors))
-    return checkpoint | ({} if published is None else {"dropout": published.model.dropout})
+    return checkpoint | ({} if published is None else {"dropout": published.training.dropout})
 
 
-def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: Kind) -> Config:
+def _whole_config(
+    path: Path, model: ModelConfig, checkpoint: Mapping[str, Any], tokenizer: Kind
+) -> Config:
     """Return the config of a file's model: the published one of its sizes, or else a new one."""
-    published = _published(model)
+    published, model_name = _published(model), checkpoint["model_name"]
     stated = _study_name(model_name)
     names = {name for name in (stated, _study_name(_file_name(path))) if name is not None}
     for name in sorted(names - {published and published.name}):
@@ -366,22 +367,24 @@ def _whole_config(path: Path, model: ModelConfig, model_name: str, tokenizer: Ki
         )
         warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
-    if published is None:
-        return Config(stated or own, model, DataConfig(tokenizer=tokenizer))
+    config = Config(stated or own, model) if published is None else published
+    training = dataclasses.replace(
+        config.training,
+        dropout=checkpoint["dropout"],
+        dropout_site=_LAYOUTS[checkpoint["model_class"]].dropout_site,
+    )
     return dataclasses.replace(
-        published,
-        name=own if stated is None else published.name,
-        model=model,
-        data=dataclasses.replace(published.data, tokenizer=tokenizer),
+        config,
+        name=own if stated is None else config.name,
+        data=dataclasses.replace(config.data, tokenizer=tokenizer),
+        training=training,
     )
 
 
 def _published(model: ModelConfig) -> Config | None:
-    """Return the published config with a model of these sizes and any dropout, if there is one."""
-    for config in map(load_config, config_names()):
-        if dataclasses.replace(model, dropout=config.model.dropout) == config.model:
-            return config
-    return None
+    """Return the published config with a model of these sizes, if there is one."""
+    configs = map(load_config, config_names())
+    return next((config for config in configs if config.model == model), None)
 
 
 def _study_name(name: str) -> str | None:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.errors import shown, warn
-from jaxgru.lm.config import NO_EFFECT_ON_RESULTS, Config, dotted_names, field_value
+from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.model import Params, flatten, init
 from jaxgru.lm.parallel.processes import is_first
@@ -42,9 +42,6 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-MAY_DIFFER_FROM_CHECKPOINT = NO_EFFECT_ON_RESULTS | {"data.corpus"}  # identified by its SHA-256
-"""The fields that may differ from a checkpoint's."""
-
 MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 
 RECORD_FIELDS = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
@@ -97,9 +94,9 @@ def _check_made_with(
 ) -> None:
     """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
 
-    Values given at --resume may differ. So may the epochs, if the run was lengthened since then
-    (`training.lengthened` counts how often). Checkpoints without such a record, from before it was
-    introduced, pass.
+    Placements and settings may differ, and values given at --resume. So may the epochs, if the run
+    was lengthened since then (`training.lengthened` counts how often). A checkpoint without such a
+    record passes.
     """
     if "made_with" not in checkpoint.items():
         return
@@ -108,9 +105,9 @@ def _check_made_with(
         raise BrokenCheckpoint(f"{checkpoint} does not say what it was made with.")
     epochs = {"training.epochs", "training.lengthened"}
     count = then.get("training.lengthened")
-    free = MAY_DIFFER_FROM_CHECKPOINT
+    free = {*dotted_names("placement", "setting")}
     if now["training.lengthened"] != count:
-        free = free | epochs
+        free |= epochs
     for name, value in now.items():
         if name not in then or name in free or name in given or then[name] == value:
             continue
@@ -198,7 +195,7 @@ def restore(
       RunError: there is none, it does not fit the config, or it was made with other values.
     """
     like = jax.eval_shape(
-        lambda: _storable(init_state(config.model, config.training, config.data.sampling))
+        lambda: _storable(init_state(config.model, config.training, config.data.batches))
     )
     if mesh is not None:
         shardings = state_shardings(like, mesh, config.training)

@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -217,7 +218,7 @@ def from_here(run: Path) -> Path:
         return run
 
 
-def load_run_config(run: Path, overrides: Mapping[str, str] | None = None) -> Config:
+def load_run_config(run: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Load a run's config, with these values changed: see `load_config`.
 
     Raises:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,8 @@ from jaxgru.lm.model import HeadParams, Params, flatten
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import load_run_config
 
-MAY_DIFFER_FROM_MODEL = {"vocab_size", "dropout", "dropout_site", "unroll", "compute_dtype"}
-"""Fields of `ModelConfig` in which a run may differ from the model that it starts from."""
 
-
-def config_from(model: str, overrides: Mapping[str, str] | None = None) -> Config:
+def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that trains a model further: the model's own, with these values changed.
 
     Raises:
@@ -36,7 +34,7 @@ def config_from(model: str, overrides: Mapping[str, str] | None = None) -> Confi
     """
     model = _source(model)
     overrides = {**(overrides or {}), "training.init": model}
-    cleared = {"training.init_sha256": "", "training.lengthened": "0"}  # of the model's own run
+    cleared = {"training.init_sha256": "", "training.lengthened": 0}  # of the model's own run
     if "data.corpus" in overrides:
         cleared["data.sha256"] = ""
     return override(_config(model), cleared | overrides)
@@ -60,7 +58,7 @@ def load_text(config: Config) -> tuple[Config, Dataset]:
     theirs, ours = _config(training.init).model, config.model
     for field in dataclasses.fields(ModelConfig):
         have, want = getattr(theirs, field.name), getattr(ours, field.name)
-        if field.name not in MAY_DIFFER_FROM_MODEL and have != want:
+        if field.name != "vocab_size" and have != want:
             raise UserError(
                 f"training cannot start from {training.init}: its model.{field.name} is {have}, "
                 f"and this config's is {want}; they must be the same."

@@ -7,14 +7,14 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.errors import command
-from jaxgru.lm.config import Config, TrainingConfig
+from jaxgru.lm.config import Config, TrainingConfig, dotted_names
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
@@ -39,7 +39,7 @@ from jaxgru.lm.training import (
     state_shardings,
 )
 
-MAY_CHANGE_AT_RESUME = checkpoints.MAY_DIFFER_FROM_CHECKPOINT | {"training.epochs"}
+MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
 T = TypeVar("T")
 
 
@@ -89,16 +89,16 @@ def start_run(config: Config, root: Path) -> Path:
     return run
 
 
-def resume_run(path: str | Path, overrides: Mapping[str, str] | None = None) -> Path:
+def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Path:
     """Resume a run from its newest checkpoint, exactly; return its folder.
 
     A run that was stopped before its first checkpoint starts from its first step.
 
     Args:
       path: a run folder, or the folder of its versions.
-      overrides: new values of fields in MAY_CHANGE_AT_RESUME, by dotted name, as typed on a command
-        line; they are written to the run's config.toml. With more `training.epochs`, the remaining
-        epochs have the learning rates of a run of that length.
+      overrides: new values of fields in MAY_CHANGE_AT_RESUME, by dotted name; they are written to
+        the run's config.toml. With more `training.epochs`, the remaining epochs have the learning
+        rates of a run of that length.
 
     Raises:
       UserError: there is no such run, another process trains it, its folder cannot be written, its
@@ -167,12 +167,12 @@ def _devices(config: Config) -> Mesh:
     return data_mesh(config.training.batch_size)
 
 
-def _resumed_config(run: Path, overrides: Mapping[str, str]) -> Config:
+def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
     """Return a run's config with the values given at --resume.
 
     The corpus is replaced afterwards, because `load_config` would name the config after it.
     """
-    others = {name: text for name, text in overrides.items() if name != "data.corpus"}
+    others = {name: value for name, value in overrides.items() if name != "data.corpus"}
     config = folders.load_run_config(run, others)
     corpus = overrides.get("data.corpus", config.data.corpus)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
@@ -184,7 +184,7 @@ def _restore(
     config: Config,
     dataset: Dataset,
     mesh: Mesh,
-    given: Mapping[str, str],
+    given: Mapping[str, Any],
 ) -> tuple[TrainState, Params | None, Progress]:
     if manager.latest_step() is None:
         return _fresh_state(config, mesh, dataset.tokenizer), None, Progress()
@@ -192,7 +192,7 @@ def _restore(
     return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
 
-def _change(run: Path, config: Config, overrides: Mapping[str, str], progress: Progress) -> Config:
+def _change(run: Path, config: Config, overrides: Mapping[str, Any], progress: Progress) -> Config:
     """Write the config with the values given at --resume to config.toml; return it.
 
     The samples and the record of a finished run are renamed, because they are of fewer epochs.
@@ -246,7 +246,7 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
 
 def _fresh_state(config: Config, mesh: Mesh, tokenizer: Tokenizer) -> TrainState:
     """Return a fresh state on the mesh only; a reference to another copy would keep its memory."""
-    state = init_state(config.model, config.training, config.data.sampling)
+    state = init_state(config.model, config.training, config.data.batches)
     if config.training.init:
         params, told = initial.initial_params(state.params, config, tokenizer)
         state = dataclasses.replace(state, params=params)

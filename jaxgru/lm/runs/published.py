@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgru.lm.config import (
-    NO_EFFECT_ON_RESULTS,
     Config,
     config_dir,
     config_names,
@@ -21,8 +20,8 @@ from jaxgru.lm.config import (
     load_config,
 )
 
-NOT_IN_RECIPE = NO_EFFECT_ON_RESULTS | {"data.sha256", "training.seed"}
-"""Fields that change neither the text nor the recipe of a model."""
+COMPARED = {"data.corpus", *dotted_names("recipe")} - {"data.sha256", "training.seed"}
+"""The text, by its name, and the recipe: published results are of any seed."""
 
 
 @dataclass(frozen=True)
@@ -70,4 +69,4 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 def recipe(config: Config) -> dict[str, Any]:
     """Return every field that changes a model's text or recipe, by dotted name."""
-    return {name: field_value(config, name) for name in dotted_names() if name not in NOT_IN_RECIPE}
+    return {name: field_value(config, name) for name in dotted_names() if name in COMPARED}

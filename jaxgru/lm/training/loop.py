@@ -109,9 +109,9 @@ def fit(
         state = spread(state, state_shardings(state, mesh, training))
         tokens = spread(tokens, NamedSharding(mesh, P()))
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        run_steps = partial(train_steps, config.model, training, mesh=mesh)
+        run_steps = partial(train_steps, training, mesh=mesh)
     else:  # before the clock starts, so that tokens per second exclude compilation
-        arguments = config.model, training, state, tokens, np.int32(1), mesh
+        arguments = training, state, tokens, np.int32(1), mesh
         run_steps = train_steps.lower(*arguments).compile()
     progress.finished = progress.is_over(training)
     while not progress.finished:

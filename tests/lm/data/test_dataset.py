@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 
 
-def tiny_config(corpus: object, **overrides: str) -> Config:
+def tiny_config(corpus: object, **overrides: Any) -> Config:
     fields = {name.replace("__", "."): value for name, value in overrides.items()}
     return load_config("astra_alpha", {"data.corpus": str(corpus), **fields})
 
@@ -57,7 +58,7 @@ def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
 
 
 def test_subwords_keep_the_configs_vocabulary(tiny_text):
-    overrides = {"data__tokenizer": "sentencepiece", "model__vocab_size": "60"}
+    overrides = {"data__tokenizer": "sentencepiece", "model__vocab_size": 60}
     config, dataset = load_dataset(tiny_config(tiny_text, **overrides))
     assert config.model.vocab_size == dataset.tokenizer.vocab_size == 60
     assert max(dataset.train.max(), dataset.validation.max()) < 60
@@ -98,15 +99,15 @@ def test_the_shortest_text_that_will_do(tmp_path):
     """Sequences of 16 need 18 training tokens: 20 characters, of which the last 2 validate."""
     path = tmp_path / "short.txt"
     path.write_text("abcdefghijklmnopqrst")
-    load_dataset(tiny_config(path, training__sequence_length="16"))
+    load_dataset(tiny_config(path, training__sequence_length=16))
     path.write_text("abcdefghijklmnopqrs")
     with pytest.raises(UserError, match="training split has 17 tokens.*at least 18"):
-        load_dataset(tiny_config(path, training__sequence_length="16"))
+        load_dataset(tiny_config(path, training__sequence_length=16))
 
 
 def test_a_validation_split_without_a_prediction_is_refused(tiny_text):
     with pytest.raises(UserError, match="validation split has 1 tokens"):
-        load_dataset(tiny_config(tiny_text, data__validation_fraction="0.0003"))
+        load_dataset(tiny_config(tiny_text, data__validation_fraction=0.0003))
 
 
 def test_a_text_that_its_own_tokenizer_lacks_is_refused(tiny_text):

@@ -25,9 +25,7 @@ from jaxgru.lm.training import Progress, init_state
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "convert.py"
-MODEL = ModelConfig(
-    vocab_size=9, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True, dropout=0.1
-)
+MODEL = ModelConfig(vocab_size=9, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True)
 TOKENIZER = CharacterTokenizer("ROME: abc")
 
 

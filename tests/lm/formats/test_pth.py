@@ -22,6 +22,7 @@ from random_models import model_configs, only_model, random_bits, random_params,
 
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, apply, load_config
+from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats import pth
 from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
@@ -163,14 +164,14 @@ class TestReading:
         torch.save(gru_file(V=7, E=2, H=3, L=1), path)
         assert load_pth_model(path)[1] == ModelConfig(
             cell="gru", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=1,
-            second_bias=True, layer_norm=False, dropout=0.1, dropout_site="state",
+            second_bias=True, layer_norm=False,
         )  # fmt: skip
 
     def test_the_config_of_an_lstm(self, path):
         torch.save(lstm_file(V=7, E=2, H=3, L=3), path)
         assert load_pth_model(path)[1] == ModelConfig(
             cell="lstm", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=3,
-            second_bias=False, layer_norm=True, dropout=0.2, dropout_site="output",
+            second_bias=False, layer_norm=True,
         )  # fmt: skip
 
     def test_the_two_biases_of_a_gate_are_not_exchanged(self, path):
@@ -204,7 +205,7 @@ class TestReading:
         torch.save(file["state_dict"], path)
         bare = load_pth_model(path)
         assert same_bits(bare[0], params)
-        assert bare[1] == only_model(config, dropout=0)
+        assert bare[1] == config
 
     def test_weights_saved_as_parameters(self, path):
         """A module's own state_dict is an OrderedDict; parameters may stand in one, too."""
@@ -227,7 +228,7 @@ class TestWriting:
         save_pth(path, params, Config("some_model", config))
         again, model = load_pth_model(path)
         assert same_bits(again, params)
-        assert model == only_model(config, dropout_site="output" if lstm else "state")
+        assert model == config
 
     @pytest.mark.parametrize("kind", FILES)
     def test_the_study_s_layout(self, kind, path):
@@ -235,7 +236,8 @@ class TestWriting:
         file = FILES[kind][0]()
         torch.save(file, path)
         params, model = load_pth_model(path)
-        save_pth(path, params, Config(file["model_name"].lower(), model))
+        training = TrainingConfig(dropout=file["dropout"])
+        save_pth(path, params, Config(file["model_name"].lower(), model, training=training))
         written = torch.load(path, weights_only=True)
         assert written.keys() == file.keys()
         assert written["timestamp"] == ""  # so that the same model gives the same file
@@ -567,7 +569,7 @@ class TestAsARun:
         training = config.training
         assert (config.name, training.epochs, training.steps_per_epoch) == (name, *epochs)
         assert training.learning_rate == learning_rate
-        assert config.model.dropout == file["dropout"]  # the file's own, for the file says it
+        assert config.training.dropout == file["dropout"]  # the file's own, for the file says it
         assert config.data.tokenizer == "characters"  # of the tokenizer that was given
         assert capsys.readouterr().err == ""
 
@@ -589,7 +591,7 @@ class TestAsARun:
             pth._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
         )
         published = pth._published(model)
-        assert (published.name, published.model.dropout) == (name, dropout)
+        assert (published.name, published.training.dropout) == (name, dropout)
         assert pth._published(only_model(model, hidden_dim=H + 1)) is None
 
     def test_what_early_stopping_saves(self, tmp_path, capsys):
@@ -626,18 +628,18 @@ class TestAsARun:
     def test_a_name_of_the_study_s_on_another_model(self, path, capsys):
         torch.save(gru_file() | {"model_name": "Scribe-γ"}, path)
         _, config, _ = load_pth(path, CharacterTokenizer("abcde"))
-        assert config.name == "scribe_gamma" and config.training == Config().training
+        assert config.name == "scribe_gamma" and config.training == TrainingConfig(dropout=0.1)
         assert "scribe_gamma, but its sizes are of none of the study" in capsys.readouterr().err
 
     def test_a_name_of_one_s_own_is_kept(self, path, capsys):
         """Also where the sizes are published ones, whose recipe it then has."""
-        model = load_config("astra_beta").model
-        params = random_params(model)
-        save_pth(path, params, Config("my_seed_7", model))
+        published = load_config("astra_beta")
+        model, params = published.model, random_params(published.model)
+        save_pth(path, params, dataclasses.replace(published, name="my_seed_7"))
         tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
         again, config, _ = load_pth(path, tokenizer)
         assert (config.name, config.model) == ("my_seed_7", model)
-        assert config.training == load_config("astra_beta").training
+        assert config.training == published.training
         assert same_bits(again, params) and capsys.readouterr().err == ""
 
     @pytest.mark.parametrize(
@@ -656,7 +658,7 @@ class TestAsARun:
         torch.save(gru_file() | {"model_name": model_name}, path)
         _, config, tokenizer = load_pth(path, CharacterTokenizer("abcde"))
         model = load_pth_model(path)[1]
-        assert config == dataclasses.replace(Config(), name=name, model=model)
+        assert config == Config(name, model, training=TrainingConfig(dropout=0.1))
         assert tokenizer.vocabulary == "abcde"
 
     def test_pieces_for_a_thousand_tokens(self, path, monkeypatch, shakespeare):

@@ -108,16 +108,6 @@ class TestRoundTrip:
         assert config_again == whole
         assert tokenizer_again.vocabulary == tokenizer.vocabulary
 
-    def test_a_file_of_an_earlier_version_with_published_losses(self, path):
-        """They are ignored; today's files have none."""
-        config = dataclasses.replace(load_config("astra_gamma"), model=SMALL)
-        save_safetensors(path, random_params(SMALL), config, TOKENIZER)
-        tensors, metadata = parsed(path.read_bytes())
-        assert "published" not in metadata["config"]
-        metadata["config"] += "\n[published]\nnum_params = 1\ntrain_loss = [[1.5, nan]]\n"
-        path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
-        assert load_safetensors(path)[1] == config
-
     def test_pieces(self, path, pieces):
         model = only_model(SMALL, vocab_size=30)
         save_safetensors(path, random_params(model), Config("x", model), pieces)

@@ -28,7 +28,7 @@ TOKENIZER = CharacterTokenizer("abc")
 TOKENS = np.tile(np.arange(3, dtype=np.int32), 20)
 RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_length=4)
 MODELS = {
-    "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True, dropout=0.1),
+    "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True),
     "single bias": ModelConfig("gru", 3, 1, 1, 1),
     "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
     "rnn": ModelConfig("rnn", 3, 2, 4, 1),
@@ -55,7 +55,7 @@ def make_run(root, model=MODELS["gru"], best=False):
     run = create_run(root, config, TOKENIZER)
     (run / LOCK).touch()  # as whoever trained it has left it
     if model == MODELS["gru"]:
-        state, _, _ = train_steps(model, RECIPE, init_state(model, RECIPE), TOKENS, 2)
+        state, _, _ = train_steps(RECIPE, init_state(model, RECIPE), TOKENS, 2)
     else:
         state = untrained(model)
     kept = jax.tree.map(lambda x: x + 1, state.params) if best else None

@@ -93,7 +93,7 @@ def test_a_run_resumed_by_another_commit_names_both(run_copy, monkeypatch):
     monkeypatch.setattr(lifecycle, "current_commit", lambda: B)
     lifecycle.resume_run(run_copy)  # it is finished: nothing is trained
     assert commits.trained_by(run_copy) == [A]
-    lifecycle.resume_run(run_copy, {"training.epochs": "3"})
+    lifecycle.resume_run(run_copy, {"training.epochs": 3})
     assert (run_copy / FILE_NAME).read_text() == f"{A} from step 0\n{B} from step 6\n"
     measurements.save_record(run_copy, {})
     assert json.loads((run_copy / "study.json").read_text())["commits"] == [A, B]

@@ -25,7 +25,7 @@ from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import RunError, create_run, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.lm.training import Progress, TrainState, init_state
-from pages.records import load_metrics
+from study.records import load_metrics
 
 MODEL = ModelConfig("rnn", vocab_size=3, embedding_dim=2, hidden_dim=4)
 RECORD = {"epoch": 1, "step": 2, "train_loss": 1.5, "val_loss": 1.25, "tokens_per_second": 3.5,

@@ -22,9 +22,9 @@ from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import load_run_config, save_config
 from jaxgru.lm.runs.initial import config_from, initial_params
 from jaxgru.lm.runs.published import PublishedResults, published_for
-from pages.jobs import all_jobs, find_job
+from study.jobs import all_jobs, find_job
 
-FROZEN = {"training.learning_rate": "1e-30", "training.epochs": "1"}  # steps change no weight
+FROZEN = {"training.learning_rate": 1e-30, "training.epochs": 1}  # steps change no weight
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ class TestARun:
     def test_is_resumed_without_the_model(self, train, script, tiny_run, tmp_path):
         """The second epoch of a lengthened run is that of an undisturbed run from the model."""
         model = shutil.copytree(tiny_run, tmp_path / "model")
-        run, _ = train(*options({"training.epochs": "1"}), init=model)
+        run, _ = train(*options({"training.epochs": 1}), init=model)
         shutil.rmtree(model)
         done = script("train", "--resume", run, "--training.epochs", 2)
         assert (done.code, done.err) == (0, "")
@@ -198,10 +198,6 @@ class TestARun:
         save_config(folder, dataclasses.replace(job.config, training=training))
         assert find_job(tmp_path, job) is None
 
-    def test_without_init_says_nothing_of_it(self, tiny_run):
-        """So that files are those of earlier versions."""
-        assert "init" not in (tiny_run / "config.toml").read_text()
-
 
 class TestConfig:
     def test_is_the_models_own(self, tiny_run, tiny_text, tmp_path):
@@ -210,7 +206,7 @@ class TestConfig:
         lengthened = dataclasses.replace(theirs.training, lengthened=2, init_sha256="0")
         save_safetensors(path, params, dataclasses.replace(theirs, training=lengthened), tokenizer)
         for model in (tiny_run, path):
-            config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": "7"})
+            config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": 7})
             assert config.name == "astra_alpha-mine" and config.data.sha256 == ""
             assert config.model == theirs.model
             assert config.training == dataclasses.replace(
@@ -221,11 +217,11 @@ class TestConfig:
     @pytest.mark.slow
     def test_can_be_another_of_the_same_sizes(self, train, tiny_text):
         sizes = {k: v for k, v in TINY.items() if k.startswith("model.")}
-        recipe = {"training.batch_size": "2", "training.sequence_length": "8", **FROZEN}
+        recipe = {"training.batch_size": 2, "training.sequence_length": 8, **FROZEN}
         run, _ = train("--config", "astra_alpha", "--data.corpus", tiny_text,
-                       "--training.steps-per-epoch", 1, "--model.dropout", 0.3,
+                       "--training.steps-per-epoch", 1, "--training.dropout", 0.3,
                        *options(sizes | recipe))  # fmt: skip
-        assert load_run_config(run).model.dropout == 0.3
+        assert load_run_config(run).training.dropout == 0.3
 
 
 class TestRefusals:

@@ -24,8 +24,6 @@ def test_the_first_steps_of_astra_alpha(shakespeare):
     text = shakespeare[: int(0.9 * len(shakespeare))]
     tokens = jnp.asarray(np.searchsorted(characters, list(text)), jnp.int32)
     state = init_state(config.model, config.training)
-    _, losses, done = train_steps(
-        config.model, config.training, state, tokens, np.int32(len(LOSSES))
-    )
+    _, losses, done = train_steps(config.training, state, tokens, np.int32(len(LOSSES)))
     assert done == len(LOSSES)
     np.testing.assert_allclose(losses[: len(LOSSES)], LOSSES, rtol=0, atol=1e-4)

@@ -12,7 +12,7 @@ from jaxgru.lm.config import load_config
 from jaxgru.lm.runs.published import load_published
 
 if TYPE_CHECKING:
-    from pages.study_page import Page
+    from study.study_page import Page
 
 BASELINES = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
@@ -219,7 +219,7 @@ def _lowest_published(name: str) -> float:
 
 
 def _dropout(page: Page) -> Verdict:
-    between = page.variant({"model.dropout_site": "between"})
+    between = page.variant({"training.dropout_site": "between"})
     if not (page.alpha and between):
         return OPEN
     published = load_published("astra_alpha").train_loss[0][-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from jaxgru.cli.options import typed
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.folders import RunError, load_run_config, versions
 from jaxgru.lm.runs.measurements import FILE_NAME
@@ -28,19 +30,19 @@ NANOGPT = ("astra_beta", "astra_gamma")
 their best one."""
 
 VARIANTS = [
-    *({"model.dropout": "0", "training.seed": str(seed)} for seed in range(3)),
-    {"model.dropout_site": "between"},  # with one layer, there is no such place
-    {"model.hidden_dim": "32"},
-    {"model.hidden_dim": "64"},
-    {"model.hidden_dim": "256"},
-    {"model.num_layers": "2"},
-    {"model.num_layers": "3"},
-    *({"data.sampling": "streams", "training.seed": str(seed)} for seed in range(3)),
+    *({"training.dropout": 0, "training.seed": seed} for seed in range(3)),
+    {"training.dropout_site": "between"},  # with one layer, there is no such place
+    {"model.hidden_dim": 32},
+    {"model.hidden_dim": 64},
+    {"model.hidden_dim": 256},
+    {"model.num_layers": 2},
+    {"model.num_layers": 3},
+    *({"data.batches": "streams", "training.seed": seed} for seed in range(3)),
     *(
-        {"data.sampling": "streams", "model.dropout": "0", "training.seed": str(seed)}
+        {"data.batches": "streams", "training.dropout": 0, "training.seed": seed}
         for seed in range(3)
     ),
-    *({"model.compute_dtype": "bfloat16", "training.seed": str(seed)} for seed in range(3)),
+    *({"training.compute_dtype": "bfloat16", "training.seed": seed} for seed in range(3)),
 ]
 """Changes to astra_alpha, to measure the cost of its dropout, the cost of a lost state by size, the
 gain of contiguous streams over random crops with and without dropout, and the cost of bfloat16."""
@@ -51,7 +53,7 @@ class Job:
     """One run: a config's name and the fields to change in it, by dotted name."""
 
     name: str
-    overrides: tuple[tuple[str, str], ...]
+    overrides: tuple[tuple[str, Any], ...]
 
     @property
     def config(self) -> Config:
@@ -59,7 +61,7 @@ class Job:
         return load_config(self.name, dict(self.overrides))
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"--{field} {value}" for field, value in self.overrides)])
+        return " ".join([self.name, *(f"--{name} {typed(v)}" for name, v in self.overrides)])
 
 
 def all_jobs() -> list[Job]:
@@ -67,8 +69,8 @@ def all_jobs() -> list[Job]:
     seeds = [
         Job(
             name,
-            (("training.seed", str(seed)),) * (seed > 0)
-            + (("training.keep_epochs", "true"),) * (name in NANOGPT),
+            (("training.seed", seed),) * (seed > 0)
+            + (("training.keep_epochs", True),) * (name in NANOGPT),
         )
         for seed in range(max(SEEDS.values()))
         for name in SEEDS

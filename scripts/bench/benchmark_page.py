@@ -1,50 +1,17 @@
-"""docs/benchmarks.json, and docs/performance.md and its figures, which are made from it.
-
-The prose is in templates/performance.md.jinja.
-"""
+"""docs/benchmarks.json, and the tables and figures of docs/performance.md, made from it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from bench.contestants import CONTESTANTS
+from bench.figures import plot_ratios
+from bench.records import ONE_DEVICE, BenchmarkRun, Benchmarks, ContestantTime
 from jaxgru.lm.files import write_text
-from pages.figures import plot_ratios
-from pages.markdown import render, table
-from pages.records import (
-    ONE_DEVICE,
-    BenchmarkRun,
-    Benchmarks,
-    ContestantTime,
-    dumps,
-    grouped,
-    load_or,
-)
-
-CONTESTANTS = {
-    "jaxgru": "this library: `train_step`, `apply` and `generate`",
-    "jaxgru-one-device": "the same, but a training step computes its batch on one device",
-    "wavefront": 'this library, layers in parallel, for GPUs (`model.unroll = "wavefront"`)',
-    "plain_scan": 'this library with `model.unroll = "plain"`: the cell in a `lax.scan`, '
-    "differentiated by JAX (not measured for sampling, which takes one step at a time)",
-    "torchref": "the same model in plain PyTorch, with a Python loop over time",
-    "torch.nn": "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, "
-    "without dropout: other equations, but the same amount of work",
-    "haiku": "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-    "haiku-one-device": "the same, but a training step computes its batch on one device",
-    "nnx": "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
-    "resets after the product, which is cheaper",
-    "nnx-one-device": "the same, but a training step computes its batch on one device",
-    "torch.compile": "torchref's step, with its model under `torch.compile`",
-    "linen": "Flax: `linen.RNN`, for layers only",
-    "linen-one-device": "the same, on one device",
-    "equinox": "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
-    "equinox-one-device": "the same, on one device",
-}
-"""The contestants, in order."""
-
-SAME = ("precision", "config", "kind", "batch_size", "num_tokens", "contestant")
+from pages.markdown import table, write_page
+from pages.records import dumps, grouped, load_or
 
 
 def load(path: Path) -> Benchmarks:
@@ -68,10 +35,7 @@ def merge(
     """
     runs = data.runs | {name: run}
 
-    def same(record: ContestantTime) -> tuple:
-        return (runs[record.run].hardware, *(getattr(record, field) for field in SAME))
-
-    merged = list({same(record): record for record in [*data.records, *records]}.values())
+    merged = list({(runs[r.run].hardware, r.task): r for r in [*data.records, *records]}.values())
     used = {record.run for record in merged}
     return Benchmarks({name: runs[name] for name in sorted(used)}, merged)
 
@@ -232,22 +196,56 @@ def write(docs: Path, data: Benchmarks) -> None:
     for name, records in figures(data).items():
         heading = f"{title(records[0])}; {data.runs[records[0].run].hardware}"
         plot_ratios(docs / "figures" / name, heading, ratios(records))
-    write_text(docs / "performance.md", page(data))
+    write_page(docs / "performance.md", tables(data))
 
 
-def page(data: Benchmarks) -> str:
-    """Return docs/performance.md."""
-    return render(
-        "performance.md.jinja",
-        data=data,
-        machines=grouped(data.runs, lambda name: data.runs[name].hardware),
-        contestants=CONTESTANTS,
-        sections=lambda names: grouped([r for r in data.records if r.run in names], title),
-        section_table=lambda records: section_table(records, data.runs),
-        figures=figures(data),
-        ceiling_text=ceiling_text,
-        failures=failures,
-    )
+def tables(data: Benchmarks) -> dict[str, str]:
+    """Return the page's newest figure, its list of contestants, and what was measured."""
+    drawn = figures(data)
+    machines = grouped(data.runs, lambda name: data.runs[name].hardware)
+    return {
+        "figure": _figure(next(iter(drawn))) if drawn else "",
+        "contestants": "\n".join(
+            f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items()
+        ),
+        "measurements": "\n".join(
+            part for what, names in machines.items() for part in _machine(what, names, data, drawn)
+        ),
+    }
+
+
+def _machine(
+    hardware: str, names: list[str], data: Benchmarks, drawn: dict[str, list[ContestantTime]]
+) -> Iterator[str]:
+    """Yield what was measured on a machine: its runs, and a table per task."""
+    yield f"## {hardware}\n"
+    for name in names:
+        yield f"- {name[:16].replace('T', ' ')}: {_run_text(data.runs[name])}\n"
+    for what, records in grouped([r for r in data.records if r.run in names], title).items():
+        yield f"### {what[0].upper()}{what[1:]}\n"
+        yield from (f"{_figure(name)}\n" for name in list(drawn)[1:] if drawn[name][0] in records)
+        yield section_table(records, data.runs)
+        if failed := failures(records):
+            yield "".join(f"- {line}\n" for line in failed)
+        whole = [
+            f"{r.config} {r.median * r.steps_of_a_run:,.0f} s ({r.steps_of_a_run:,} steps)"
+            for r in records
+            if r.contestant == "jaxgru" and r.steps_of_a_run and r.failed is None
+        ]
+        if whole:
+            yield f"All training steps of a run at jaxgru's speed: {'; '.join(whole)}.\n"
+
+
+def _run_text(run: BenchmarkRun) -> str:
+    """Say with what a run was made, and on which ceiling."""
+    versions = ", ".join(" ".join(item) for item in run.versions.items())
+    ceilings = "; ".join(ceiling_text(*item) for item in run.ceilings.items())
+    ceiling = f" Ceiling: {ceilings}." if ceilings else ""
+    return f"`{run.command}`, rounds: {run.rounds}, with {versions}.{ceiling} {run.note}"
+
+
+def _figure(name: str) -> str:
+    return f"![training steps as multiples of jaxgru's](figures/{name})"
 
 
 def section_table(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> str:

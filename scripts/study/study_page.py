@@ -1,7 +1,4 @@
-"""docs/study.md: the rows of its tables and the curves of its figures.
-
-The prose is in templates/study.md.jinja, which gets its numbers from a `Page`.
-"""
+"""docs/study.md: its tables, and the curves of its figures."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from jaxgru.analysis import state_cost
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.figure import plot_losses
 from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
-from pages.claims import CLAIMS, SIZE_FIELDS
-from pages.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
-from pages.jobs import SEEDS, all_jobs
-from pages.markdown import render
-from pages.records import EarlyStopping, MeanLoss, Plateau, Run, grouped
+from pages.markdown import table
+from pages.records import grouped
+from study.claims import CLAIMS, SIZE_FIELDS
+from study.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
+from study.jobs import SEEDS, all_jobs
+from study.records import EarlyStopping, MeanLoss, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -32,25 +29,12 @@ POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of reco
 Row = list[Any]
 
 
-def write_page(
-    runs: Sequence[Run],
-    ngrams: Mapping[str, list[float]],
-    figures: Path,
-    stopping: EarlyStopping | None = None,
-    plateaus: Sequence[Plateau] = (),
-) -> str:
-    """Draw the figures into a folder and return the page as Markdown.
+class Page:
+    """What the page shows of these runs; a table without runs is empty.
 
     Args:
       ngrams: by config, the losses of counted n-gram models, orders 1 to 8, nats per character.
     """
-    page = Page(runs, ngrams, stopping, plateaus)
-    page.draw(figures)
-    return page.markdown()
-
-
-class Page:
-    """What the page shows of these runs; a part without runs is empty."""
 
     def __init__(
         self,
@@ -68,11 +52,10 @@ class Page:
         self.slow = [name for name in self.plateaus if name in self.first]
         self.alpha = self.first.get("astra_alpha")
         self.missing = missing(runs)
-        self.untrained = [name for name in SEEDS if name not in self.first]
         dates = sorted({run.measured.date for run in runs})
         self.made = " to ".join(dates[:1] + dates[1:][-1:])
         self.bigram = ngrams["astra_alpha"][1]
-        no_dropout = self.variant({"model.dropout": 0.0})
+        no_dropout = self.variant({"training.dropout": 0.0})
         self.recoveries = {name: run.measured.recovery for name, run in self.first.items()}
         if no_dropout:
             self.recoveries["astra_alpha without dropout"] = no_dropout.measured.recovery
@@ -82,12 +65,57 @@ class Page:
                 sized.setdefault(title(run), run)
         self.sized = list(sized.values())
 
-    def markdown(self) -> str:
-        """Return the page."""
-        return render(
-            "study.md.jinja", page=self, state_cost=state_cost, filled=FILLED, positions=POSITIONS,
-            published=load_published,
-        )  # fmt: skip
+    def tables(self) -> dict[str, str]:
+        """Return the page's tables by name."""
+        missing = f"Not trained in full yet, and not on this page: {', '.join(self.missing)}."
+        measures = "windows", "stream", "stateless", "sensitivity", "filled"
+        over_seeds = ["seeds", "training loss", "windows", "stream", "stateless", "sensitivity",
+                      f"state filled (to {FILLED}) after"]  # fmt: skip
+        texts = (
+            f"**{name}**\n\n{table(['', *run.measured.text], self.text_measures(run))}"
+            for name, run in self.first.items()
+        )
+        return {
+            "missing": missing if self.missing else "",
+            "models": table(
+                ["model", "seed", "parameters", "last training loss, published", "measured",
+                 "weights of epoch", "windows of 128", "stream", "stateless", "sensitivity",
+                 "per character: windows", "stream", "stateless"], self.models()),
+            "memory": table(*self.memory()),
+            "n-grams": table(["tokens", *(f"n = {n}" for n in range(1, 9))], self.counted()),
+            "recovery": table(["model", *POSITIONS, f"below {FILLED} after"], self.recovery()),
+            "sensitivity": table(
+                ["model", "cell", "layers", "hidden", "parameters", "stream, per character",
+                 "sensitivity, per character", "per token"], self.sensitivity()),
+            "chains": table(["model", "from the bigram", "from the text's frequencies",
+                             "greedy cycles"], self.chains()),
+            "text": "\n".join(texts),
+            "samples": "\n\n".join(f"{name}:\n\n```\n{text}\n```" for name, text in self.texts()),
+            "dropout": table(["site and rate", *over_seeds],
+                             self.over_seeds(self.dropouts(), *measures)),
+            "batches": table(["batches", "dropout", *over_seeds],
+                              self.over_seeds(self.batches(), *measures)),
+            "precision": table(["products", *over_seeds[:4]],
+                               self.over_seeds(self.precisions(), *measures[:2])),
+            "claims": table(["claim", "verdict", "measured"],
+                            [[claim, *verdict(self)] for claim, verdict in CLAIMS]),
+            "as nanoGPT": table(["model", "seed", "parameters", "last epoch", "best of all epochs",
+                                 "minutes of training"], self.as_nanogpt()),
+            "last five": table(["model", "published losses", "their mean and range",
+                                "standard error", "measured", "difference", "in standard errors"],
+                               self.last_five()),
+            "early stopping": table(["epoch", "mean loss of a batch", "share of draws"],
+                                    self.stopped()),
+            "first steps": table(
+                ["trained by", "rows", "learning rate", "seed",
+                 "constant units of layer 1, 2, …, after 25 steps", "steps",
+                 "constant after all steps", "mean loss of the last 25", "mean loss of epoch 1"],
+                self.first_steps("scribe_gamma")),
+            "resources": table(["run", "seed", "steps", "steps/s", "spread", "minutes of steps",
+                                "peak MB", "measured on", "commit of jaxgru"], self.resources()),
+            **{name: epoch_table(runs, load_published(name)) if (runs := self.of(name)) else ""
+               for name in SEEDS},
+        }  # fmt: skip
 
     def draw(self, figures: Path) -> None:
         """Draw every figure of the page."""
@@ -157,34 +185,11 @@ class Page:
         ]
         return ["model", *(f"k = {k}" for k in every[:-1]), "never"], rows
 
-    @property
-    def characters_per_token(self) -> str:
-        """Of Scribe's tokens, on the validation split; a dash without a model of the family."""
-        runs = (run for name, run in self.first.items() if name.startswith("scribe"))
-        measured = next((run.measured for run in runs), None)
-        return f"{measured.num_characters / measured.num_tokens:.1f}" if measured else "–"
-
-    def unigram(self, run: Run) -> float:
-        """Return the loss of counted tokens on a Scribe model's split, in nats per token."""
-        measured = run.measured
-        return self.ngrams["scribe_alpha"][0] * measured.num_characters / measured.num_tokens
-
     def counted(self) -> list[Row]:
         """Return a row per vocabulary: the loss of each order of n-grams."""
         names = {"astra_alpha": "characters", "scribe_alpha": "Scribe's subwords"}
         return [[what, *(f"{loss:.3f}" for loss in self.ngrams[name])]
                 for name, what in names.items()]  # fmt: skip
-
-    def remembers(self) -> list[str]:
-        """Return the models whose loss still differs 192 to 256 predictions after a reset.
-
-        Each with the mean difference over these predictions, in nats per token.
-        """
-        return [
-            f"{name} ({statistics.mean(excess[192:]):+.4f})"
-            for name, excess in self.recoveries.items()
-            if max(map(abs, excess[192:]), default=0) > 0.001
-        ]
 
     def recovery(self) -> list[Row]:
         """Return a row per model: the excess at each of POSITIONS, and where it ends."""
@@ -234,21 +239,21 @@ class Page:
         """Return the runs of astra_alpha by the site and rate of dropout."""
 
         def kind(config: Config) -> str:
-            rate, site = config.model.dropout, config.model.dropout_site
+            rate, site = config.training.dropout, config.training.dropout_site
             return f"{site}, {rate}" if rate else "no dropout"
 
-        return self.alphas({"model.dropout", "model.dropout_site"}, kind)
+        return self.alphas({"training.dropout", "training.dropout_site"}, kind)
 
-    def samplings(self) -> dict[tuple[str, float], list[Run]]:
-        """Return the runs of astra_alpha by sampling and rate of dropout, more dropout first."""
+    def batches(self) -> dict[tuple[str, float], list[Run]]:
+        """Return the runs of astra_alpha by batches and rate of dropout, more dropout first."""
         groups = self.alphas(
-            {"data.sampling", "model.dropout"}, lambda c: (c.data.sampling, c.model.dropout)
+            {"data.batches", "training.dropout"}, lambda c: (c.data.batches, c.training.dropout)
         )
         return dict(sorted(groups.items(), key=lambda item: -item[0][1]))
 
     def precisions(self) -> dict[str, list[Run]]:
         """Return the runs of astra_alpha by the dtype of their matrix products."""
-        return self.alphas({"model.compute_dtype"}, lambda config: config.model.compute_dtype)
+        return self.alphas({"training.compute_dtype"}, lambda config: config.training.compute_dtype)
 
     def over_seeds(self, groups: Mapping[Any, list[Run]], *measures: str) -> list[Row]:
         """Return a row per group: its kind, number of runs, last training loss and these measures.
@@ -268,29 +273,6 @@ class Page:
     def filled(self, runs: Sequence[Run]) -> str:
         """Return for each run after how many predictions a lost state is filled again."""
         return ", ".join(str(first_below(run.measured.recovery)) for run in runs)
-
-    def beside_seeds(self, one: Sequence[Run], other: Sequence[Run]) -> str:
-        """Say whether two groups' mean losses on one stream differ by less than their seeds do."""
-        losses = [[run.measured.stream for run in runs] for runs in (one, other)]
-        apart = abs(statistics.mean(losses[0]) - statistics.mean(losses[1]))
-        ranges = [max(group) - min(group) for group in losses]
-        return f" (seeds differ by up to {max(ranges):.3f})" if apart < max(ranges) else ""
-
-    def mean_sensitivity(self, runs: Sequence[Run]) -> float:
-        """Return what a lost state costs, the mean over seeds, in nats per token."""
-        return statistics.mean(run.measured.sensitivity for run in runs)
-
-    def mean_stream(self, runs: Sequence[Run]) -> float:
-        """Return the loss on one stream, the mean over seeds, in nats per token."""
-        return statistics.mean(run.measured.stream for run in runs)
-
-    def claims(self) -> list[Row]:
-        """Return a row per claim of the study: its verdict and numbers."""
-        return [[claim, *verdict(self)] for claim, verdict in CLAIMS]
-
-    def epochs(self, name: str) -> tuple[Row, list[Row], list[str]]:
-        """Return `epoch_table` of a config's runs."""
-        return epoch_table(self.of(name), load_published(name))
 
     def last_five(self) -> list[Row]:
         """Return a row per Astra model: validation losses of the last five epochs, theirs and ours.
@@ -331,16 +313,6 @@ class Page:
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
 
-    def epochs_between(self, losses: Sequence[float], high: float, low: float) -> str:
-        """Return in how many epochs a falling loss goes from one value to another.
-
-        Losses are taken as the corners of a broken line.
-        """
-        if losses[-1] > low:
-            return f"more than {len(losses)}"
-        corners = losses[::-1], range(len(losses), 0, -1)
-        return f"{np.interp(low, *corners) - np.interp(high, *corners):.1f}"
-
     def by_recipe(self, name: str, framework: str) -> list[Plateau]:
         """Return a framework's trainings of a config's first steps by its recipe, one per seed."""
         recipe = load_config(name).training
@@ -352,7 +324,7 @@ class Page:
     def first_steps(self, name: str) -> list[Row]:
         """Return a row per training of a config's first steps: constant units, and losses."""
         rows = []
-        for p in self.plateaus[name]:
+        for p in self.plateaus.get(name, []):
             shares = [", ".join(f"{share:.0%}" for share in layers) for layers in p.constant]
             first, last = (shares[0], shares[-1]) if shares else ("not measured", "not measured")
             whole = f"{epochs[0]:.3f}" if (epochs := p.epochs) else "–"
@@ -362,7 +334,8 @@ class Page:
 
     def stopped(self) -> list[Row]:
         """Return a row per epoch of the run that was stopped early many times."""
-        assert self.stopping
+        if not self.stopping:
+            return []
         return [[epoch, f"{loss:.3f}", self.stopping.share(epoch)]
                 for epoch, loss in enumerate(self.stopping.losses, 1)]  # fmt: skip
 
@@ -401,7 +374,7 @@ def _last(losses: Sequence[float]) -> list[float]:
 
 def title(run: Run) -> str:
     """Return the config's name and the changes."""
-    changes = (f"{k.removeprefix('model.')} {v}" for k, v in run.changes.items())
+    changes = (f"{name.partition('.')[2]} {value}" for name, value in run.changes.items())
     return ", ".join([run.config, *changes])
 
 
@@ -444,13 +417,11 @@ def mean_and_range(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.4f} ({min(values):.4f} … {max(values):.4f})"
 
 
-def epoch_table(
-    runs: Sequence[Run], published: PublishedResults
-) -> tuple[Row, list[Row], list[str]]:
-    """Return the head and rows of a table of losses by epoch, published beside measured.
+def epoch_table(runs: Sequence[Run], published: PublishedResults) -> str:
+    """Return a table of losses by epoch, published beside measured, and a sentence below it.
 
-    The third value says for each run, if any loss is published, the largest difference between a
-    training loss, from the 2nd epoch on, and the nearest published one.
+    It says for each run, if any loss is published, the largest difference between a training loss,
+    from the 2nd epoch on, and the nearest published one.
     """
     head, columns = ["epoch"], []
     for what, word, theirs, earlier in (
@@ -474,4 +445,8 @@ def epoch_table(
             differences += [min(apart)] if apart else []
         if differences:
             said.append(f"{max(differences):.4f}" + f" (seed {run.seed})" * (len(runs) > 1))
-    return head, rows, said
+    sentence = (
+        "\nFrom epoch 2 on, our training loss differs from the published one (the nearer, if there "
+        f"are two)\nby at most {', '.join(said)}."
+    )
+    return table(head, rows) + sentence * bool(said)
