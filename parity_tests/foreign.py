@@ -25,15 +25,15 @@ class Case:
     """
 
     def __init__(
-        self, cell: str, B: int, T: int, E: int, H: int, dtype: str, layers: int, reset: str
+        self, cell: str, B: int, T: int, E: int, H: int, dtype: str, layers: int, reset_gate: str
     ):
         rng = np.random.default_rng(0)
         self.layers: tuple[CellParams, ...] = tuple(
             random_cell(rng, cell, H if i else E, H, False, dtype) for i in range(layers)
         )
-        if reset == "after":  # only this variant has a bias inside the reset
+        if reset_gate == "after":  # only this variant has a bias inside the reset
             self.layers = tuple(
-                layer.replace(reset=reset, cn=random_array(rng, (H,), dtype, 0.5))
+                layer.replace(reset_gate=reset_gate, cn=random_array(rng, (H,), dtype, 0.5))
                 for layer in self.layers
             )
         self.x = random_array(rng, (B, T, E), dtype)
@@ -41,7 +41,7 @@ class Case:
         self.carry = tuple((draw(), draw()) if cell == "lstm" else draw() for _ in range(layers))
         self.of_output = random_array(rng, (B, T, H), dtype)
         self.of_carry = jax.tree.map(lambda _: draw(), self.carry)
-        variant = ", reset after" if reset == "after" else ""
+        variant = ", reset after" if reset_gate == "after" else ""
         self.dtype, self.name = dtype, f"{cell}{variant}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, output: jax.Array, carry: Any) -> jax.Array:
@@ -86,10 +86,14 @@ class Case:
 
 @functools.lru_cache
 def case_of(
-    cell: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1, reset: str = "before"
+    cell: str,
+    size: tuple[int, int, int, int],
+    dtype: str,
+    layers: int = 1,
+    reset_gate: str = "before",
 ) -> Case:
     """Return a case, cached: several implementations are compared with the same results."""
-    return Case(cell, *size, dtype, layers, reset)
+    return Case(cell, *size, dtype, layers, reset_gate)
 
 
 def struct_from_blocks(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import torchref
 from jaxgru import cells
-from jaxgru.layers.implementations import unroll_layer, unroll_plain
+from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
@@ -61,14 +61,14 @@ def test_one_step(cell, dtype, B, E, H, second_bias, seed):
 
 @pytest.mark.parametrize("dtype", REPEATED)
 @pytest.mark.parametrize("run, B, T, E, H", [
-    (unroll_layer, 4, 128, 24, 32), (unroll_layer, 1, 128, 3, 1), (unroll_plain, 4, 128, 24, 32),
+    (unroll_layer, 4, 128, 24, 32), (unroll_layer, 1, 128, 3, 1), (unroll_autodiff, 4, 128, 24, 32),
 ])  # fmt: skip
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_layer(cell, run, dtype, B, T, E, H):
     """Outputs, final carry, and the gradients of every weight, of the input and of the carry.
 
     The gradient is that of a random linear function of all outputs and the final carry, so that
-    each takes part. `unroll_layer` has a hand-written backward pass; `unroll_plain` has JAX's.
+    each takes part. `unroll_layer` has a hand-written backward pass; `unroll_autodiff` has JAX's.
     """
     rng = np.random.default_rng(0)
     params = random_cell(rng, cell, E, H, True, dtype)

@@ -13,6 +13,7 @@ import torch
 import jaxgru
 from jaxgru.lm.config import ModelConfig
 from parity_tests.bridge import (
+    VARIANTS,
     agree_in_distribution,
     from_state_dict,
     model_keys,
@@ -20,7 +21,7 @@ from parity_tests.bridge import (
 )
 
 CONFIGS = {
-    "gru": ModelConfig("gru", 65, 48, 96, 2, second_bias=True),
+    "gru": ModelConfig("gru", 65, 48, 96, 2, **VARIANTS["gru"]),
     "lstm": ModelConfig("lstm", 65, 48, 96, 2, layer_norm=True),
     "rnn": ModelConfig("rnn", 65, 48, 96, 2),
 }

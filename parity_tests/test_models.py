@@ -21,6 +21,7 @@ from parity_tests.bridge import (
     REPEATED,
     SMALLEST,
     TOLERANCE,
+    VARIANTS,
     agree,
     carry_to_torch,
     from_state_dict,
@@ -149,7 +150,7 @@ def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
 )
 def test_dropout(cell, site, dtype):
     """Each site, with the same masks on both sides; on an output, no cell knows of them."""
-    config = ModelConfig(cell, 11, 6, 13, 2, second_bias=cell == "gru", layer_norm=cell == "lstm")
+    config = ModelConfig(cell, 11, 6, 13, 2, **VARIANTS[cell])
     rng = np.random.default_rng(0)
     params = random_params(rng, config, dtype)
     tokens, targets = (random_tokens(rng, 11, 3, 9) for _ in range(2))

@@ -19,6 +19,7 @@ from parity_tests.bridge import (
     DTYPES,
     REPEATED,
     TOLERANCE,
+    VARIANTS,
     agree,
     agree_in_distribution,
     carry_to_torch,
@@ -32,7 +33,7 @@ from parity_tests.bridge import (
 )
 
 MODELS = {
-    "gru": ModelConfig("gru", 40, 12, 48, 2, second_bias=True),
+    "gru": ModelConfig("gru", 40, 12, 48, 2, **VARIANTS["gru"]),
     "lstm": ModelConfig("lstm", 40, 12, 48, 2, layer_norm=True),
     "rnn": ModelConfig("rnn", 40, 12, 48, 2),
 }
@@ -177,7 +178,7 @@ def test_frequencies(cell, options):
     text so far, and that the state is passed on.
     """
     V, B = 4, 100_000
-    config = ModelConfig(cell, V, 3, 5, 2, layer_norm=cell == "lstm")
+    config = ModelConfig(cell, V, 3, 5, 2, **VARIANTS[cell])
     params = random_params(np.random.default_rng(3), config, "float32")
     params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
     prompt = jnp.tile(jnp.array([[1, 3, 0]], jnp.int32), (B, 1))

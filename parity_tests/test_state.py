@@ -21,6 +21,7 @@ from parity_tests.bridge import (
     REPEATED,
     SMALLEST,
     TOLERANCE,
+    VARIANTS,
     agree,
     agree_in_distribution,
     carry_to_torch,
@@ -41,7 +42,7 @@ apply = jax.jit(jaxgru.lm.apply)
 
 def deep(cell: str, V: int = 12) -> ModelConfig:
     """Return a config of three layers; the study's bug can only hide in two or more."""
-    return ModelConfig(cell, V, 5, 7, 3, second_bias=cell == "gru", layer_norm=cell == "lstm")
+    return ModelConfig(cell, V, 5, 7, 3, **VARIANTS[cell])
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
@@ -203,7 +204,7 @@ def test_fifty_and_fifty_are_a_hundred(cell, stateful):
 
 def chain(cell: str, dtype: str):
     """Return a model of five tokens and its transition matrix by torchref, a softmax per token."""
-    config = ModelConfig(cell, 5, 5, 7, 2, second_bias=cell == "gru", layer_norm=cell == "lstm")
+    config = ModelConfig(cell, 5, 5, 7, 2, **VARIANTS[cell])
     params = random_params(np.random.default_rng(3), config, dtype)
     strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # makes the memory noticeable
     params = params.replace(embedding=strong(params.embedding), layers=strong(params.layers))

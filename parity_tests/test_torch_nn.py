@@ -80,7 +80,7 @@ def test_forward_and_gradients(cell, size, silent, dtype):
 def test_gru_that_resets_after(size, dtype):
     """Two layers of torch.nn.GRU: gates r, z, n; its z weights the OLD state."""
     E, H = size[2:]
-    case = case_of("gru", size, dtype, layers=2, reset="after")
+    case = case_of("gru", size, dtype, layers=2, reset_gate="after")
     module = torch.nn.GRU(E, H, num_layers=2, batch_first=True, dtype=getattr(torch, dtype))
     with torch.no_grad():
         for i, layer in enumerate(case.layers):
@@ -105,7 +105,7 @@ def test_gru_that_resets_after(size, dtype):
             getattr(module, f"weight_hh_l{i}").grad.T,
             getattr(module, f"bias_ih_l{i}").grad,
             z_reversed,
-        ).replace(reset="after", cn=getattr(module, f"bias_hh_l{i}").grad[2 * H :].numpy())
+        ).replace(cn=getattr(module, f"bias_hh_l{i}").grad[2 * H :].numpy())
         for i in range(2)
     ]
     case.check("torch.nn.GRU", (output, list(final)), (gradients, x.grad, list(start.grad)))

@@ -18,6 +18,7 @@ from jaxgru.lm.training import TrainState, optimizer, train_step
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
+    VARIANTS,
     agree,
     from_state_dict,
     masks_to_torch,
@@ -104,7 +105,7 @@ FIFTY_STEPS = {"float64": 1e-11, "float32": 3e-4}
 EPOCH = {"float64": 1e-11, "float32": 5e-5}
 CLIP = {"gru": 0.4, "lstm": 0.4, "rnn": 0.6}  # within the range of the gradients' norms
 MODELS = {
-    "gru": ModelConfig("gru", 17, 6, 12, 2, second_bias=True),
+    "gru": ModelConfig("gru", 17, 6, 12, 2, **VARIANTS["gru"]),
     "lstm": ModelConfig("lstm", 17, 6, 12, 2, layer_norm=True),
     "rnn": ModelConfig("rnn", 17, 6, 12, 2),
 }

@@ -38,11 +38,13 @@ FLAX_CASES = [
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 LAYERS = {
-    "gru": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype),
-    "gru, second bias": lambda key, E, H, dtype: init_gru(key, E, H, second_bias=True, dtype=dtype),
-    "gru after": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, reset="after"),
+    "gru": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, reset_gate="before"),
+    "gru, second bias": lambda key, E, H, dtype: init_gru(
+        key, E, H, second_bias=True, dtype=dtype, reset_gate="before"
+    ),
+    "gru after": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype),
     "gru after, second bias": lambda key, E, H, dtype: init_gru(
-        key, E, H, second_bias=True, dtype=dtype, reset="after"
+        key, E, H, second_bias=True, dtype=dtype
     ),
     "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
     "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),

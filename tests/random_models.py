@@ -54,7 +54,7 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
         hidden_dim=draw(st.integers(1, 5)),
         num_layers=draw(st.integers(1, 3)),
         second_bias=draw(st.booleans()) if gru else False,
-        reset=draw(st.sampled_from(["before", "after"])) if gru else "before",
+        reset_gate=draw(st.sampled_from(["before", "after"])) if gru else "after",
         layer_norm=draw(st.booleans()),
     )
 

@@ -120,7 +120,7 @@ class TestRecurrentPPO:
             names = (f"{kind}{gate}" for gate in "zrn" for kind in "WUb")
             leaves = itertools.chain(*zip(W, U, b, strict=True))
             fields = dict(zip(names, leaves, strict=True))
-            return jaxgru.GRUParams(**fields, cn=p["hn"]["bias"], reset="after")
+            return jaxgru.GRUParams(**fields, cn=p["hn"]["bias"], reset_gate="after")
 
         def total(params, name):
             params = converted(params) if name == "jaxgru" else params

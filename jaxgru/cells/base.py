@@ -72,9 +72,9 @@ class Cell:
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
       step: (params, carry, x (B, E)) → the next carry: the equations.
       zero_carry: (params, batch size) → the carry before the first step: h, or a tuple that begins
-        with h (B, H). With a `fast` that is `Recurrent`, h or a pair (h, c).
+        with h (B, H). With a `RecurrentLayer`, h or a pair (h, c).
       options: the config's fields that this cell uses, besides the sizes.
-      fast: params → a faster computation of many steps, with a hand-written gradient; with None,
+      prepare: params → the layer for many steps, faster, with a hand-written gradient; with None,
         `step` is scanned over time.
       sizes: params → (E, H); None if their shapes contradict each other. Without this function, the
         first error about a wrong shape is that of `step`.
@@ -86,7 +86,7 @@ class Cell:
     step: Callable[[Any, Any, Array], Any]
     zero_carry: Callable[[Any, int], Any]
     options: frozenset[str] = frozenset()
-    fast: Callable[[Any], Recurrent | AtOnce] | None = None
+    prepare: Callable[[Any], RecurrentLayer | ParallelLayer] | None = None
     sizes: Callable[[Any], tuple[int, int] | None] | None = None
 
 
@@ -113,7 +113,7 @@ class Recurrence(NamedTuple):
     gradients: Callable[..., tuple[tuple[Array, ...], Array]]
 
 
-class Recurrent(NamedTuple):
+class RecurrentLayer(NamedTuple):
     """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
     Attributes:
@@ -129,7 +129,7 @@ class Recurrent(NamedTuple):
     recurrence: Recurrence
 
 
-class AtOnce(NamedTuple):
+class ParallelLayer(NamedTuple):
     """A layer whose steps do not depend on one another.
 
     Attributes:

@@ -1,10 +1,12 @@
-"""The GRU, by default with the reset BEFORE the matrix product (Cho et al. 2014, arXiv 1406.1078).
+"""The GRU, by default with the reset gate AFTER the matrix product, as in PyTorch, cuDNN and Keras.
 
     z  = σ(x·Wz + h·Uz + bz)
     r  = σ(x·Wr + h·Ur + br)
-    n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           reset "before"
-    n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset "after": torch.nn.GRU, cuDNN
+    n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset_gate "after"
+    n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           reset_gate "before": Cho et al. 2014, the study
     h' = (1 − z) ⊙ h + z ⊙ n
+
+Cho et al. 2014 is arXiv 1406.1078.
 
 z weights the new value n, as in Chung et al. 2014 (arXiv 1412.3555). In PyTorch and ONNX, z
 weights the old state: it is 1 minus ours.
@@ -25,7 +27,7 @@ from jaxgru.cells.base import (
     Cell,
     Hidden,
     Recurrence,
-    Recurrent,
+    RecurrentLayer,
     Size,
     aligned,
     check_flags,
@@ -44,11 +46,13 @@ class GRUParams:
 
     Gates: z update, r reset, n candidate.
 
-    `cz` and `cr` are the study's second biases. They are redundant in the equations, but they are
-    trained separately from bz and br, with AdamW updates of their own. None in a single-bias cell.
+    `reset_gate` says what r multiplies: "after", the product of the state with Un; "before", the
+    state before that product. Only "after" can have `cn`, a bias inside the reset; None acts as
+    zeros.
 
-    `reset` says what r multiplies: "before", the state before its product with Un; "after", that
-    product, as in PyTorch and cuDNN. Only "after" can have `cn`, a bias inside the reset.
+    `cz` and `cr` are second biases, as PyTorch and the study have them. They are redundant in the
+    equations, but they are trained separately from bz and br, with AdamW updates of their own. None
+    in a single-bias cell.
     """
 
     Wz: Float[Array, "E H"]
@@ -63,7 +67,7 @@ class GRUParams:
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
     cn: Float[Array, "H"] | None = None
-    reset: str = field(metadata={"static": True}, default="before")
+    reset_gate: str = field(metadata={"static": True}, default="after")
 
 
 def init_gru(
@@ -73,20 +77,20 @@ def init_gru(
     *,
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
-    reset: str = "before",
+    reset_gate: str = "after",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
 ) -> GRUParams:
     """Draw initial parameters.
 
-    W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); second biases: zeros.
+    W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); cz, cr and cn: zeros.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
-      second_bias: with cz and cr, and with cn if the reset is "after".
-      reset: "before" or "after", as in `GRUParams`.
+      second_bias: with cz and cr.
+      reset_gate: "after", with cn, or "before", as in `GRUParams`.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
       recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
@@ -94,8 +98,8 @@ def init_gru(
 
     Raises:
       ValueError: a size is not positive, an initializer is no function or returns something else
-        than such numbers, `second_bias` is neither True nor False, or `reset` is neither "before"
-        nor "after".
+        than such numbers, `second_bias` is neither True nor False, or `reset_gate` is neither
+        "before" nor "after".
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
@@ -108,8 +112,8 @@ def init_gru(
         Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
         cz=jnp.zeros(H, dtype) if second_bias else None,
         cr=jnp.zeros(H, dtype) if second_bias else None,
-        cn=jnp.zeros(H, dtype) if second_bias and reset == "after" else None,
-        reset=reset,
+        cn=jnp.zeros(H, dtype) if reset_gate == "after" else None,
+        reset_gate=reset_gate,
     )  # fmt: skip
     check(p)
     return p
@@ -117,10 +121,10 @@ def init_gru(
 
 def check(p: GRUParams) -> None:
     """Raise UserError if the parameters contradict each other."""
-    if p.reset not in ("before", "after"):
-        raise UserError(f"reset is {shown(p.reset)}; it must be before or after.")
-    if p.reset == "before" and p.cn is not None:
-        raise UserError("cn is a bias inside the reset: it needs reset='after'.")
+    if p.reset_gate not in ("before", "after"):
+        raise UserError(f"reset_gate is {shown(p.reset_gate)}; it must be before or after.")
+    if p.reset_gate == "before" and p.cn is not None:
+        raise UserError("cn is a bias inside the reset; it needs reset_gate='after'.")
 
 
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
@@ -129,7 +133,7 @@ def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     p, h, x = aligned(p, h, x)
     z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
     r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
-    if p.reset == "before":
+    if p.reset_gate == "before":
         n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
     else:
         n = jnp.tanh(x @ p.Wn + r * plus(h @ p.Un, p.cn) + p.bn)
@@ -147,18 +151,18 @@ def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
     return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
 
 
-# --- Fast. a (T, B, 3H) is x·W + b of z, r, n.
+# --- Many steps. a (T, B, 3H) is x·W + b of z, r, n.
 
 
-def fast(p: GRUParams) -> Recurrent:
+def prepare(p: GRUParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
     check(p)
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
-    if p.reset == "before":
-        return Recurrent(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
+    if p.reset_gate == "before":
+        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
     U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
-    return Recurrent(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
+    return RecurrentLayer(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
 # Reset before. Uzr (H, 2H), Un (H, H).
@@ -236,11 +240,11 @@ GRU = Cell(
     name="gru",
     params=GRUParams,
     init=lambda key, E, H, options, dtype: init_gru(
-        key, E, H, second_bias=options.second_bias, dtype=dtype, reset=options.reset
+        key, E, H, second_bias=options.second_bias, reset_gate=options.reset_gate, dtype=dtype
     ),
     step=gru_cell,
     zero_carry=zero_carry,
-    options=frozenset({"second_bias", "reset"}),
-    fast=fast,
+    options=frozenset({"second_bias", "reset_gate"}),
+    prepare=prepare,
     sizes=sizes,
 )

@@ -19,7 +19,7 @@ from jaxgru.cells.base import (
     Cell,
     Hidden,
     Recurrence,
-    Recurrent,
+    RecurrentLayer,
     Size,
     aligned,
     initializers,
@@ -121,15 +121,15 @@ def zero_carry(p: LSTMParams, batch_size: Size) -> tuple[Hidden, Hidden]:
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: each can be donated
 
 
-# --- Fast. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
+# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
 
 
-def fast(p: LSTMParams) -> Recurrent:
+def prepare(p: LSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
     U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
-    return Recurrent(W, b, (U,), RECURRENCE)
+    return RecurrentLayer(W, b, (U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):
@@ -167,6 +167,6 @@ LSTM = Cell(
     init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype=dtype),
     step=lstm_cell,
     zero_carry=zero_carry,
-    fast=fast,
+    prepare=prepare,
     sizes=sizes,
 )

@@ -18,11 +18,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
-    AtOnce,
     Cell,
     Context,
     Hidden,
     Mask,
+    ParallelLayer,
     Size,
     aligned,
     apply_mask,
@@ -80,7 +80,7 @@ def zero_carry(p: MLPParams, batch_size: Size) -> tuple[Hidden, Context]:
     return jnp.zeros((batch_size, H), dtype), jnp.zeros((batch_size, K - 1, E), dtype)
 
 
-def fast(p: MLPParams) -> AtOnce:
+def prepare(p: MLPParams) -> ParallelLayer:
     """Prepare a layer for many steps, all computed at once, because there is no recurrence."""
 
     def all_steps(
@@ -102,7 +102,7 @@ def fast(p: MLPParams) -> AtOnce:
         h = apply_mask(jnp.tanh(plus(a, p.b)), mask)
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
-    return AtOnce(all_steps)
+    return ParallelLayer(all_steps)
 
 
 MLP = Cell(
@@ -112,6 +112,6 @@ MLP = Cell(
     step=mlp_cell,
     zero_carry=zero_carry,
     options=frozenset({"context_length"}),
-    fast=fast,
+    prepare=prepare,
     sizes=sizes,
 )

@@ -15,7 +15,7 @@ from jaxgru.cells.base import (
     Cell,
     Hidden,
     Recurrence,
-    Recurrent,
+    RecurrentLayer,
     Size,
     aligned,
     initializers,
@@ -81,12 +81,12 @@ def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:
     return jnp.zeros((batch_size, *p.b.shape), p.b.dtype)
 
 
-# --- Fast. a (T, B, H) is x·W + b. U (H, H).
+# --- Many steps. a (T, B, H) is x·W + b. U (H, H).
 
 
-def fast(p: RNNParams) -> Recurrent:
+def prepare(p: RNNParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    return Recurrent(p.W, p.b, (p.U,), RECURRENCE)
+    return RecurrentLayer(p.W, p.b, (p.U,), RECURRENCE)
 
 
 def _step(layout, U, h, a):
@@ -114,6 +114,6 @@ RNN = Cell(
     init=lambda key, E, H, options, dtype: init_rnn(key, E, H, dtype=dtype),
     step=rnn_cell,
     zero_carry=zero_carry,
-    fast=fast,
+    prepare=prepare,
     sizes=sizes,
 )

@@ -128,7 +128,8 @@ def _whole(name: str, value: Any) -> UInt32[Array, ""]:
         known = -1
     if not 0 <= known < 2**32:
         raise ValueError(
-            f"{name} of the dropout is {shown(value)}; it must be a whole number, 0 or more."
+            f"{name} of the dropout is {shown(value)}; it must be a whole number from 0 to "
+            "2^32 − 1."
         )
     return jnp.uint32(known)
 

@@ -2,12 +2,12 @@
 
     unroll_layer(params, x (T, B, E), carry, steps) -> (h' of every step (T, B, H), carry)
 
-`unroll_plain` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W of
-many steps is ONE product before the scan. The backward scan carries only the gradient of the state
-and stores `da`, the gradients of the gates' pre-activations, so the gradient
-of each weight is ONE product after the scan. Autodiff would instead add an (H, H) product to an
-accumulator at each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a
-CPU, this is done block by block of the steps, so that the arrays stay in the cache.
+`unroll_autodiff` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W
+of many steps is ONE product before the scan. The backward scan carries only the gradient of the
+state and stores `da`, the gradients of the gates' pre-activations, so the gradient of each weight
+is ONE product after the scan. Autodiff would instead add an (H, H) product to an accumulator at
+each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a CPU, this is
+done block by block of the steps, so that the arrays stay in the cache.
 
 Weights may be bfloat16 beside biases and states of float32: see `cells.products.dot`.
 """
@@ -28,9 +28,9 @@ from jaxtyping import Array, Bool, Float
 from jaxgru.cells import Carry, CellParams, cell_of, hidden
 from jaxgru.cells.base import (
     PLAIN_STEPS,
-    AtOnce,
     Mask,
-    Recurrent,
+    ParallelLayer,
+    RecurrentLayer,
     Size,
     Steps,
     apply_mask,
@@ -47,16 +47,16 @@ from jaxgru.layers.arguments import (
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import over_time
 
-IMPLEMENTATIONS = ("auto", "scan", "plain", "wavefront")
-"""How layers can be computed. "scan" has a hand-written gradient. "plain" is `unroll_plain`, which
-forward mode needs. "wavefront" (`kernels/`) computes the layers of a stack at the same time, for
-GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding, `reverse`
-and `return_carries`. "auto" is "scan" until the wavefront has been timed on a GPU."""
+IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
+"""How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
+forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at the same time,
+for GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding,
+`reverse` and `return_carries`. "auto" is "scan" until the wavefront has been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
 
-def unroll_plain(
+def unroll_autodiff(
     params: CellParams,
     x: Float[Array, "T B E"] | Lookup,
     carry: Carry,
@@ -90,7 +90,7 @@ def unroll_layer(
     reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Carry]:
-    """Compute one layer over time, equal to `unroll_plain` up to rounding, with its own gradient.
+    """Compute one layer over time; it equals `unroll_autodiff` up to rounding.
 
     Args:
       params: one layer's parameters.
@@ -108,13 +108,13 @@ def unroll_layer(
       ValueError: x does not have as many features as the layer takes.
     """
     cell = cell_of(params)
-    layer = cell.fast(params) if cell.fast and implementation != "plain" else None
+    layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
     marked = steps.reset is not None or steps.real is not None
     only_mask = not (marked or reverse or return_carries)
-    if isinstance(layer, AtOnce) and only_mask:
+    if isinstance(layer, ParallelLayer) and only_mask:
         return layer.all_steps(_looked_up(x), carry, steps.mask)
-    if not isinstance(layer, Recurrent):
-        return unroll_plain(params, x, carry, steps, reverse, return_carries)
+    if not isinstance(layer, RecurrentLayer):
+        return unroll_autodiff(params, x, carry, steps, reverse, return_carries)
     features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
     check_features(features, layer.W.shape[0])
     of_steps, times_W = product_of_steps(x, layer.W)
@@ -210,7 +210,7 @@ def forward_mode_explained() -> Iterator[None]:
             raise
         raise TypeError(
             "forward mode (jvp, jacfwd, hessian) cannot pass a hand-written gradient; it needs "
-            'implementation="plain".'
+            'implementation="autodiff".'
         ) from None
 
 
@@ -245,8 +245,8 @@ def run_stack(
     )
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
-        fast = [make(layer) for layer in layers if (make := cell_of(layer).fast)]
-        recurrent = [layer for layer in fast if isinstance(layer, Recurrent)]
+        fast = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
+        recurrent = [layer for layer in fast if isinstance(layer, RecurrentLayer)]
         if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
             return *wavefront.unroll_stack(recurrent, x, carry, masks), None
     ends, carries = [], []
@@ -295,8 +295,8 @@ def layer_stepper(
       A function (carry, input) → next carry, equal to `cells.cell` up to rounding.
     """
     cell = cell_of(params)
-    layer = cell.fast(params) if cell.fast else None
-    if not isinstance(layer, Recurrent):
+    layer = cell.prepare(params) if cell.prepare else None
+    if not isinstance(layer, RecurrentLayer):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
     W, b, H = layer.W, layer.b, layer.U[0].shape[0]
     gates = lambda a: IN_ROWS.gates(a, H)

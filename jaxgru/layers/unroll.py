@@ -61,7 +61,7 @@ def unroll(
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
 
     The gradient is hand-written, for reverse mode (`grad`, and `grad` of `grad`). Forward mode
-    needs the implementation "plain".
+    needs the implementation "autodiff".
 
     Args:
       layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the
@@ -92,7 +92,7 @@ def unroll(
       ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
         length is not in 0 … T, if the lengths are known (traced ones act as if within it); the
         implementation or the dropout is unknown.
-      TypeError: in forward mode, without the implementation "plain".
+      TypeError: in forward mode, without the implementation "autodiff".
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
@@ -216,14 +216,14 @@ def step(
       layers: as for `unroll`, and so are `carry` and `initial`.
       x: the input (B, F) of this step.
       reset: where True, the carry is set to `initial` before the step.
-      implementation: one of `IMPLEMENTATIONS`; "plain" for forward mode.
+      implementation: one of `IMPLEMENTATIONS`; "autodiff" for forward mode.
 
     Returns:
       h' of the last layer (B, H), and the next carry.
 
     Raises:
       ValueError: the shape or dtype of an argument does not fit, or the carry is None.
-      TypeError: in forward mode, without the implementation "plain".
+      TypeError: in forward mode, without the implementation "autodiff".
     """
     if carry is None:
         raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")

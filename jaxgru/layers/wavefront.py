@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Mask, Recurrent, Size, Steps, apply_mask, plus, vary_alike
+from jaxgru.cells.base import Carry, Mask, RecurrentLayer, Size, Steps, apply_mask, plus, vary_alike
 from jaxgru.cells.products import Lookup, product
 from jaxgru.layers.over_time import over_time
 
@@ -39,7 +39,7 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[Recurrent], T: Size, carry: Sequence[Carry] = ()) -> bool:
+def supports(layers: Sequence[RecurrentLayer], T: Size, carry: Sequence[Carry] = ()) -> bool:
     """Return whether the layers are alike and T can be cut into parts of several steps.
 
     Alike: of one recurrence, size and dtype, which is the carry's, too; the first may take another
@@ -57,7 +57,7 @@ def supports(layers: Sequence[Recurrent], T: Size, carry: Sequence[Carry] = ()) 
 
 
 def unroll_stack(
-    layers: Sequence[Recurrent],
+    layers: Sequence[RecurrentLayer],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     masks: Sequence[tuple[Mask | None, Mask | None]],

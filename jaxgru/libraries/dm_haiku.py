@@ -29,7 +29,7 @@ from jaxgru.libraries.gates import (
     as_state,
     cast,
     check_mapping,
-    check_reset,
+    check_reset_gate,
     joined,
     layer_of,
     refusal,
@@ -64,7 +64,7 @@ def dynamic_unroll(
       reverse: read from the last step to the first.
       return_all_states: return the state of every step, not only the last.
       unroll: has no effect.
-      implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+      implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
       The output of every step, and the last state or all states.
@@ -219,7 +219,8 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     if "w_h" in weights:
         E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
         check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
-        return layer_of(GRUParams, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
+        gru = partial(GRUParams, reset_gate="before")
+        return layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
     H = weights["b"].size // 4
     E = max((*shapes["w"][:1], H + 1)) - H
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
@@ -241,7 +242,7 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     """
     match layer:
         case GRUParams():
-            check_reset(layer, "before", "hk.GRU")
+            check_reset_gate(layer, "before", "hk.GRU")
             W, U, b = (joined(single_bias(layer), side, "zrn") for side in "WUb")
             return {"w_i": W, "w_h": U, "b": b}
         case LSTMParams():

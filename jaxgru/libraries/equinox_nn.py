@@ -26,10 +26,10 @@ from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.gates import (
     as_state,
     cast,
-    check_reset,
+    check_reset_gate,
+    complement_z,
     joined,
     layer_of,
-    other_z,
     refusal,
     reshaped,
     single_bias,
@@ -58,7 +58,7 @@ def unroll(
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
       reset: (..., T); where True, the state is set to zeros before that step.
       reverse: read from the last step to the first.
-      implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+      implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
       The state after the last step, and h of every step (..., T, H).
@@ -116,8 +116,8 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
     if lstm:
         return layer_of(LSTMParams, "ifgo", **weights)
-    gru = partial(GRUParams, cn=given.get("bias_n"), reset="after")
-    return other_z(layer_of(gru, "rzn", **weights))
+    gru = partial(GRUParams, cn=given.get("bias_n"))
+    return complement_z(layer_of(gru, "rzn", **weights))
 
 
 _STATIC = ("input_size", "hidden_size", "use_bias")
@@ -136,8 +136,8 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """
     match layer:
         case GRUParams():
-            check_reset(layer, "after", "equinox.nn.GRUCell")
-            p, make, order = other_z(single_bias(layer)), eqx.nn.GRUCell, "rzn"
+            check_reset_gate(layer, "after", "equinox.nn.GRUCell")
+            p, make, order = complement_z(single_bias(layer)), eqx.nn.GRUCell, "rzn"
         case LSTMParams():
             p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
         case _:

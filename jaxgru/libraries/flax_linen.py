@@ -11,7 +11,6 @@ https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -28,8 +27,8 @@ from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.libraries.gates import (
     as_state,
     check_mapping,
-    check_reset,
-    other_z,
+    check_reset_gate,
+    complement_z,
     refusal,
     single_bias,
     sizes,
@@ -67,7 +66,7 @@ class RNN(nn.RNN):
         Args:
           reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
             cell's initial carry before that step.
-          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
           The outputs, or (carry, outputs) with `return_carry`.
@@ -134,7 +133,7 @@ class ScannedRNN(nn.Module):
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
           x: the inputs, and where the carry is set to the cell's initial carry before the step.
-          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
           The carry after the last step, and the outputs.
@@ -220,7 +219,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     for name in biased:
         fields[("c" if name == "hn" else "b") + name[1:]] = weights[f"{name}/bias"]
     p = layer(**fields)
-    return other_z(p) if isinstance(p, GRUParams) else p
+    return complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -234,8 +233,8 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     """
     match layer:
         case GRUParams():
-            check_reset(layer, "after", "flax.linen.GRUCell")
-            p = other_z(single_bias(layer))
+            check_reset_gate(layer, "after", "flax.linen.GRUCell")
+            p = complement_z(single_bias(layer))
             inner = jnp.zeros_like(p.bn) if p.cn is None else p.cn
             gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": inner}
         case LSTMParams():
@@ -255,7 +254,7 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
 _LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
     frozenset(side + gate for side in "ih" for gate in gates): (layer, gates, biased)
     for layer, gates, biased in (
-        (partial(GRUParams, reset="after"), "rzn", ("ir", "iz", "in", "hn")),
+        (GRUParams, "rzn", ("ir", "iz", "in", "hn")),
         (LSTMParams, "ifgo", ("hi", "hf", "hg", "ho")),
         (RNNParams, [""], ("i",)),
     )

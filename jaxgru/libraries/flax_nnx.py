@@ -10,7 +10,6 @@ state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recur
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from flax import nnx
@@ -23,10 +22,10 @@ from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.libraries.gates import (
-    check_reset,
+    check_reset_gate,
+    complement_z,
     joined,
     layer_of,
-    other_z,
     refusal,
     single_bias,
     sizes,
@@ -75,7 +74,7 @@ class RNN(nnx.RNN):
         Args:
           reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
             cell's initial carry before that step.
-          implementation: as for `jaxgru.unroll`; forward mode needs "plain".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
           The outputs, or (carry, outputs) with `return_carry`.
@@ -167,7 +166,7 @@ def from_nnx(cell: Any) -> CellParams:
     b = cell.dense_i.bias[...]
     if kind is nnx.SimpleCell:
         return RNNParams(W=W, U=U, b=b)
-    return other_z(layer_of(partial(GRUParams, reset="after"), "rzn", W=W, U=U, b=b))
+    return complement_z(layer_of(GRUParams, "rzn", W=W, U=U, b=b))
 
 
 def _check_weights(cell: Any) -> None:
@@ -217,8 +216,8 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     order, bias = "ifgo", "dense_h"
     match layer:
         case GRUParams():
-            check_reset(layer, "after", "flax.nnx.GRUCell")
-            p = other_z(without_inner_bias(single_bias(layer), "flax.nnx.GRUCell"))
+            check_reset_gate(layer, "after", "flax.nnx.GRUCell")
+            p = complement_z(without_inner_bias(single_bias(layer), "flax.nnx.GRUCell"))
             make, order, bias = nnx.GRUCell, "rzn", "dense_i"
         case LSTMParams():
             p, make = layer, lstm

@@ -78,7 +78,7 @@ def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
 
 
 @jax.jit
-def other_z(p: GRUParams) -> GRUParams:
+def complement_z(p: GRUParams) -> GRUParams:
     """Return the GRU whose z is 1 minus this one's: an exact change of sign, its own inverse.
 
     In PyTorch, Flax, Equinox and Keras z weights the old state; here it weights the new value.
@@ -123,12 +123,12 @@ def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
     return dataclasses.replace(p, cn=None)
 
 
-def check_reset(p: GRUParams, reset: str, theirs: str) -> None:
+def check_reset_gate(p: GRUParams, reset_gate: str, theirs: str) -> None:
     """Raise InteropError if the two GRUs apply the reset gate in different places."""
-    if p.reset != reset:
+    if p.reset_gate != reset_gate:
         raise InteropError(
-            f"{theirs} applies the reset gate {reset} the product, this GRU {p.reset} it, so it "
-            "cannot be converted."
+            f"{theirs} applies the reset gate {reset_gate} the product, this GRU {p.reset_gate} "
+            "it, so it cannot be converted."
         )
 
 

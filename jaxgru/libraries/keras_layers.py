@@ -23,9 +23,9 @@ from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.gates import (
     check_dtype,
     check_known,
+    complement_z,
     joined,
     layer_of,
-    other_z,
     refusal,
     single_bias,
     sizes,
@@ -112,9 +112,9 @@ def from_keras(
     if isinstance(layer, keras.layers.SimpleRNN):
         return layer_of(RNNParams, [""], W=W, U=U, b=b)
     if not layer.reset_after:
-        return other_z(layer_of(GRUParams, "zrn", W=W, U=U, b=b))
+        return complement_z(layer_of(partial(GRUParams, reset_gate="before"), "zrn", W=W, U=U, b=b))
     b, c = (None, None) if b is None else (b[0], b[1])
-    return other_z(layer_of(partial(GRUParams, reset="after"), "zrn", W=W, U=U, b=b, c=c))
+    return complement_z(layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
 
 
 def to_keras(
@@ -157,13 +157,13 @@ def to_keras(
     check_dtype("the layer's weights", str(dtype))
     match p:
         case GRUParams():
-            make, order = partial(keras.layers.GRU, reset_after=p.reset == "after"), "zrn"
+            make, order = partial(keras.layers.GRU, reset_after=p.reset_gate == "after"), "zrn"
         case LSTMParams():
             make, order = keras.layers.LSTM, "ifgo"
         case _:
             make, order = keras.layers.SimpleRNN, [""]
     W, U, b = (joined(p, side, order) for side in "WUb")
-    if isinstance(p, GRUParams) and p.reset == "after":
+    if isinstance(p, GRUParams) and p.reset_gate == "after":
         b = jnp.stack([b, joined(p, "c", order)])
     made = make(H, dtype=str(dtype), **options)
     made.build((None, None, E))
@@ -184,8 +184,8 @@ def _as_in_keras(layer: CellParams) -> CellParams:
         raise refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
     if not isinstance(layer, GRUParams):
         return layer
-    p = other_z(layer)
-    if p.reset == "before":
+    p = complement_z(layer)
+    if p.reset_gate == "before":
         return single_bias(p)
     second = {name: getattr(p, name) for name in ("cz", "cr", "cn")}
     return dataclasses.replace(

@@ -12,7 +12,6 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +24,9 @@ from jaxgru.libraries.gates import (
     added,
     check_dtype,
     check_known,
-    check_reset,
+    check_reset_gate,
+    complement_z,
     layer_of,
-    other_z,
     refusal,
 )
 
@@ -170,7 +169,7 @@ def _array(parameter: Any) -> np.ndarray:
 def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
     if module.mode == "GRU":
-        return other_z(layer_of(partial(GRUParams, reset="after"), "rzn", **weights, c=c))
+        return complement_z(layer_of(GRUParams, "rzn", **weights, c=c))
     weights["b"] = None if b is None else added(b, c)
     if module.mode == "LSTM":
         return layer_of(LSTMParams, "ifgo", **weights)
@@ -181,8 +180,8 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
     match p:
         case GRUParams():
-            check_reset(p, "after", "torch.nn.GRU")
-            p, zero = other_z(p), np.zeros_like(p.bz)
+            check_reset_gate(p, "after", "torch.nn.GRU")
+            p, zero = complement_z(p), np.zeros_like(p.bz)
             W, U, b = (p.Wr, p.Wz, p.Wn), (p.Ur, p.Uz, p.Un), (p.br, p.bz, p.bn)
             c = [zero if c is None else c for c in (p.cr, p.cz, p.cn)]
         case LSTMParams():

@@ -106,11 +106,11 @@ class ModelConfig(_Section):
         0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
     second_bias: bool = recipe(
-        False, "GRU: second biases for z and r; with reset after, one for the candidate, too"
+        False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
     )
-    reset: Literal["before", "after"] = recipe(
-        "before",
-        "GRU: apply the reset gate before the candidate's matrix product, or after (torch.nn.GRU)",
+    reset_gate: Literal["before", "after"] = recipe(
+        "after",
+        "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
     layer_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 

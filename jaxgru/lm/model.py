@@ -142,7 +142,7 @@ def apply(
     """Compute the logits of the token after each token, and the state after the last token.
 
     The gradient supports reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
-    implementation "plain", and parameters of one dtype.
+    implementation "autodiff", and parameters of one dtype.
 
     Args:
       tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.
@@ -154,7 +154,7 @@ def apply(
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
         and batch, or its dtype is narrower than the model's.
-      TypeError: in forward mode, without the implementation "plain".
+      TypeError: in forward mode, without the implementation "autodiff".
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
@@ -189,7 +189,7 @@ def _apply(
     if known and B * T < len(params.embedding):
         x = x.rows()
     h, last = unroll_stack(params.layers, x, carry, masks, implementation)
-    multiply = matmul if implementation == "plain" else dot  # forward mode
+    multiply = matmul if implementation == "autodiff" else dot  # forward mode
     return _logits(params, h, multiply).swapaxes(0, 1), last
 
 

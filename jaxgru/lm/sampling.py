@@ -123,7 +123,7 @@ def _as_number(name: str, value: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, str | bytes):
             return float(value)
-    raise UserError(f"{name} is {shown(value)}; it must be a float.")
+    raise UserError(f"{name} is {shown(value)}; it must be a number of at most 1e308.")
 
 
 def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:

@@ -130,7 +130,7 @@ def _number(value: float) -> str:
 # --- The figures
 
 LABELS = {
-    "plain_scan": "plain lax.scan",
+    "autodiff": "plain lax.scan",
     "torchref": "PyTorch loop",
     "torch.nn": "torch.nn*",
     "haiku": "dm-haiku*",

@@ -94,7 +94,7 @@ def measured_kinds(name: str) -> tuple[str, ...]:
     kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
     if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
         kinds = kinds[:1]
-    elif name in ("wavefront", "plain_scan"):
+    elif name in ("wavefront", "autodiff"):
         kinds = kinds[:2]
     library = name.removesuffix(ONE_DEVICE)
     return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
@@ -148,7 +148,7 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
 
 def _wavefront(task: Task, precision: str) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
-    layers = [cell_of(layer).fast(layer) for layer in params.layers]
+    layers = [cell_of(layer).prepare(layer) for layer in params.layers]
     if not wavefront.supports(layers, task.num_tokens):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _unrolled(task, precision, "wavefront")
@@ -386,9 +386,9 @@ def _torchref_model(config: Config) -> Any:
     import torchref
 
     m, training = config.model, config.training
-    if (m.reset, m.layer_norm) != ("before", m.cell == "lstm"):
+    if m.layer_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
         raise UserError(
-            "torchref has no such model: it needs reset = before, and LayerNorm only in LSTMs."
+            "torchref has no such model: it needs reset_gate = before, and LayerNorm only in LSTMs."
         )
     cls = {
         "gru": torchref.MyGRUModel,
@@ -540,10 +540,11 @@ CONTESTANTS = {
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
         _wavefront),
-    "plain_scan": Entry(
-        'this library with `training.implementation = "plain"`: the cell in a `lax.scan`, '
+    "autodiff": Entry(
+        'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
         "differentiated by JAX (not measured for sampling, which takes one step at a time)",
-        partial(_unrolled, how="plain"), partial(layers.jaxgru_layer, implementation="plain")),
+        partial(_unrolled, how="autodiff"),
+        partial(layers.jaxgru_layer, implementation="autodiff")),
     "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
                       partial(_torch, make_model=_torchref_model), needs=TORCH),
     "torch.nn": Entry(

@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 
 def lacks(library: str, task: LayerTask) -> bool:
     """Return whether a library has no such layer: equations, or in PyTorch resets."""
-    if library in ("jaxgru", "plain_scan"):
+    if library in ("jaxgru", "autodiff"):
         return False
     other = "gru, reset after" if library == "haiku" else "gru"
     return task.cell == other or (library == "torch.nn" and task.resets)
@@ -68,8 +68,10 @@ def layer_contestant(
 
 def jaxgru_layer(task: LayerTask, implementation: str = "auto") -> Layer:
     """Return `jaxgru.unroll`."""
-    reset = "after" if task.cell == "gru, reset after" else "before"
-    init = {"lstm": jaxgru.init_lstm}.get(task.cell, partial(jaxgru.init_gru, reset=reset))
+    reset_gate = "after" if task.cell == "gru, reset after" else "before"
+    init = {"lstm": jaxgru.init_lstm}.get(
+        task.cell, partial(jaxgru.init_gru, reset_gate=reset_gate)
+    )
     params = init(jax.random.key(0), task.features, task.hidden_dim)
 
     def apply(params: Any, x: jax.Array, reset: jax.Array | None) -> jax.Array:

@@ -46,7 +46,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "reset after the product instead of before": (
         CELL_TESTS,
-        ("cells/gru.py", 'if p.reset == "before":', "if False:"),
+        ("cells/gru.py", 'if p.reset_gate == "before":', "if False:"),
     ),
     "a bias dropped: the candidate's": (
         CELL_TESTS,

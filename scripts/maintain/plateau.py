@@ -47,7 +47,7 @@ NUM_WINDOWS = 8  # of the validation split, in which the states are compared
 CONSTANT = 1e-3  # a standard deviation below this; states are between −1 and 1
 RECIPE = {
     "model.cell": "gru",
-    "model.reset": "before",
+    "model.reset_gate": "before",
     "model.layer_norm": False,
     "training.dropout_site": "state",
     "training.compute_dtype": "float32",

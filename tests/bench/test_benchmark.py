@@ -55,6 +55,7 @@ embedding_dim = 5
 hidden_dim = 9
 num_layers = 2
 second_bias = true
+reset_gate = "before"
 [training]
 batch_size = 4
 sequence_length = 6
@@ -62,7 +63,7 @@ dropout = 0.1
 """
 TINY = Config(
     "tiny",
-    ModelConfig("gru", 11, 5, 9, 2, second_bias=True),
+    ModelConfig("gru", 11, 5, 9, 2, second_bias=True, reset_gate="before"),
     training=TrainingConfig(batch_size=4, sequence_length=6, dropout=0.1),
 )
 NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
@@ -339,7 +340,7 @@ class TestContestants:
 
     def test_plain_scan_is_another_program_of_the_same_numbers(self, monkeypatch, forget_traces):
         task = Task(TINY, "forward", 4, 6)
-        plain = peers.build("plain_scan", task, "float32")
+        plain = peers.build("autodiff", task, "float32")
         ours = peers.build("jaxgru", task, "float32")
         np.testing.assert_allclose(plain.run(1), ours.run(1), rtol=1e-4, atol=1e-5)
 
@@ -348,7 +349,7 @@ class TestContestants:
 
         forget_traces()
         monkeypatch.setattr(implementations, "over_time", no_unroll)
-        peers.build("plain_scan", task, "float32")
+        peers.build("autodiff", task, "float32")
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
 
@@ -369,7 +370,7 @@ class TestContestants:
     @pytest.mark.parametrize("resets", [False, True])
     def test_layers(self, name, resets):
         """The gradient of x has its shape; who lacks a cell or resets says so."""
-        name = name.replace("plain_scan-one-device", "plain_scan")
+        name = name.replace("autodiff-one-device", "autodiff")
         if name == "torch.nn" and resets:
             with pytest.raises(UserError, match="torch.nn has no such layer"):
                 peers.build(name, LayerTask("lstm", 2, 5, 3, 4, resets), "float32")
@@ -380,7 +381,7 @@ class TestContestants:
             loss, _, of_x = result
             assert np.isfinite(loss) and of_x.shape == (5, 2, 3) and np.abs(of_x).min() > 0
         other = "gru, reset after" if name.startswith("haiku") else "gru"
-        if not name.startswith(("jaxgru", "plain_scan")):
+        if not name.startswith(("jaxgru", "autodiff")):
             task = LayerTask(other, 2, 5, 3, 4)
             assert not peers.measured(name, task)
             with pytest.raises(UserError, match="has no such layer"):
@@ -408,11 +409,11 @@ class TestContestants:
             peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
 
     def test_a_model_that_torchref_lacks(self):
-        config = replace(TINY, model=replace(TINY.model, second_bias=False, reset="after"))
+        config = replace(TINY, model=replace(TINY.model, second_bias=False, reset_gate="after"))
         with pytest.raises(UserError, match="torchref has no such model"):
             peers.build("torchref", Task(config, "forward", 4, 6), "float32")
 
-    @pytest.mark.parametrize("name", ["plain_scan", "haiku", "nnx"])
+    @pytest.mark.parametrize("name", ["autodiff", "haiku", "nnx"])
     def test_who_computes_in_float32_only(self, name):
         with pytest.raises(UserError, match="on a CPU it computes in float32 only"):
             peers.build(name, Task(TINY, "forward", 4, 6), "bfloat16")
@@ -512,7 +513,7 @@ class TestScript:
 
     def test_quick_writes_nothing_unless_told_where(self, fake, tmp_path):
         fake("--configs", "astra_alpha", "--what", "forward", "--only", "jaxgru")
-        fake("--configs", "astra_alpha", "--what", "sampling", "--only", "plain_scan")  # nobody
+        fake("--configs", "astra_alpha", "--what", "sampling", "--only", "autodiff")  # nobody
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.slow
@@ -533,7 +534,7 @@ class TestScript:
             assert 0 < r["min"] <= r["median"] <= r["max"] and r["compile_seconds"] >= 0
             found.setdefault(r["kind"], set()).add(r["contestant"])
         assert found == dict.fromkeys(["training", "forward"], names) | dict.fromkeys(
-            ["sampling_1", "sampling_64", "sampling_512"], names - {"plain_scan"}
+            ["sampling_1", "sampling_64", "sampling_512"], names - {"autodiff"}
         )
         page = (tmp_path / "docs" / "performance.md").read_text()
         assert page.count("\n### ") == 5 and "failed:" not in page

@@ -30,7 +30,7 @@ def test_gru_step_by_hand():
     p = cells.GRUParams(
         Wz=scalar(0.3), Uz=scalar(-0.2), bz=bias(0.1),
         Wr=scalar(-0.5), Ur=scalar(0.7), br=bias(-0.4),
-        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2),
+        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2), reset_gate="before",
     )  # fmt: skip
     x, h = 0.6, -0.8
     z = sigmoid(0.3 * x - 0.2 * h + 0.1)

@@ -31,7 +31,12 @@ def registered():
 @pytest.fixture(scope="module")
 def run(registered, tmp_path_factory, tiny_text):
     """Two epochs of a model of two such layers, trained and lengthened to three."""
-    options = TINY | {"model.cell": "mgu", "model.second_bias": False, "name": "mgu"}
+    options = TINY | {
+        "model.cell": "mgu",
+        "model.second_bias": False,
+        "model.reset_gate": "after",
+        "name": "mgu",
+    }
     config = load_config("astra_alpha", options | {"data.corpus": str(tiny_text)})
     run = start_run(config, tmp_path_factory.mktemp("runs"))
     return resume_run(run, {"training.epochs": 3})
@@ -122,8 +127,8 @@ def test_it_is_saved(run, tmp_path):
 def test_another_of_its_name_is_refused(registered):
     with pytest.raises(ValueError, match="the cell mgu has the same name or class of parameters"):
         cells.register(dataclasses.replace(MGU, name="gru2"))
-    with pytest.raises(jaxgru.UserError, match="reset is after; it must be before: only gru has"):
-        jaxgru.lm.ModelConfig(cell="mgu", reset="after")
+    with pytest.raises(jaxgru.UserError, match="reset_gate is before; it must be after: only gru"):
+        jaxgru.lm.ModelConfig(cell="mgu", reset_gate="before")
 
 
 def test_parameters_of_no_cell(registered):

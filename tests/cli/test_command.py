@@ -127,7 +127,7 @@ class TestCompletion:
             ("jaxgru tr", "train"),
             ("jaxgru train --training.learn", "--training.learning_rate"),
             ("jaxgru train --config astra_g", "astra_gamma"),
-            ("jaxgru train --model.reset ", "before after"),
+            ("jaxgru train --model.reset_gate ", "before after"),
             ("jaxgru sample --pretrained as", "astra_alpha astra_beta astra_gamma"),
             ("jaxgru convert tiny.s", "tiny.safetensors"),
         ],

@@ -37,7 +37,7 @@ def prepare(folder: Path) -> None:
     VALID.clear()
     CHECKPOINTS.clear()
     for model in (
-        ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True),
+        ModelConfig("gru", 5, 3, 4, num_layers=2, second_bias=True, reset_gate="before"),
         ModelConfig("lstm", 5, 3, 4, layer_norm=True),
     ):
         path = folder / "valid.pth"

@@ -232,7 +232,7 @@ class TestStudyCheckpoints:
     def path(self, tmp_path) -> Path:
         pytest.importorskip("torch")
         path = tmp_path / "x.pth"
-        model = ModelConfig(vocab_size=3, embedding_dim=1, hidden_dim=1, second_bias=True)
+        model = ModelConfig("gru", 3, 1, 1, second_bias=True, reset_gate="before")
         save_pth(path, jaxgru.lm.init(jax.random.key(0), model), Config("x", model))
         return path
 

@@ -28,8 +28,8 @@ implementations.ROWS_AT_ONCE = 104  # blocks of 4 steps
 B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 KINDS = {
-    "gru": partial(jaxgru.init_gru, second_bias=True),
-    "gru, reset after": partial(jaxgru.init_gru, second_bias=True, reset="after"),
+    "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
     "rnn": jaxgru.init_rnn,
 }
@@ -90,7 +90,7 @@ def in_shard_map(layers, x, options):
 def flax_rnn(x, axes):
     """As `seen`, of Flax's RNN in our place of it: the carries after the steps of each row."""
     rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
-    layer = jaxgru.init_gru(jax.random.key(8), F, H, reset="after", dtype="float64")
+    layer = jaxgru.init_gru(jax.random.key(8), F, H, dtype="float64")
     lengths = jnp.arange(B) % (T + 1)
 
     def loss(layer, x, lengths):

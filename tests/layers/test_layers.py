@@ -17,17 +17,19 @@ from jaxgru.cells import mlp
 from jaxgru.cells.base import Mask, Steps
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import implementations
-from jaxgru.layers.implementations import layer_stepper, unroll_layer, unroll_plain
+from jaxgru.layers.implementations import layer_stepper, unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
 INIT = {
-    "gru": lambda key, E, H: cells.init_gru(key, E, H, second_bias=True, dtype=jnp.float64),
-    "gru, single bias": lambda key, E, H: cells.init_gru(key, E, H, dtype=jnp.float64),
+    "gru": lambda key, E, H: cells.init_gru(
+        key, E, H, second_bias=True, dtype=jnp.float64, reset_gate="before"
+    ),
+    "gru, reset after": lambda key, E, H: cells.init_gru(key, E, H, dtype=jnp.float64),
     "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
-KINDS = [kind for kind in INIT if kind != "gru, single bias"]
+KINDS = [kind for kind in INIT if kind != "gru, reset after"]
 # T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none
 PROBLEMS = st.sampled_from([(1, 1, 1, 1, False), (5, 2, 3, 4, True)])
 
@@ -83,7 +85,7 @@ def test_equals_the_plain_scan(kind, sizes, seed):
     with jax.enable_x64(True):
         args = problem(kind, *sizes, seed)
         ours = value_and_gradients(unroll_layer, *args)
-        plain = value_and_gradients(unroll_plain, *args)
+        plain = value_and_gradients(unroll_autodiff, *args)
         chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
 
 
@@ -100,7 +102,9 @@ def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
     p, x, carry, _ = problem("gru", 5, 2, 3, 4, masked=False)
     h, last = unroll_layer(p, x, carry, reverse=reverse)
     assert lengths == expected
-    chex.assert_trees_all_close((h, last), unroll_plain(p, x, carry, reverse=reverse), rtol=1e-12)
+    chex.assert_trees_all_close(
+        (h, last), unroll_autodiff(p, x, carry, reverse=reverse), rtol=1e-12
+    )
 
 
 def test_lengths_of_blocks(monkeypatch):
@@ -168,7 +172,7 @@ def test_a_lookup_is_its_rows(kind):
         return unroll_layer(p, Lookup(table, index), carry, steps)
 
     def plain(p, table, carry, steps):
-        return unroll_plain(p, table[index], carry, steps)
+        return unroll_autodiff(p, table[index], carry, steps)
 
     both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
@@ -189,7 +193,7 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
 def test_an_mlp_of_many_positions(monkeypatch):
     """Which has one product in a loop: outputs, carry and all gradients are the definition's."""
     args = problem("mlp", 5, 2, 3, 4, masked=True)
-    expected = value_and_gradients(unroll_plain, *args)
+    expected = value_and_gradients(unroll_autodiff, *args)
     monkeypatch.setattr(mlp, "UNROLLED", 1)
     seen = value_and_gradients(lambda *a: unroll_layer(*a), *args)
     chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
@@ -209,7 +213,7 @@ def test_under_vmap(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
     xs = jnp.stack([x, -x])
     h, _ = jax.jit(jax.vmap(lambda x: unroll_layer(p, x, carry)))(xs)
-    np.testing.assert_allclose(h[1], jax.jit(unroll_plain)(p, -x, carry)[0], 1e-12)
+    np.testing.assert_allclose(h[1], jax.jit(unroll_autodiff)(p, -x, carry)[0], 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
@@ -248,7 +252,7 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
         state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
     ours, gradients = value_and_gradients(unroll_layer, narrow, x, h, mask)
     np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
-    _, plain = value_and_gradients(unroll_plain, narrow, x, h, mask)
+    _, plain = value_and_gradients(unroll_autodiff, narrow, x, h, mask)
     for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()

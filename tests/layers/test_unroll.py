@@ -28,8 +28,8 @@ from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
 from jaxgru.libraries import torch_nn
 
 INIT = {
-    "gru": partial(jaxgru.init_gru, second_bias=True),
-    "gru, reset after": partial(jaxgru.init_gru, second_bias=True, reset="after"),
+    "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
     "rnn": jaxgru.init_rnn,
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
@@ -183,7 +183,7 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
         options["implementation"] = implementation
         return jaxgru.unroll(layers, x, carry, initial=initial, **options)
 
-    seen = [jax.jit(partial(gradients, partial(run, "plain")))(layers, x, carry, initial)]
+    seen = [jax.jit(partial(gradients, partial(run, "autodiff")))(layers, x, carry, initial)]
     for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
         monkeypatch.setattr(over_time, "is_small", lambda *_, small=small: small)
         monkeypatch.setattr(over_time, "training_layout", lambda *_, layout=layout: layout)
@@ -462,7 +462,7 @@ def test_a_start_has_the_precision_of_the_carry(kind):
             layer, x, carry, reset=reset, initial=initial, implementation=implementation
         )[0].sum()
 
-    fast, plain = (jax.grad(outputs)(initial, name) for name in ("scan", "plain"))
+    fast, plain = (jax.grad(outputs)(initial, name) for name in ("scan", "autodiff"))
     chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
     assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
 
@@ -562,7 +562,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the layer below it has 4 features per step; layer 1 takes 3",
         ),
         (
-            lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="plain"),
+            lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="autodiff"),
             "x has 2 features per step; the layer takes 3",
         ),
         (
@@ -642,8 +642,8 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
         (
-            lambda x: jaxgru.init_gru(KEY, 3, 4, reset="never"),
-            "reset is 'never'; it must be before or after",
+            lambda x: jaxgru.init_gru(KEY, 3, 4, reset_gate="never"),
+            "reset_gate is 'never'; it must be before or after",
         ),
         (
             lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
@@ -669,7 +669,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
         (
             lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), implementation="fast"),
-            "the implementation is 'fast'; it must be one of auto, scan, plain",
+            "the implementation is 'fast'; it must be one of auto, scan, autodiff",
         ),
         (
             lambda x: jaxgru.bidirectional(GRU, GRU, x, time_major="no"),
@@ -689,7 +689,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
-            "first_row of the dropout is -1; it must be a whole number, 0 or more",
+            "first_row of the dropout is -1; it must be a whole number from 0 to 2",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
@@ -740,7 +740,9 @@ def test_parameters_that_contradict_each_other_are_refused_in_use_only():
     """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
     jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
     wrong = GRU.replace(cn=jnp.zeros(H))
-    with pytest.raises(ValueError, match="cn is a bias inside the reset: it needs reset='after'"):
+    with pytest.raises(
+        ValueError, match="cn is a bias inside the reset; it needs reset_gate='after'"
+    ):
         jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
 
 
@@ -771,7 +773,7 @@ ALL_OPTIONS = dict(
 )
 
 
-@pytest.mark.parametrize("implementation", ["auto", "plain"])
+@pytest.mark.parametrize("implementation", ["auto", "autodiff"])
 @pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
 @pytest.mark.parametrize("kind", INIT)
 def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
@@ -881,16 +883,16 @@ def test_arrays_that_jax_does_not_have_are_refused(argument, dtype):
 
 
 def test_forward_mode_through_a_step():
-    """A slope against that of reverse mode; without "plain", one sentence says what is needed."""
+    """A slope against that of reverse mode; without "autodiff", one sentence says so."""
     (layer,), x = stack_of("lstm", 1), random_like(np.zeros((2, F)), 1)
     carry, along = (random_like(jaxgru.initial_carry(layer, 2), i) for i in (2, 3))
     loss = lambda carry, **options: jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
-    plain = partial(loss, implementation="plain")
+    plain = partial(loss, implementation="autodiff")
     _, slope = jax.jvp(plain, (carry,), (along,))
     expected = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(carry), along)))
     np.testing.assert_allclose(slope, expected, rtol=1e-12)
     for function in (loss, lambda c: jaxgru.unroll(layer, x[:, None], c)[0].sum()):
-        with pytest.raises(TypeError, match='it needs implementation="plain"') as raised:
+        with pytest.raises(TypeError, match='it needs implementation="autodiff"') as raised:
             jax.jvp(function, (carry,), (along,))
         assert "\n" not in str(raised.value)
 

@@ -19,8 +19,8 @@ from jaxgru.lm.config import TrainingConfig
 
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
-    "gru": {"second_bias": True},
-    "gru, reset after": {"reset": "after"},
+    "gru": {"second_bias": True, "reset_gate": "before"},
+    "gru, reset after": {},
     "lstm": {"cell": "lstm"},
     "rnn": {"cell": "rnn"},
 }
@@ -52,7 +52,7 @@ def both(config, dropout, **sizes):
         return sum(jnp.sum(jnp.sin(leaf + i)) for i, leaf in leaves), outputs
 
     gradients = jax.jit(jax.grad(scalar, (0, 1), has_aux=True), static_argnums=2)
-    return gradients(params, carry, "wavefront"), gradients(params, carry, "plain")
+    return gradients(params, carry, "wavefront"), gradients(params, carry, "autodiff")
 
 
 def assert_equal(pair):
@@ -87,7 +87,7 @@ def test_what_it_cannot_do_is_done_by_the_scan(option):
     x = jax.random.normal(jax.random.key(1), (2, 4, 4))
     seen, expected = (
         jaxgru.unroll(layers, x, implementation=name, **{option: value})
-        for name in ("wavefront", "plain")
+        for name in ("wavefront", "autodiff")
     )
     assert_equal((seen, expected))
     assert len(seen) == 2 + (option == "return_carries")
@@ -143,7 +143,7 @@ def test_what_is_supported(monkeypatch):
     def layers(*kinds):
         configs = [ModelConfig(**SIZES, **KINDS[kind]) for kind in kinds]
         params = [random_params(config).layers[0] for config in configs]
-        return [cell_of(layer).fast(layer) for layer in params]
+        return [cell_of(layer).prepare(layer) for layer in params]
 
     gru, lstm = "gru", "lstm"
 
@@ -157,7 +157,7 @@ def test_what_is_supported(monkeypatch):
     assert not supports(layers(gru, "gru, reset after"), 4)
     assert [supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
     first, wide, wider, double = (
-        cell_of(p).fast(p)
+        cell_of(p).prepare(p)
         for p in (
             jaxgru.init_gru(jax.random.key(0), *sizes, dtype=dtype)
             for *sizes, dtype in (

@@ -206,7 +206,7 @@ def test_forward_mode_of_the_plain_implementation():
         params = randomized(jax.eval_shape(model.init, jax.random.key(0), x))
         return jax.jit(jax.jacfwd(lambda x: model.apply(params, None, x)))(x)
 
-    ours = derivative(dynamic_unroll, implementation="plain")
+    ours = derivative(dynamic_unroll, implementation="autodiff")
     np.testing.assert_allclose(ours, derivative(hk.dynamic_unroll), 1e-5, 1e-5)
 
 

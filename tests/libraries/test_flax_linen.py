@@ -251,7 +251,7 @@ def test_forward_mode_of_the_plain_implementation():
     dones, scanned = resets(3, 2), PureJaxRL()
     params = randomized(jax.eval_shape(scanned.init, jax.random.key(0), first, (x, dones)))
     rnn = {"params": {"cell": params["params"]["GRUCell_1"]}}
-    plain = dict(implementation="plain")
+    plain = dict(implementation="autodiff")
 
     def derivatives(scan, run, **options):
         of_scan = lambda x: scan.apply(params, first, (x, dones), **options)

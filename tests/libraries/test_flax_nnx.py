@@ -192,7 +192,7 @@ def test_forward_mode_of_the_plain_implementation():
 
         return jax.jit(lambda *args: jax.jvp(outputs, args, randomized(args)))(*arguments)
 
-    ours, theirs = derivative(RNN, implementation="plain"), derivative(nnx.RNN)
+    ours, theirs = derivative(RNN, implementation="autodiff"), derivative(nnx.RNN)
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 

@@ -17,7 +17,7 @@ from random_models import random_params, same_bits
 from jaxgru import bidirectional, cells, initial_carry, step, unroll
 from jaxgru.cells import GRUParams
 from jaxgru.cells.base import Mask, Steps
-from jaxgru.layers.implementations import unroll_layer, unroll_plain
+from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
 from jaxgru.lm import ModelConfig, apply, num_params
@@ -160,7 +160,7 @@ class TestResetAfter:
         rng = np.random.default_rng(T)
         shapes = jax.eval_shape(
             lambda: cells.init_gru(
-                jax.random.key(0), E, H, second_bias=second_bias, dtype=jnp.float64, reset="after"
+                jax.random.key(0), E, H, second_bias=second_bias, dtype=jnp.float64
             )
         )
         p = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), shapes)
@@ -176,7 +176,7 @@ class TestResetAfter:
 
             return jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(p, x, h)
 
-        ours, plain = results(unroll_layer), results(unroll_plain)
+        ours, plain = results(unroll_layer), results(unroll_autodiff)
         assert jax.tree.structure(ours) == jax.tree.structure(plain)
         jax.tree.map(lambda a, b: close(a, b, 1e-12), ours, plain)
 
@@ -187,7 +187,7 @@ class TestResetAfter:
         draw |= {name: rng.standard_normal((4, 4)) for name in ("Uz", "Ur", "Un")}
         draw |= {name: rng.standard_normal(4) for name in ("bz", "br", "bn", "cz", "cr", "cn")}
         x, h = rng.standard_normal((2, 3)), rng.standard_normal((2, 4))
-        p = GRUParams(**jax.tree.map(jnp.asarray, draw), reset="after")
+        p = GRUParams(**jax.tree.map(jnp.asarray, draw))
         ours = cells.gru_cell(p, jnp.asarray(h), jnp.asarray(x))
 
         def σ(a):
@@ -199,16 +199,15 @@ class TestResetAfter:
         n = np.tanh(x @ Wn + bn + r * (h @ Un + cn))
         close(ours, (1 - z) * h + z * n, 1e-13)
 
-    @pytest.mark.parametrize("second_bias, biases", [(False, 3), (True, 6)])
+    @pytest.mark.parametrize("second_bias, biases", [(False, 4), (True, 6)])
     def test_a_model(self, second_bias, biases):
         """Counted by hand; `apply` and `step` agree."""
-        config = ModelConfig(
-            vocab_size=5, embedding_dim=2, hidden_dim=3, second_bias=second_bias, reset="after"
-        )
-        params = random_params(config)
+        sizes = dict(vocab_size=5, embedding_dim=2, hidden_dim=3)
+        params = random_params(ModelConfig(**sizes, second_bias=second_bias))
         assert num_params(params) == 5 * 2 + 3 * (2 * 3 + 3 * 3) + biases * 3 + (3 * 5 + 5)
-        assert params.layers[0].reset == "after"
-        assert (params.layers[0].cn is not None) == second_bias
+        assert params.layers[0].reset_gate == "after"
+        assert params.layers[0].cn is not None
+        assert (params.layers[0].cz is not None) == second_bias
         tokens = jnp.array([[1, 4, 0]])
         logits, last = apply(params, tokens)
         carry = (jnp.zeros((1, 3), jnp.float32),)
@@ -217,24 +216,29 @@ class TestResetAfter:
             np.testing.assert_allclose(logits[:, t], one, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(last[0], carry[0], rtol=1e-5, atol=1e-5)
 
-    def test_init_gives_the_second_bias_zeros(self):
-        """They are there, and begin as the function without them."""
-        p = cells.init_gru(jax.random.key(0), 2, 3, second_bias=True, reset="after")
+    def test_init_is_pytorch_s_gru(self):
+        """Without an option. The bias inside the reset is there, and begins as zeros."""
+        p = cells.init_gru(jax.random.key(0), 2, 3)
         assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
-        assert cells.init_gru(jax.random.key(0), 2, 3, second_bias=True).cn is None
+        (again,) = from_torch(to_torch(p))
+        assert same_bits(again.replace(cz=None, cr=None), p)
+        assert cells.init_gru(jax.random.key(0), 2, 3, reset_gate="before").cn is None
 
     def test_reset_before_is_another_function(self):
-        params = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
+        config = ModelConfig(embedding_dim=3, hidden_dim=4, reset_gate="before")
+        (params,) = random_params(config).layers
         x, h = jnp.ones((1, 3)), jnp.ones((1, 4))
-        before, after = (cells.gru_cell(p, h, x) for p in (params, params.replace(reset="after")))
+        before, after = (
+            cells.gru_cell(p, h, x) for p in (params, params.replace(reset_gate="after"))
+        )
         assert np.abs(before - after).max() > 1e-3
 
     def test_what_a_gru_cannot_be(self):
         p = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
-        with pytest.raises(ValueError, match="cn .* needs reset='after'"):
-            cells.gru_cell(p.replace(cn=p.bn), jnp.ones((1, 4)), jnp.ones((1, 3)))
-        with pytest.raises(ValueError, match="reset is 'During'; it must be before or after"):
-            cells.gru_cell(p.replace(reset="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
+        with pytest.raises(ValueError, match="cn .* needs reset_gate='after'"):
+            cells.gru_cell(p.replace(reset_gate="before"), jnp.ones((1, 4)), jnp.ones((1, 3)))
+        with pytest.raises(ValueError, match="reset_gate is 'During'; it must be before or after"):
+            cells.gru_cell(p.replace(reset_gate="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
 
 
 class TestTwoDirections:
@@ -346,8 +350,8 @@ class TestThereAndBack:
         assert same_bits(from_torch(again), layers)
 
     def test_single_biases_become_second_ones_of_zero(self):
-        config = ModelConfig(embedding_dim=3, hidden_dim=4, num_layers=2, reset="after")
-        layers = random_params(config).layers
+        config = ModelConfig(embedding_dim=3, hidden_dim=4, num_layers=2)
+        layers = [layer.replace(cn=None) for layer in random_params(config).layers]
         again = from_torch(to_torch(layers))
         for layer, second in zip(layers, again, strict=True):
             for name in ("cz", "cr", "cn"):
@@ -481,11 +485,11 @@ class TestRefusals:
         return random_params(ModelConfig(embedding_dim=2, hidden_dim=3, **config)).layers
 
     def test_layers(self):
-        after = self.layers(reset="after", num_layers=2)
+        after = self.layers(num_layers=2)
         with pytest.raises(InteropError, match="there is no layer"):
             to_torch(())
         with pytest.raises(InteropError, match="this GRU before it, so it cannot be converted"):
-            to_torch(self.layers())
+            to_torch(self.layers(reset_gate="before"))
         with pytest.raises(InteropError, match="of one kind"):
             to_torch([*self.layers(cell="rnn"), *self.layers(cell="lstm")])
         with pytest.raises(InteropError, match="all float32 or all float64"):

@@ -70,7 +70,9 @@ class TestPublishedConfigs:
     def test_the_elman_network_is_astra_alpha_with_another_cell(self):
         elman, astra = load_config("elman_alpha"), load_config("astra_alpha")
         assert (elman.training, elman.data) == (astra.training, astra.data)
-        changed = dataclasses.replace(elman.model, cell="gru", second_bias=True)
+        changed = dataclasses.replace(
+            elman.model, cell="gru", second_bias=True, reset_gate="before"
+        )
         assert changed == astra.model
         # 65·64 + 64·128 + 128² + 128 + 128·65 + 65
         assert parameter_count(elman.model) == 37_249
@@ -117,7 +119,7 @@ class TestPublishedConfigs:
     def test_variants_of_the_study(self, name):
         """GRU: a second bias, dropout inside the recurrence. LSTM: LayerNorm, dropout after it."""
         model, training = load_config(name).model, load_config(name).training
-        assert model.reset == "before"
+        assert model.reset_gate == ("before" if model.cell == "gru" else "after")
         variant = (model.second_bias, training.dropout_site, model.layer_norm)
         lstm = name == "leviathan"
         assert variant == ((False, "output", True) if lstm else (True, "state", False))
@@ -192,7 +194,7 @@ models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn", "mlp"]).flatmap(
         num_layers=st.integers(1, 1023),
         context_length=st.integers(1, 1023) if cell == "mlp" else st.just(0),
         second_bias=st.booleans() if cell == "gru" else st.just(False),
-        reset=st.sampled_from(["before", "after"] if cell == "gru" else ["before"]),
+        reset_gate=st.sampled_from(["before", "after"] if cell == "gru" else ["after"]),
         layer_norm=st.booleans(),
     )
 )
@@ -345,7 +347,7 @@ BAD_VALUES = {
     "model.num_layers": ["0", "true", "1024", TOO_MANY],
     "model.context_length": ["-1", "1024", "3.5", "7"],
     "model.second_bias": ["1", "yes", "Falsch"],
-    "model.reset": ["never", "true"],
+    "model.reset_gate": ["never", "true"],
     "model.layer_norm": ["0", "no"],
     "training.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
     "training.dropout_site": ["input", "0"],
@@ -459,7 +461,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=f"second_bias.*{cell}"):
             ModelConfig(cell=cell, second_bias=True)
         with pytest.raises(ConfigError, match=f"reset.*{cell}"):
-            ModelConfig(cell=cell, reset="after")
+            ModelConfig(cell=cell, reset_gate="before")
 
     @pytest.mark.parametrize("cell, length", [("gru", 1), ("lstm", 7), ("rnn", 1), ("mlp", 0)])
     def test_a_context_length_belongs_to_an_mlp(self, cell, length):

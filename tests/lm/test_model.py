@@ -17,7 +17,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.layers.implementations import unroll_plain
+from jaxgru.layers.implementations import unroll_autodiff
 from jaxgru.lm import ModelConfig, apply, step
 from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, stepper
@@ -147,7 +147,7 @@ def test_forward_mode_through_the_plain_implementation(params):
         products = jax.tree.map(jnp.vdot, jax.grad(loss)(params), along)
         return sum(jax.tree.leaves(products))
 
-    plain = partial(loss, implementation="plain")
+    plain = partial(loss, implementation="autodiff")
     expected = jax.jit(jax.value_and_grad(slope))(params)
     _, seen = jax.jit(partial(jax.jvp, jax.value_and_grad(plain)))((params,), (along,))
     chex.assert_trees_all_close(seen, expected, rtol=1e-3, atol=1e-3)
@@ -316,7 +316,7 @@ def test_output_dropout_precedes_the_layer_norm():
     h = jaxgru.lm.initial_carry(params, 2)
     x = params.embedding[TOKENS.T]
     for layer, carry in zip(params.layers, h, strict=True):
-        x, _ = unroll_plain(layer, x, carry)
+        x, _ = unroll_autodiff(layer, x, carry)
     x = jnp.where(masks[-1][1].keep, x * 2, 0)
     expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
     logits, _ = apply(params, TOKENS, None, dropout)
@@ -391,7 +391,7 @@ def test_promotes_nothing_implicitly(kind):
         return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled
 
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        for implementation in ("auto", "plain", "wavefront"):
+        for implementation in ("auto", "autodiff", "wavefront"):
             jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
         jax.eval_shape(others, params)
 

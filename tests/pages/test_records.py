@@ -66,7 +66,8 @@ CHANGES = st.sampled_from([
     {}, {"training.dropout": 0.0}, {"training.dropout": 0}, {"training.dropout_site": "between"},
     {"model.hidden_dim": 32}, {"model.num_layers": 2, "model.hidden_dim": 3},
     {"data.batches": "streams"}, {"data.batches": "streams", "training.dropout": 0.0},
-    {"training.compute_dtype": "bfloat16"}, {"model.cell": "lstm", "model.second_bias": False},
+    {"training.compute_dtype": "bfloat16"},
+    {"model.cell": "lstm", "model.second_bias": False, "model.reset_gate": "after"},
 ])  # fmt: skip
 RUNS = st.builds(
     lambda run, config, changes: run | {"config": config, "changes": changes},

@@ -43,8 +43,9 @@ NUMBERS = {
 
 # Nothing is a multiple of 16, which the engine's product handles at once.
 RANDOM = {
-    "before": {"vocab_size": 3, "embedding_dim": 5, "hidden_dim": 9, "num_layers": 3},
-    "after": {"vocab_size": 18, "embedding_dim": 1, "hidden_dim": 19, "reset": "after"},
+    "before": {"vocab_size": 3, "embedding_dim": 5, "hidden_dim": 9, "num_layers": 3,
+               "reset_gate": "before"},
+    "after": {"vocab_size": 18, "embedding_dim": 1, "hidden_dim": 19},
     "smallest": {"cell": "rnn", "vocab_size": 2, "embedding_dim": 1, "hidden_dim": 1,
                  "num_layers": 2},
 }  # fmt: skip

@@ -9,8 +9,9 @@ outputs of one call are inputs of the next. Zeros start a text. Tokens are int32
 and JavaScript's `Int32Array`.
 
 ONNX's GRU weights the old state with z, so what feeds z has the other sign here; its
-`linear_before_reset` is our reset "after". Its operators have an input bias b and a recurrent bias
-c for every gate. See https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise LSTM and RNN.
+`linear_before_reset` is our `reset_gate` "after". Its operators have an input bias b and a
+recurrent bias c for every gate. See https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise
+LSTM and RNN.
 
 The model's metadata has `format` ("jaxgru"), `layers` (the kind of each, JSON) and `tensors` (the
 names and shapes of our parameters, JSON); a whole model's also what is in `interop/metadata.py`.
@@ -35,7 +36,7 @@ from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
 from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import check_dtype, check_known, other_z, refusal
+from jaxgru.libraries.gates import check_dtype, check_known, complement_z, refusal
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -62,8 +63,8 @@ _OPSET, _IR_VERSION = 17, 8
 _MAX_BYTES = 2**31 - 1  # in a file: protobuf's limit
 
 _KINDS: dict[str, Callable[..., CellParams]] = {
-    "gru, reset before": partial(GRUParams, reset="before"),
-    "gru, reset after": partial(GRUParams, reset="after"),
+    "gru, reset before": partial(GRUParams, reset_gate="before"),
+    "gru, reset after": partial(GRUParams, reset_gate="after"),
     "lstm": LSTMParams,
     "rnn": RNNParams,
     "mlp": MLPParams,
@@ -253,7 +254,7 @@ def _kind(p: CellParams) -> str:
     kind = next((cell.name for cell in CELLS.values() if cell.params is type(p)), "")
     if isinstance(p, GRUParams):
         check(p)
-        kind = f"{kind}, reset {p.reset}"
+        kind = f"{kind}, reset {p.reset_gate}"
     if kind not in _KINDS:
         raise refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     return kind
@@ -292,7 +293,9 @@ def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
     first, second = graph.constant("axis_0", [0]), graph.constant("axis_1", [1])
     weights = [f"{layer}.{name}" for name in "WRB"]
     outputs = [f"{layer}.y", *(f"{name}.1" for name in carry.values())]
-    options = {"linear_before_reset": int(p.reset == "after")} if isinstance(p, GRUParams) else {}
+    options = (
+        {"linear_before_reset": int(p.reset_gate == "after")} if isinstance(p, GRUParams) else {}
+    )
     states = [graph.node("Unsqueeze", state, first) for state in carry]
     graph.node(
         _cell(p).upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
@@ -326,7 +329,7 @@ def _packed(p: CellParams) -> dict[str, Any]:
     """
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
-    p = other_z(p) if isinstance(p, GRUParams) else p
+    p = complement_z(p) if isinstance(p, GRUParams) else p
     order, zeros = _ORDER[_cell(p)], np.zeros(_sizes(p)[1], next(iter(vars(p).values())).dtype)
     gates = {side: [getattr(p, side + gate, zeros) for gate in order] for side in "WUbc"}
     biases = [zeros if bias is None else bias for bias in gates["b"] + gates["c"]]
@@ -361,7 +364,7 @@ def _unpacked(
             if side != "c" or f"{at}c{gate}" in names
         }
     )
-    return other_z(p) if isinstance(p, GRUParams) else p
+    return complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[str, TensorProto]]:

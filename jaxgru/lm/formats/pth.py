@@ -56,7 +56,7 @@ class _Layout(NamedTuple):
 
 
 _GRU = _Layout(
-    config=ModelConfig(cell="gru", second_bias=True),
+    config=ModelConfig(cell="gru", second_bias=True, reset_gate="before"),
     dropout_site="state",
     integers={
         "embd_dim": "embedding_dim",
@@ -406,8 +406,8 @@ def _file_name(path: Path) -> str:
 def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
     """Return the study's class for such a model, and its layout."""
     for model_class, layout in _LAYOUTS.items():
-        ours = (config.cell, config.layer_norm, config.reset)
-        if ours == (layout.config.cell, layout.config.layer_norm, layout.config.reset):
+        ours = (config.cell, config.layer_norm, config.reset_gate)
+        if ours == (layout.config.cell, layout.config.layer_norm, layout.config.reset_gate):
             return model_class, layout
     raise InteropError(
         f"{where}: the study has only GRUs without LayerNorm and with the reset before the "

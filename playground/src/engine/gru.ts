@@ -12,7 +12,7 @@ import type { Arena } from "./product";
  *
  * The gates lie side by side: z, r, n.
  */
-export function gru(arena: Arena, p: LayerParams, E: number, H: number, reset: "before" | "after"): Layer {
+export function gru(arena: Arena, p: LayerParams, E: number, H: number, resetGate: "before" | "after"): Layer {
   const [Wz, Wr, Wn] = ["Wz", "Wr", "Wn"].map((name) => p.matrix(name, E, H));
   const [Uz, Ur, Un_] = ["Uz", "Ur", "Un"].map((name) => p.matrix(name, H, H));
   const W = arena.matrix(E, H, [Wz, Wr, Wn]);
@@ -35,7 +35,7 @@ export function gru(arena: Arena, p: LayerParams, E: number, H: number, reset: "
   function step(): void {
     Uzr.times(h, a_zr);
     for (let i = 0; i < 2 * H; i++) a[i] = sigmoid(a[i]);
-    if (reset === "before") {
+    if (resetGate === "before") {
       for (let i = 0; i < H; i++) rh[i] = a[H + i] * h[i];
       Un.times(rh, a_n);
     } else {
@@ -67,7 +67,7 @@ export function gru(arena: Arena, p: LayerParams, E: number, H: number, reset: "
       dh[i] *= 1 - z;
     }
     d_rh.fill(0);
-    if (reset === "before") {
+    if (resetGate === "before") {
       Un.timesT(da_n, d_rh);
       for (let i = 0; i < H; i++) {
         const r = a[H + i];

@@ -61,7 +61,7 @@ export function loadModel(file: ArrayBuffer, simd?: boolean): Model {
   for (let i = 0; i < L; i++) {
     const p = paramsOf(`layers.${i}`);
     const inputs = i ? H : E;
-    layers.push(cell === "gru" ? gru(arena, p, inputs, H, config.reset) : rnn(arena, p, inputs, H));
+    layers.push(cell === "gru" ? gru(arena, p, inputs, H, config.reset_gate) : rnn(arena, p, inputs, H));
   }
   const [first] = layers;
   const top = layers[L - 1];
@@ -169,7 +169,7 @@ interface Config {
   embedding_dim: number;
   hidden_dim: number;
   num_layers: number;
-  reset: "before" | "after";
+  reset_gate: "before" | "after";
 }
 
 function readConfig(metadata: Safetensors["metadata"]): Config {
@@ -180,10 +180,10 @@ function readConfig(metadata: Safetensors["metadata"]): Config {
   } catch {
     throw new Error("The model's file has no config, or it is broken.");
   }
-  const { cell, reset = "before" } = model;
+  const { cell, reset_gate = "after" } = model;
   if (cell !== "gru" && cell !== "rnn") throw new Error(`The model's cell is ${cell}; it must be gru or rnn.`);
-  if (reset !== "before" && reset !== "after")
-    throw new Error(`The model's reset is ${reset}; it must be before or after.`);
+  if (reset_gate !== "before" && reset_gate !== "after")
+    throw new Error(`The model's reset_gate is ${reset_gate}; it must be before or after.`);
   if (model.layer_norm) throw new Error("The model has a layer normalisation, which this page does not compute.");
   const size = (name: string) => {
     const n = model[name];
@@ -192,7 +192,7 @@ function readConfig(metadata: Safetensors["metadata"]): Config {
     return n as number;
   };
   return {
-    cell, reset,
+    cell, reset_gate,
     embedding_dim: size("embedding_dim"), hidden_dim: size("hidden_dim"), num_layers: size("num_layers"),
   };
 }

@@ -25,7 +25,7 @@ from jaxgru.lm.training import Progress, init_state
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "convert.py"
-MODEL = ModelConfig(vocab_size=9, embedding_dim=3, hidden_dim=4, num_layers=2, second_bias=True)
+MODEL = ModelConfig("gru", 9, 3, 4, num_layers=2, second_bias=True, reset_gate="before")
 TOKENIZER = CharacterTokenizer("ROME: abc")
 
 
@@ -81,7 +81,7 @@ def test_a_run(script, run, tmp_path):
 
 def test_the_corpus_s_characters_are_the_default(script, shakespeare, tmp_path, monkeypatch):
     (tmp_path / "text").write_text(shakespeare)
-    model = ModelConfig(vocab_size=65, embedding_dim=2, hidden_dim=3, second_bias=True)
+    model = ModelConfig("gru", 65, 2, 3, second_bias=True, reset_gate="before")
     tokenizer = CharacterTokenizer.learn(shakespeare)
     path = tmp_path / "a.safetensors"
     save_safetensors(path, random_params(model), Config("a", model), tokenizer)

@@ -48,15 +48,15 @@ needs_web = pytest.mark.skipif(
 
 SIZES = dict(vocab_size=5, embedding_dim=3, hidden_dim=4)
 CONFIGS = {
-    "gru": ModelConfig(**SIZES),
-    "gru, second bias": ModelConfig(**SIZES, num_layers=2, second_bias=True),
-    "gru after": ModelConfig(**SIZES, num_layers=2, reset="after", layer_norm=True),
-    "gru after, second bias": ModelConfig(**SIZES, reset="after", second_bias=True),
+    "gru": ModelConfig(**SIZES, reset_gate="before"),
+    "gru, second bias": ModelConfig(**SIZES, num_layers=2, second_bias=True, reset_gate="before"),
+    "gru after": ModelConfig(**SIZES, num_layers=2, layer_norm=True),
+    "gru after, second bias": ModelConfig(**SIZES, second_bias=True),
     "lstm": ModelConfig("lstm", **SIZES, num_layers=3, layer_norm=True),
     "rnn": ModelConfig("rnn", **SIZES, num_layers=2),
     "mlp": ModelConfig("mlp", **SIZES, num_layers=2, context_length=3),
     "mlp of one token": ModelConfig("mlp", **SIZES, context_length=1),
-    "smallest gru": ModelConfig("gru", 2, 1, 1),
+    "smallest gru": ModelConfig("gru", 2, 1, 1, reset_gate="before"),
     "smallest lstm": ModelConfig("lstm", 2, 1, 1),
 }
 FULL_SIZE = [
@@ -140,7 +140,7 @@ class TestSmallModels:
         with jax.enable_x64(True):
             double = as_float64(params)
             start = jax.tree.map(jnp.asarray, as_float64(carry))
-            ours = jaxgru.lm.apply(double, tokens, start, implementation="plain")
+            ours = jaxgru.lm.apply(double, tokens, start, implementation="autodiff")
             reference = Runtime(to_onnx(double))
         runtime = Runtime(to_onnx(params))
         for run in (runtime, runtime.in_pieces):
@@ -188,7 +188,7 @@ class TestLayers:
         with jax.enable_x64(True):
             start = jax.tree.map(jnp.asarray, as_float64(carry))
             ours = jaxgru.unroll(
-                as_float64(layers), x.astype(np.float64), start, implementation="plain"
+                as_float64(layers), x.astype(np.float64), start, implementation="autodiff"
             )
             double = Runtime(to_onnx(as_float64(layers)))
         single, leaves = Runtime(to_onnx(layers)), jax.tree.leaves(carry)
@@ -210,12 +210,12 @@ class TestLayers:
 
     def test_any_of_the_second_biases(self):
         """Where one is absent, ONNX has zeros; it is absent again. Also −0, NaN and infinity."""
-        config = ModelConfig(**SIZES, reset="after", second_bias=True)
+        config = ModelConfig(**SIZES, second_bias=True)
         (p,) = random_bits(config).layers
-        for reset, absent in itertools.product(("before", "after"), range(8)):
+        for reset_gate, absent in itertools.product(("before", "after"), range(8)):
             without = {name: None for i, name in enumerate(("cz", "cr", "cn")) if absent >> i & 1}
-            if reset == "after" or "cn" in without:
-                q = dataclasses.replace(p, reset=reset, **without)
+            if reset_gate == "after" or "cn" in without:
+                q = dataclasses.replace(p, reset_gate=reset_gate, **without)
                 assert same_bits(from_onnx(to_onnx(q)), (q,))
 
     def test_refused(self):
@@ -234,7 +234,7 @@ class TestLayers:
             to_onnx([gru.replace(Wz=gru.Wz.astype(jnp.bfloat16))])
         with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             to_onnx(as_float64(gru))
-        with pytest.raises(ValueError, match="cn .* needs reset='after'"):
+        with pytest.raises(ValueError, match="cn .* needs reset_gate='after'"):
             to_onnx(gru.replace(cn=gru.bn))
         with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(gru)
@@ -313,7 +313,7 @@ class TestWholeModels:
             save_onnx(path, half, CONFIG, TOKENIZER)
         with pytest.raises(InteropError, match="the tokenizer has 2 tokens, the config 5"):
             save_onnx(path, params, CONFIG, CharacterTokenizer("ab"))
-        after = params.replace(layers=tuple(p.replace(reset="after") for p in params.layers))
+        after = params.replace(layers=tuple(p.replace(reset_gate="after") for p in params.layers))
         for save in (save_onnx, save_safetensors):
             with pytest.raises(InteropError, match="not those of such a config.* a GRU's reset"):
                 save(path, after, CONFIG, TOKENIZER)
@@ -395,7 +395,7 @@ REFUSED = {
     ),
     "tensors of numbers": (_metadata("tensors", '{"embedding": 3}'), "that its metadata name"),
     "another reset": (
-        _metadata("layers", lambda t: t.replace("before", "after")), "a GRU's reset is another",
+        _metadata("layers", lambda t: t.replace("before", "after")), "a GRU's reset_gate is",
     ),
     "another config": (
         _metadata("config", lambda t: t.replace("second_bias = true", "second_bias = false")),

@@ -164,7 +164,7 @@ class TestReading:
         torch.save(gru_file(V=7, E=2, H=3, L=1), path)
         assert load_pth_model(path)[1] == ModelConfig(
             cell="gru", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=1,
-            second_bias=True, layer_norm=False,
+            second_bias=True, reset_gate="before",
         )  # fmt: skip
 
     def test_the_config_of_an_lstm(self, path):
@@ -223,7 +223,8 @@ class TestWriting:
     def test_what_is_read_back_is_bit_for_bit_the_same(self, config, seed, tmp_path_factory):
         path = tmp_path_factory.mktemp("study") / "x.pth"
         lstm = config.cell == "lstm"
-        config = only_model(config, second_bias=not lstm, layer_norm=lstm, reset="before")
+        gate = "after" if lstm else "before"
+        config = only_model(config, second_bias=not lstm, layer_norm=lstm, reset_gate=gate)
         params = random_bits(config, seed)
         save_pth(path, params, Config("some_model", config))
         again, model = load_pth_model(path)
@@ -261,7 +262,7 @@ class TestWriting:
         np.testing.assert_allclose(theirs, logits(make(), tokens), rtol=2e-5, atol=2e-5)
 
     def test_a_single_bias_is_written_with_zeros_beside_it(self, path):
-        model = ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2)
+        model = ModelConfig("gru", 5, 3, 4, num_layers=2, reset_gate="before")
         params = random_params(model)
         save_pth(path, params, Config("x", model))
         again, config = load_pth_model(path)
@@ -274,8 +275,8 @@ class TestWriting:
         "model",
         [
             ModelConfig(cell="rnn"),
-            ModelConfig(layer_norm=True),
-            ModelConfig(reset="after"),
+            ModelConfig(layer_norm=True, reset_gate="before"),
+            ModelConfig(),
             ModelConfig(cell="lstm"),
         ],
     )
@@ -286,7 +287,7 @@ class TestWriting:
         assert not path.exists()
 
     def test_parameters_that_are_not_the_config_s(self, path):
-        model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2)
+        model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2, reset_gate="before")
         params = random_params(model)
         larger = Config("x", only_model(model, vocab_size=4))
         with pytest.raises(InteropError, match=r"embedding.weight has shape \(3, 2\).*\(4, 2\)"):

@@ -40,7 +40,7 @@ from jaxgru.lm.training import (
 )
 
 CONFIG = Config(
-    model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True),
+    model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, reset_gate="before"),
     training=TrainingConfig(
         epochs=3,
         steps_per_epoch=5,
