@@ -250,11 +250,11 @@ def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
     """Convert `jaxgru.lm.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
-        mask = pair[0] or pair[1]
-        if mask is None:
+        masks = [mask for mask in pair if mask.keep is not None]
+        if not masks:
             return None
-        keep = np.asarray(mask.keep)
-        return to_torch(np.where(keep, np.asarray(mask.scale), 0).swapaxes(0, 1))
+        keep = np.asarray(masks[0].keep)
+        return to_torch(np.where(keep, np.asarray(masks[0].scale), 0).swapaxes(0, 1))
 
     return list(map(factor, masks))
 

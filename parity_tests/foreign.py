@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams
+from jaxgru.cells import CellParams, LSTMState
+from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_layer
 from parity_tests.bridge import TOLERANCE, agree, random_array, random_cell
 
@@ -38,7 +39,9 @@ class Case:
             )
         self.x = random_array(rng, (B, T, E), dtype)
         draw = lambda: random_array(rng, (B, H), dtype)
-        self.carry = tuple((draw(), draw()) if cell == "lstm" else draw() for _ in range(layers))
+        self.carry = tuple(
+            LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in range(layers)
+        )
         self.of_output = random_array(rng, (B, T, H), dtype)
         self.of_carry = jax.tree.map(lambda _: draw(), self.carry)
         variant = ", reset after" if reset_gate == "after" else ""
@@ -58,7 +61,7 @@ class Case:
             def value(layers, x, carry):
                 h, new = x.swapaxes(0, 1), []
                 for layer, state in zip(layers, carry, strict=True):
-                    h, state = unroll_layer(layer, h, state)
+                    h, state = unroll_layer(layer, state, Steps(h))
                     new.append(state)
                 results = h.swapaxes(0, 1), tuple(new)
                 return self.objective(*results), results

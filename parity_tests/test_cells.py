@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import torchref
 from jaxgru import cells
+from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from parity_tests.bridge import (
     DTYPES,
@@ -34,7 +35,7 @@ STEP = {"gru": cells.gru_cell, "lstm": cells.lstm_cell, "rnn": cells.rnn_cell}
 def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
     """Return a random carry of one layer."""
     h = random_array(rng, (B, H), dtype)
-    return (h, random_array(rng, (B, H), dtype)) if cell == "lstm" else h
+    return cells.LSTMState(h, random_array(rng, (B, H), dtype)) if cell == "lstm" else h
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,7 +81,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     @jax.jit
     def results_and_gradients(params, x, state):
         def value(params, x, state):
-            h, state = run(params, x.swapaxes(0, 1), state)
+            h, state = run(params, state, Steps(x.swapaxes(0, 1)))
             results = [h.swapaxes(0, 1), *jax.tree.leaves(state)]
             return sum(jnp.vdot(w, r) for w, r in zip(weights, results, strict=True)), results
 

@@ -9,14 +9,14 @@ from jaxtyping import Array, Float
 
 from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
-from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
+from jaxgru.cells.lstm import LSTM, LSTMParams, LSTMState, init_lstm, lstm_cell
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
 from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 
 __all__ = [
-    "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "MLPParams",
-    "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm", "init_mlp",
-    "init_rnn", "lstm_cell", "mlp_cell", "register", "rnn_cell", "zero_carry",
+    "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
+    "MLPParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm",
+    "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {}
@@ -61,6 +61,21 @@ def cell_of(params: CellParams) -> Cell:
 def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
     """Compute one step of the cell that the parameters belong to."""
     return cell_of(params).step(params, carry, x)
+
+
+def sizes(params: CellParams) -> tuple[int, int]:
+    """Return a layer's input and hidden size, (E, H).
+
+    Raises:
+      ValueError: the shapes of its parameters contradict each other.
+    """
+    if (known := cell_of(params).sizes(params)) is None:
+        parts = (
+            f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
+            for name, leaf in vars(params).items()
+        )
+        raise ValueError(f"the parameters of a layer do not fit together: {', '.join(parts)}.")
+    return known
 
 
 def zero_carry(params: CellParams, batch_size: Size) -> Carry:

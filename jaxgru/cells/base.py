@@ -70,24 +70,23 @@ class Cell:
       name: the value of `model.cell` in a config.
       params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
+      sizes: params → (E, H); None if their shapes contradict each other.
       step: (params, carry, x (B, E)) → the next carry: the equations.
-      zero_carry: (params, batch size) → the carry before the first step: h, or a tuple that begins
-        with h (B, H). With a `RecurrentLayer`, h or a pair (h, c).
+      zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple, best
+        one with names, that begins with h.
       options: the config's fields that this cell uses, besides the sizes.
       prepare: params → the layer for many steps, faster, with a hand-written gradient; with None,
         `step` is scanned over time.
-      sizes: params → (E, H); None if their shapes contradict each other. Without this function, the
-        first error about a wrong shape is that of `step`.
     """
 
     name: str
     params: type
     init: Callable[[PRNGKeyArray, int, int, Any, DTypeLike], Any]
+    sizes: Callable[[Any], tuple[int, int] | None]
     step: Callable[[Any, Any, Array], Any]
     zero_carry: Callable[[Any, int], Any]
     options: frozenset[str] = frozenset()
     prepare: Callable[[Any], RecurrentLayer | ParallelLayer] | None = None
-    sizes: Callable[[Any], tuple[int, int] | None] | None = None
 
 
 class Recurrence(NamedTuple):
@@ -97,14 +96,14 @@ class Recurrence(NamedTuple):
 
     Attributes:
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
-        backward pass needs.
-      factors: (layout, carry, saved) → `factors`: what gradients are multiplied by in a step. It
-        does not depend on later steps, so it can be computed for one step, or for all of them with
-        a leading axis T. If the carry is a pair (h, c), the next c comes before what `step` saved.
+        backward pass needs besides the carries.
+      factors: (layout, the carry before the step, the carry after it, saved) → `factors`: what
+        gradients are multiplied by in a step. It does not depend on later steps, so it can be
+        computed for one step, or for all of them with a leading axis T.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
-      gradients: (layout, U, the carry before each step, saved, kept), all with a leading axis T →
-        the gradients of U and of a.
+      gradients: (layout, U, the carry before each step, the carry after it, saved, kept), all with
+        a leading axis T → the gradients of U and of a.
     """
 
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
@@ -133,35 +132,46 @@ class ParallelLayer(NamedTuple):
     """A layer whose steps do not depend on one another.
 
     Attributes:
-      all_steps: (x (T, B, E), carry, mask) → h' of every step, and the last carry.
+      all_steps: (carry, x (T, B, E)) → h' of every step, and the last carry.
     """
 
-    all_steps: Callable[..., tuple[Array, Any]]
+    all_steps: Callable[[Any, Array], tuple[Array, Any]]
 
 
 class Mask(NamedTuple):
     """A dropout mask: which units are kept, and the factor 1/(1 − p) that scales them."""
 
-    keep: Bool[Array, "... B H"]
-    scale: Float[Array, ""]
+    keep: Bool[Array, "... B H"] | None = None
+    scale: Float[Array, ""] | None = None
 
 
 class Steps(NamedTuple):
-    """What happens at particular steps of a layer.
+    """What the steps of a layer read besides the carry: arrays (T, B, ...), which a scan slices.
 
-    mask: dropout inside the recurrence: h' is multiplied by keep · scale.
-    reset: where True, the carry is set to `initial` before the step.
-    initial: the carry after a reset; None: zeros.
+    x: the input: (T, B, E), or what a layer makes of it.
+    keep: the units that dropout inside the recurrence keeps; None: all.
+    reset: where True, the carry is set to `Constants.initial` before the step.
     real: where False, the step is padding: the carry stays.
     """
 
-    mask: Mask | None = None
-    reset: Bool[Array, "T B"] | None = None
+    x: Any
+    keep: Bool[Array, "*T B H"] | None = None
+    reset: Bool[Array, "*T B"] | None = None
+    real: Bool[Array, "*T B"] | None = None
+
+
+class Constants(NamedTuple):
+    """What is the same at each step of a layer.
+
+    initial: the carry after a reset; None: zeros.
+    scale: what dropout multiplies the units by that it keeps.
+    """
+
     initial: Carry | None = None
-    real: Bool[Array, "T B"] | None = None
+    scale: Float[Array, ""] | None = None
 
 
-PLAIN_STEPS = Steps()
+NO_CONSTANTS = Constants()
 
 
 def hidden(carry: Any) -> Float[Array, "*T B H"]:
@@ -169,14 +179,22 @@ def hidden(carry: Any) -> Float[Array, "*T B H"]:
     return carry[0] if isinstance(carry, tuple) else carry
 
 
-def with_hidden(carry: Carry, h: Array) -> Carry:
-    """Return the carry with its h replaced."""
-    return (h, *carry[1:]) if isinstance(carry, tuple) else h
+def besides_hidden(carry: Any) -> list[Array]:
+    """Return the other parts of a carry: c of an LSTM."""
+    return jax.tree.leaves(carry)[1:]
 
 
-def apply_mask(h: Array, mask: Mask | None) -> Array:
-    """Return h with dropped units set to zero and the others scaled; without a mask, h itself."""
-    return h if mask is None else jnp.where(mask.keep, h * mask.scale.astype(h.dtype), 0)
+def with_hidden(carry: Any, h: Array, others: Sequence[Array] | None = None) -> Any:
+    """Return the carry with its h, and maybe its other parts, replaced."""
+    parts = [h, *(besides_hidden(carry) if others is None else others)]
+    return jax.tree.unflatten(jax.tree.structure(carry), parts)
+
+
+def apply_mask(h: Array, keep: Array | None, scale: Array | None) -> Array:
+    """Return h with dropped units set to zero and the others scaled; h itself if all are kept."""
+    if keep is None or scale is None:
+        return h
+    return jnp.where(keep, h * scale.astype(h.dtype), 0)
 
 
 def vary_alike(tree: Any) -> Any:

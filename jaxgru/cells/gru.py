@@ -176,7 +176,7 @@ def _step(layout, U, h, a):
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
-def _factors(layout, h, saved):
+def _factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
     z, r = layout.gates(zr, h.shape[layout.axis])
@@ -191,7 +191,7 @@ def _step_gradient(layout, U, dh, factors):
     return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
 
 
-def _gradients(layout, U, h, saved, kept):
+def _gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
     _, r = layout.gates(zr, h.shape[-1])
     return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
@@ -212,7 +212,7 @@ def _after_step(layout, U, h, a):
     return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 
-def _after_factors(layout, h, saved):
+def _after_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
     zr, m, n = saved
     z, r = layout.gates(zr, h.shape[layout.axis])
@@ -227,7 +227,7 @@ def _after_step_gradient(layout, U, dh, factors):
     return dh * of_h + layout.times(U, d_Uh), (dh * of_n, d_Uh)
 
 
-def _after_gradients(layout, U, h, saved, kept):
+def _after_gradients(layout, U, h, after, saved, kept):
     (U, cn), (da_n, d_Uh) = U, kept
     d_z, d_r, d_n = layout.gates(d_Uh, cn.shape[-1])
     return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
@@ -242,9 +242,9 @@ GRU = Cell(
     init=lambda key, E, H, options, dtype: init_gru(
         key, E, H, second_bias=options.second_bias, reset_gate=options.reset_gate, dtype=dtype
     ),
+    sizes=sizes,
     step=gru_cell,
     zero_carry=zero_carry,
     options=frozenset({"second_bias", "reset_gate"}),
     prepare=prepare,
-    sizes=sizes,
 )

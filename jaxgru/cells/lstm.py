@@ -8,8 +8,11 @@ h' = o ⊙ tanh(c')
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.nn import sigmoid
 from jax.nn.initializers import Initializer, zeros
 from jax.typing import DTypeLike
@@ -48,6 +51,16 @@ class LSTMParams:
     Wg: Float[Array, "E H"]
     Ug: Float[Array, "H H"]
     bg: Float[Array, "H"]
+
+
+class LSTMState(NamedTuple):
+    """The carry: the output h and the cell state c, (B, H) each. A pair (h, c) can stand for it."""
+
+    h: Array
+    c: Array
+
+
+export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
 
 
 def init_lstm(
@@ -95,9 +108,7 @@ def init_lstm(
     )  # fmt: skip
 
 
-def lstm_cell(
-    p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]
-) -> tuple[Hidden, Hidden]:
+def lstm_cell(p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
     p, (h, c), x = aligned(p, carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
@@ -105,7 +116,7 @@ def lstm_cell(
     o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
     g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
     c = f * c + i * g
-    return o * jnp.tanh(c), c
+    return LSTMState(o * jnp.tanh(c), c)
 
 
 def sizes(p: LSTMParams) -> tuple[int, int] | None:
@@ -115,10 +126,12 @@ def sizes(p: LSTMParams) -> tuple[int, int] | None:
     )
 
 
-def zero_carry(p: LSTMParams, batch_size: Size) -> tuple[Hidden, Hidden]:
+def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
     shape, dtype = (batch_size, *p.bf.shape), p.bf.dtype
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: each can be donated
+    return LSTMState(
+        jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+    )  # two buffers: each can be donated
 
 
 # --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
@@ -138,16 +151,15 @@ def _step(layout, U, carry, a):
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
-    return (o * jnp.tanh(c), c), (layout.join(f, i, o), g)
+    return LSTMState(o * jnp.tanh(c), c), (layout.join(f, i, o), g)
 
 
-def _factors(layout, carry, saved):
+def _factors(layout, before, after, saved):
     """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
-    (_, c_before), (c, fio, g) = carry, saved
-    H = c.shape[layout.axis]
-    f, i, o = layout.gates(fio, H)
-    tanh_c = jnp.tanh(c)
-    of_fio = layout.join(c_before, g, tanh_c) * fio * (1 - fio)
+    fio, g = saved
+    f, i, o = layout.gates(fio, g.shape[layout.axis])
+    tanh_c = jnp.tanh(after.c)
+    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
     return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
 
 
@@ -155,7 +167,7 @@ def _step_gradient(layout, U, d_carry, factors):
     (U,), (dh, dc), (of_h, of_a, f) = U, d_carry, factors
     dc = dc + dh * of_h
     da = layout.join(dc, dc, dh, dc) * of_a
-    return (layout.times(U, da), dc * f), (da,)
+    return LSTMState(layout.times(U, da), dc * f), (da,)
 
 
 RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
@@ -165,8 +177,8 @@ LSTM = Cell(
     name="lstm",
     params=LSTMParams,
     init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype=dtype),
+    sizes=sizes,
     step=lstm_cell,
     zero_carry=zero_carry,
     prepare=prepare,
-    sizes=sizes,
 )

@@ -21,11 +21,9 @@ from jaxgru.cells.base import (
     Cell,
     Context,
     Hidden,
-    Mask,
     ParallelLayer,
     Size,
     aligned,
-    apply_mask,
     initializers,
     plus,
     struct,
@@ -84,7 +82,7 @@ def prepare(p: MLPParams) -> ParallelLayer:
     """Prepare a layer for many steps, all computed at once, because there is no recurrence."""
 
     def all_steps(
-        x: Float[Array, "T B E"], carry: tuple[Hidden, Context], mask: Mask | None
+        carry: tuple[Hidden, Context], x: Float[Array, "T B E"]
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         T, dtype = len(x), widest(carry[1], x)
         x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
@@ -99,7 +97,7 @@ def prepare(p: MLPParams) -> ParallelLayer:
             a: Any = sum(product(x[j : j + T], W) for j, W in enumerate(p.W))
         else:
             a, _ = jax.lax.scan(add, product(x[:T], p.W[0]), (jnp.arange(1, K), p.W[1:]))
-        h = apply_mask(jnp.tanh(plus(a, p.b)), mask)
+        h = jnp.tanh(plus(a, p.b))
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
     return ParallelLayer(all_steps)
@@ -109,9 +107,9 @@ MLP = Cell(
     name="mlp",
     params=MLPParams,
     init=lambda key, E, H, options, dtype: init_mlp(key, E, H, options.context_length, dtype),
+    sizes=sizes,
     step=mlp_cell,
     zero_carry=zero_carry,
     options=frozenset({"context_length"}),
     prepare=prepare,
-    sizes=sizes,
 )

@@ -54,9 +54,9 @@ def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
     )
     if x.dtype == dtype:
         return multiply(x, y)
-    apart = jax.lax.optimization_barrier
+    barrier = jax.lax.optimization_barrier
     return jax.lax.platform_dependent(
-        x, y, cpu=lambda x, y: apart(multiply(*apart((x, y)))), default=multiply
+        x, y, cpu=lambda x, y: barrier(multiply(*barrier((x, y)))), default=multiply
     )
 
 
@@ -127,8 +127,13 @@ def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -
 
 
 def gradients_of_one_matrix(
-    layout: Any, U: tuple[Array], carry: Any, saved: Any, kept: tuple[Float[Array, "T B GH"]]
+    layout: Any,
+    U: tuple[Array],
+    before: Any,
+    after: Any,
+    saved: Any,
+    kept: tuple[Float[Array, "T B GH"]],
 ) -> tuple[tuple[Array], Array]:
     """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
     (U_,), (da,) = U, kept
-    return (outer(hidden(carry), da, U_.dtype),), da
+    return (outer(hidden(before), da, U_.dtype),), da

@@ -94,7 +94,7 @@ def _step(layout, U, h, a):
     return h, (h,)
 
 
-def _factors(layout, h, saved):
+def _factors(layout, h, after, saved):
     """Return the factor of da = dh·(…)."""
     (n,) = saved
     return (1 - n * n,)
@@ -112,8 +112,8 @@ RNN = Cell(
     name="rnn",
     params=RNNParams,
     init=lambda key, E, H, options, dtype: init_rnn(key, E, H, dtype=dtype),
+    sizes=sizes,
     step=rnn_cell,
     zero_carry=zero_carry,
     prepare=prepare,
-    sizes=sizes,
 )

@@ -170,20 +170,19 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
     cell = cell_of(layer)
-    if cell.sizes is not None:
-        if (sizes := cell.sizes(layer)) is None:
-            raise ValueError(_contradiction(layer, i, features))
-        check_features(features, sizes[0], i)
+    if (sizes := cell.sizes(layer)) is None:
+        raise ValueError(_contradiction(layer, i, features))
+    E, H = sizes
+    check_features(features, E, i)
 
     def one_step(params: CellParams) -> tuple:
         carry = cell.zero_carry(params, 2)
-        x = jnp.zeros((2, features), hidden(carry).dtype)
-        return carry, cell.step(params, carry, x), hidden(carry)
+        return carry, cell.step(params, carry, jnp.zeros((2, E), hidden(carry).dtype))
 
-    before, after, h = jax.eval_shape(one_step, layer)
+    before, after = jax.eval_shape(one_step, layer)
     if before != after:
         raise ValueError(_contradiction(layer, i, features))
-    return h.shape[-1]
+    return H
 
 
 def _contradiction(layer: CellParams, i: int, features: int) -> str:
@@ -198,7 +197,9 @@ def _contradiction(layer: CellParams, i: int, features: int) -> str:
 
 
 def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
-    """Return the carry as a tuple with an entry per layer; lists and named tuples become tuples.
+    """Return the carry in the form of `like`: a tuple with an entry per layer.
+
+    Lists and tuples without names are taken, too.
 
     Args:
       one: the carry is that of a single layer, not in a tuple.
@@ -207,8 +208,8 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
       ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
         floating point, or the parts of an entry have different dtypes.
     """
-    carry = _with_layers("the carry", carry, one)
-    seen, wanted = jax.tree.map(jnp.shape, carry), jax.tree.map(jnp.shape, like)
+    carry, seen = _arrays("the carry", carry, one)
+    wanted = jax.tree.map(jnp.shape, _as_tuples(like))
     if seen != wanted:
         if one:
             seen, wanted = seen[0], wanted[0]
@@ -216,6 +217,7 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
             f"the carry's shapes are {seen}, but these layers and this batch need {wanted}: "
             "one entry per layer, made by initial_carry or returned by the step before."
         )
+    carry = jax.tree.unflatten(jax.tree.structure(like), carry)
     for entry, like_entry in zip(carry, like, strict=True):
         needed = widest(*jax.tree.leaves(like_entry))
         dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(entry)}
@@ -230,7 +232,7 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
 
 
 def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) -> tuple:
-    """Return `initial` as a tuple with an entry per layer, with the batch axis.
+    """Return `initial` in the form of `like`, with the batch axis.
 
     Args:
       one: as for `as_carry`.
@@ -239,9 +241,9 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
     Raises:
       ValueError: its shapes do not fit, or it is not in floating point.
     """
-    initial = _with_layers("initial", initial, one)
-    seen, wanted = jax.tree.map(jnp.shape, initial), jax.tree.map(jnp.shape, like)
-    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], like)
+    initial, seen = _arrays("initial", initial, one)
+    wanted = jax.tree.map(jnp.shape, _as_tuples(like))
+    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], _as_tuples(like))
     if seen not in (wanted, without_batch):
         if one:
             (seen,), (wanted,), (without_batch,) = seen, wanted, without_batch
@@ -255,17 +257,19 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
         return jnp.broadcast_to(jnp.asarray(leaf, jnp.result_type(carried)), carried.shape)
 
+    initial = jax.tree.unflatten(jax.tree.structure(like), initial)
     return jax.tree.map(widened, initial, like if carry is None else carry)
 
 
-def _with_layers(name: str, carry: Any, one: bool) -> Any:
-    """Return a carry with lists and named tuples as tuples, and of one layer as a tuple, too."""
+def _arrays(name: str, carry: Any, one: bool) -> tuple[list[AnyArray], tuple]:
+    """Return a carry's arrays, and their shapes in tuples with an entry per layer."""
+    arrays = jax.tree.map(partial(as_array, name), _as_tuples((carry,) if one else carry))
+    return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
 
-    def as_tuples(tree: Any) -> Any:
-        return tuple(map(as_tuples, tree)) if isinstance(tree, list | tuple) else tree
 
-    arrays = jax.tree.map(partial(as_array, name), as_tuples(carry))
-    return (arrays,) if one else arrays
+def _as_tuples(tree: Any) -> Any:
+    """Return nested lists and named tuples as tuples."""
+    return tuple(map(_as_tuples, tree)) if isinstance(tree, list | tuple) else tree
 
 
 def as_reset(reset: Any, shape: tuple) -> AnyArray:

@@ -59,9 +59,12 @@ class Dropout:
         return replace(self, **fields)
 
 
+NO_MASK = Mask()
+
+
 def dropout_masks(
     layers: Sequence[CellParams], dropout: Dropout | None, batch_size: Size, num_steps: Size
-) -> list[tuple[Mask | None, Mask | None]]:
+) -> list[tuple[Mask, Mask]]:
     """Draw a pair of masks (T, B, H) per layer: inside the recurrence, and on the layer's output.
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
@@ -75,26 +78,26 @@ def dropout_masks(
     if not isinstance(dropout, Dropout | None):
         raise ValueError(f"dropout is {shown(dropout)}; it must be a Dropout(key, rate, site).")
     if dropout is None:
-        return [(None, None)] * L
+        return [(NO_MASK, NO_MASK)] * L
     threshold, scale = _threshold_and_scale(dropout.rate)
     if dropout.site not in ("state", "between", "output"):
         raise ValueError(
             f"the dropout site is {shown(dropout.site)}; it must be state, between or output."
         )
     if scale is None:
-        return [(None, None)] * L
+        return [(NO_MASK, NO_MASK)] * L
     first_step = _whole("first_step", dropout.first_step)
     first_row = _whole("first_row", dropout.first_row)
-    masks: list[tuple[Mask | None, Mask | None]] = []
+    masks: list[tuple[Mask, Mask]] = []
     for i, (layer, key) in enumerate(zip(layers, jax.random.split(dropout.key, L), strict=True)):
         last = i == L - 1
         if dropout.site == "between" and last or dropout.site == "output" and not last:
-            masks.append((None, None))
+            masks.append((NO_MASK, NO_MASK))
             continue
         like = jax.eval_shape(lambda p: hidden(zero_carry(p, batch_size)), layer)
         bits = _random_16_bits(key, (num_steps, batch_size, like.shape[1]), first_step, first_row)
         mask = Mask(bits >= threshold, jnp.asarray(scale, like.dtype))
-        masks.append((mask, None) if dropout.site == "state" else (None, mask))
+        masks.append((mask, NO_MASK) if dropout.site == "state" else (NO_MASK, mask))
     return masks
 
 

@@ -1,6 +1,6 @@
 """Who computes a stack of layers over time. Inside, arrays are time-major, and one layer is
 
-    unroll_layer(params, x (T, B, E), carry, steps) -> (h' of every step (T, B, H), carry)
+    unroll_layer(params, carry, steps) -> (h' of every step (T, B, H), carry)
 
 `unroll_autodiff` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W
 of many steps is ONE product before the scan. The backward scan carries only the gradient of the
@@ -25,9 +25,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells import Carry, CellParams, cell_of, hidden
+from jaxgru.cells import Carry, CellParams, cell_of, hidden, sizes
 from jaxgru.cells.base import (
-    PLAIN_STEPS,
+    NO_CONSTANTS,
+    Constants,
     Mask,
     ParallelLayer,
     RecurrentLayer,
@@ -45,7 +46,7 @@ from jaxgru.layers.arguments import (
     check_features,
 )
 from jaxgru.layers.layout import IN_ROWS
-from jaxgru.layers.over_time import over_time
+from jaxgru.layers.over_time import advance, over_time
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
@@ -58,45 +59,42 @@ ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
 def unroll_autodiff(
     params: CellParams,
-    x: Float[Array, "T B E"] | Lookup,
-    carry: Carry,
-    steps: Steps = PLAIN_STEPS,
+    carry: Any,
+    steps: Steps,
+    constants: Constants = NO_CONSTANTS,
     reverse: bool = False,
     return_carries: bool = False,
-) -> tuple[Any, Carry]:
+) -> tuple[Any, Any]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
 
-    def step(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
-        x, keep, reset, real = inputs
-        current = carry if reset is None else IN_ROWS.choose(~reset, carry, steps.initial)
-        after = cell.step(params, current, x)
-        mask = steps.mask and steps.mask._replace(keep=keep)
-        after = with_hidden(after, apply_mask(hidden(after), mask))
-        after = after if real is None else IN_ROWS.choose(real, after, carry)
-        return after, after if return_carries else hidden(after)
+    def equations(carry: Any, x: Array) -> tuple[Any, None]:
+        return cell.step(params, carry, x), None
 
-    inputs = _looked_up(x), steps.mask and steps.mask.keep, steps.reset, steps.real
-    carry, h = jax.lax.scan(step, carry, inputs, reverse=reverse)
-    return h, carry
+    def step(carry: Any, now: Steps) -> tuple[Any, Any]:
+        carry, _ = advance(IN_ROWS, equations, carry, now, constants)
+        return carry, carry if return_carries else hidden(carry)
+
+    steps = steps._replace(x=_looked_up(steps.x))
+    carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
+    return outputs, carry
 
 
 def unroll_layer(
     params: CellParams,
-    x: Float[Array, "T B E"] | Lookup,
-    carry: Carry,
-    steps: Steps = PLAIN_STEPS,
+    carry: Any,
+    steps: Steps,
+    constants: Constants = NO_CONSTANTS,
     implementation: str = "auto",
     reverse: bool = False,
     return_carries: bool = False,
-) -> tuple[Any, Carry]:
+) -> tuple[Any, Any]:
     """Compute one layer over time; it equals `unroll_autodiff` up to rounding.
 
     Args:
       params: one layer's parameters.
-      x: the layer's input, as an array or as a `Lookup`.
       carry: the state before the first step.
-      steps: dropout, resets and padding.
+      steps: the layer's input, as an array or as a `Lookup`; dropout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
@@ -110,30 +108,30 @@ def unroll_layer(
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
     marked = steps.reset is not None or steps.real is not None
-    only_mask = not (marked or reverse or return_carries)
-    if isinstance(layer, ParallelLayer) and only_mask:
-        return layer.all_steps(_looked_up(x), carry, steps.mask)
+    if isinstance(layer, ParallelLayer) and not (marked or reverse or return_carries):
+        h, carry = layer.all_steps(carry, _looked_up(steps.x))
+        h = apply_mask(h, steps.keep, constants.scale)
+        return h, with_hidden(carry, h[-1])
     if not isinstance(layer, RecurrentLayer):
-        return unroll_autodiff(params, x, carry, steps, reverse, return_carries)
-    features = x.table.shape[1] if isinstance(x, Lookup) else x.shape[2]
-    check_features(features, layer.W.shape[0])
-    of_steps, times_W = product_of_steps(x, layer.W)
+        return unroll_autodiff(params, carry, steps, constants, reverse, return_carries)
+    E, H = sizes(params)
+    x, times_W = product_of_steps(steps.x, layer.W)
+    check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
 
-    def run(carry: Carry, inputs: tuple) -> tuple[Carry, Any]:
+    def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
         """Compute some of the steps."""
-        x, keep, reset, real = inputs
-        a = plus(times_W(x), layer.b)
-        mask = steps.mask and steps.mask._replace(keep=keep)
-        some = Steps(mask, reset, steps.initial, real)
-        h, carry = over_time(layer.recurrence, layer.U, carry, a, some, reverse, return_carries)
-        return carry, h
+        steps = steps._replace(x=plus(times_W(steps.x), layer.b))
+        outputs, carry = over_time(
+            layer.recurrence, layer.U, carry, steps, constants, reverse, return_carries
+        )
+        return carry, outputs
 
-    T, B, H = *of_steps.shape[:2], hidden(carry).shape[-1]
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
     wide = jnp.finfo(layer.W.dtype).bits >= 32
-    inputs = of_steps, steps.mask and steps.mask.keep, steps.reset, steps.real
-    carry, h = in_blocks(run, carry, inputs, block_length(T, B, H) if wide else T, reverse)
-    return h, carry
+    T, B = x.shape[:2]
+    length = block_length(T, B, H) if wide else T
+    carry, outputs = in_blocks(run, carry, steps._replace(x=x), length, reverse)
+    return outputs, carry
 
 
 def block_length(T: Size, B: Size, H: int) -> Size:
@@ -181,7 +179,7 @@ def unroll_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask | None, Mask | None]],
+    masks: Sequence[tuple[Mask, Mask]],
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers: the input of each is the output of the one below.
@@ -232,7 +230,7 @@ def run_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask | None, Mask | None]],
+    masks: Sequence[tuple[Mask, Mask]],
     reset: Bool[Array, "T B"] | None = None,
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
@@ -245,23 +243,26 @@ def run_stack(
     )
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
-        fast = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
-        recurrent = [layer for layer in fast if isinstance(layer, RecurrentLayer)]
+        prepared = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
+        recurrent = [layer for layer in prepared if isinstance(layer, RecurrentLayer)]
         if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
             return *wavefront.unroll_stack(recurrent, x, carry, masks), None
-    ends, carries = [], []
+    ends, each = [], []
     for i, (layer, c, (state_mask, output_mask)) in enumerate(
         zip(layers, carry, masks, strict=True)
     ):
         if i and not isinstance(x, Lookup):
             x = x.astype(hidden(c).dtype)  # layers can have different dtypes
         initial_of = None if initial is None or reset is None else initial[i]
-        steps = Steps(state_mask, reset, initial_of, real)
-        h, c = unroll_layer(layer, x, c, steps, implementation, reverse, return_carries)
-        x = apply_mask(h[0] if isinstance(h, tuple) else h, output_mask)
+        steps = Steps(x, state_mask.keep, reset, real)
+        constants = Constants(initial_of, state_mask.scale)
+        outputs, c = unroll_layer(
+            layer, c, steps, constants, implementation, reverse, return_carries
+        )
+        x = apply_mask(hidden(outputs), *output_mask)
         ends.append(c)
-        carries.append(h)
-    return _looked_up(x), tuple(ends), tuple(carries) if return_carries else None
+        each.append(outputs)
+    return _looked_up(x), tuple(ends), tuple(each) if return_carries else None
 
 
 def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:
@@ -298,13 +299,14 @@ def layer_stepper(
     layer = cell.prepare(params) if cell.prepare else None
     if not isinstance(layer, RecurrentLayer):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    W, b, H = layer.W, layer.b, layer.U[0].shape[0]
+    W, b, (_, H) = layer.W, layer.b, sizes(params)
+    U = jax.tree.map(IN_ROWS.turn, layer.U)
     gates = lambda a: IN_ROWS.gates(a, H)
     tables = None if table is None else gates(plus(dot(table, W), b))
 
     def step(carry: Carry, x: Array) -> Carry:
         a = gates(plus(dot(x, W), b)) if tables is None else [rows(gate, x) for gate in tables]
-        return layer.recurrence.step(IN_ROWS, layer.U, carry, a)[0]
+        return layer.recurrence.step(IN_ROWS, U, carry, a)[0]
 
     return step
 

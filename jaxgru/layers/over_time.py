@@ -5,26 +5,48 @@ Letters as in `cells/base.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxgru.cells.base import (
-    PLAIN_STEPS,
+    NO_CONSTANTS,
     Carry,
+    Constants,
     Recurrence,
     Steps,
     apply_mask,
+    besides_hidden,
     hidden,
     with_hidden,
 )
-from jaxgru.layers.layout import IN_ROWS, is_small, training_layout
+from jaxgru.layers.layout import IN_ROWS, Layout, is_small, training_layout
 
 
-def before(first: Array, after: Array, reverse: bool = False) -> Array:
+def advance(
+    layout: Layout,
+    equations: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    now: Steps,
+    constants: Constants,
+) -> tuple[Any, Any]:
+    """Compute one step with its reset, dropout and padding.
+
+    Args:
+      equations: (carry, x) → the next carry, and what to save.
+      now: the step, without the axis T.
+    """
+    start = carry if now.reset is None else layout.choose(~now.reset, carry, constants.initial)
+    after, saved = equations(start, now.x)
+    after = with_hidden(after, apply_mask(hidden(after), now.keep, constants.scale))
+    return after if now.real is None else layout.choose(now.real, after, carry), saved
+
+
+def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
     """Return the state before each step, given the first state and the state after each step."""
     first = first[None]
     return jnp.concatenate([after[1:], first] if reverse else [first, after[:-1]])
@@ -34,8 +56,8 @@ def over_time(
     recurrence: Recurrence,
     U: tuple[Array, ...],
     carry: Carry,
-    a: Float[Array, "T B GH"],
-    steps: Steps = PLAIN_STEPS,
+    steps: Steps,
+    constants: Constants = NO_CONSTANTS,
     reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Carry]:
@@ -46,8 +68,7 @@ def over_time(
 
     Args:
       carry: the state before the first step.
-      a: x·W + b of every step.
-      steps: dropout, resets and padding. Of these, only `initial` is differentiated.
+      steps: their x is a = x·W + b. Of the rest, only `constants.initial` is differentiated.
       reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
 
@@ -58,107 +79,94 @@ def over_time(
     # What is converted here gets a gradient of its own dtype.
     as_carry = lambda leaf: leaf.astype(hidden(carry).dtype)
     U = tuple(leaf if leaf.ndim > 1 else as_carry(leaf) for leaf in U)
-    a, initial = jax.tree.map(as_carry, (a, steps.initial))
-    flags = steps.mask, steps.reset, steps.real
-    outputs: Any = _over_time(recurrence, reverse, return_carries, U, carry, a, initial, flags)
-    h, c = outputs
-    end = 0 if reverse else -1
-    if not isinstance(carry, tuple):
-        return h, h[end]
-    return ((h, c) if return_carries else h), (h[end], c[end] if return_carries else c)
+    steps = steps._replace(x=as_carry(steps.x))
+    constants = constants._replace(initial=jax.tree.map(as_carry, constants.initial))
+    return _over_time(recurrence, reverse, return_carries, U, carry, steps, constants)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _over_time(recurrence, reverse, return_carries, U, carry, a, initial, flags):
-    return _scan(IN_ROWS, recurrence, reverse, return_carries, U, carry, a, initial, flags)[0]
+def _over_time(recurrence, reverse, return_carries, U, carry, steps, constants):
+    # XLA vectorizes the gates only if each is an array of its own: with the reset after the
+    # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
+    steps = steps._replace(x=IN_ROWS.gates(steps.x, hidden(carry).shape[-1]))
+    scan = _scan(IN_ROWS, recurrence, reverse, return_carries, U, carry, steps, constants)
+    return scan[:2]
 
 
-def _scan(layout, recurrence, reverse, return_carries, U, carry, a, initial, flags, save=False):
-    """Return h of every step, with c of every step or the last; and what the gradient needs.
-
-    h and c are (T, B, H). What the gradient needs is in the layout.
-    """
-    (mask, reset, real), pair = flags, isinstance(carry, tuple)
-    H = hidden(carry).shape[-1]
-    # Without a gradient, XLA vectorizes the gates only if each is an array of its own: with the
-    # reset after the product, H = 128 and B = 16, a step then takes 21 µs instead of 50
-    apart = [a] if save else IN_ROWS.gates(a, H)
-    U, carry, initial = jax.tree.map(layout.turn, (U, carry, initial))
-
-    def step(carry, inputs):
-        apart, keep, reset, real = inputs
-        gates = [gate for part in apart for gate in layout.gates(layout.turn(part), H)]
-        current = carry if reset is None else layout.choose(~reset, carry, initial)
-        after, saved = recurrence.step(layout, U, current, gates)
-        after = with_hidden(after, apply_mask(hidden(after), mask and mask._replace(keep=keep)))
-        if real is not None:
-            after = layout.choose(real, after, carry)
-        c = after[1:] if pair else ()
-        each_c = jax.tree.map(layout.turn, c) if return_carries else None
-        outputs = layout.turn(hidden(after)), each_c
-        return after, (outputs, (*c, *saved) if save else None)
-
-    inputs = apart, mask and layout.turn(mask.keep), reset, real
-    carry, ((h, c), saved) = jax.lax.scan(step, carry, inputs, reverse=reverse)
-    last_c = layout.turn(carry[1]) if pair else None
-    return (h, c[0] if c else last_c), saved
-
-
-def _forward(recurrence, reverse, return_carries, U, carry, a, initial, flags):
+def _forward(recurrence, reverse, return_carries, U, carry, steps, constants):
     layout = training_layout(*hidden(carry).shape)
-    (h, c), saved = _scan(
-        layout, recurrence, reverse, return_carries, U, carry, a, initial, flags, save=True
+    whole = steps._replace(x=[steps.x])
+    outputs, last, saved = _scan(
+        layout, recurrence, reverse, return_carries, U, carry, whole, constants, save=True
     )
-    return (h, c), (U, carry, h, saved, initial, flags)
+    marks = steps._replace(x=None)
+    return (outputs, last), (U, carry, hidden(outputs), saved, marks, constants)
+
+
+def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constants, save=False):
+    """Return the output of every step and the last carry, in rows; and what the gradient needs.
+
+    The latter is in the layout: the carry after every step, without h, and what the steps save.
+    """
+    H = hidden(carry).shape[-1]
+    turned = partial(jax.tree.map, layout.turn)
+    U, carry = turned((U, carry))
+    steps = steps._replace(keep=turned(steps.keep))
+    constants = constants._replace(initial=turned(constants.initial))
+
+    def equations(carry, parts):
+        gates = [gate for part in parts for gate in layout.gates(layout.turn(part), H)]
+        return recurrence.step(layout, U, carry, gates)
+
+    def step(carry, now):
+        carry, saved = advance(layout, equations, carry, now, constants)
+        outputs = turned(carry if return_carries else hidden(carry))
+        return carry, (outputs, (besides_hidden(carry), saved) if save else None)
+
+    last, (outputs, saved) = jax.lax.scan(step, carry, steps, reverse=reverse)
+    return outputs, turned(last), saved
 
 
 def _backward(recurrence, reverse, return_carries, residuals, cotangents):
-    U, carry, h, saved, initial, (mask, reset, real) = residuals
-    pair, layout = isinstance(carry, tuple), training_layout(*h.shape[1:])
-    dh_out, dc_out = jax.tree.map(layout.turn, cotangents)
-    transposed_U = jax.tree.map(jnp.transpose, U)
-    turned_U, first, initial = jax.tree.map(layout.turn, (transposed_U, carry, initial))
-    previous = before(hidden(first), layout.turn(h), reverse)
-    if pair:
-        previous = previous, before(first[1], saved[0], reverse)
-    if reset is not None:
-        previous = layout.choose(~reset, previous, initial)
-    factors_of, sources = partial(recurrence.factors, layout), (previous, saved)
+    U, first, h, (others, saved), steps, constants = residuals
+    layout = training_layout(*h.shape[1:])
+    turned = partial(jax.tree.map, layout.turn)
+    d_outputs, d_last = turned(cotangents)
+    transposed_U = turned(jax.tree.map(jnp.transpose, U))
+    first, initial, keep = turned((first, constants.initial, steps.keep))
+    steps = steps._replace(keep=keep)
+
+    after = with_hidden(first, layout.turn(h), others)
+    before = jax.tree.map(partial(before_each, reverse=reverse), first, after)
+    if steps.reset is not None:
+        before = layout.choose(~steps.reset, before, initial)
+    factors_of, sources = partial(recurrence.factors, layout), (before, after, saved)
     if is_small(*h.shape[1:]):
         factors_of, sources = lambda *factors: factors, factors_of(*sources)
 
     def step(gradients, inputs):
-        (dh, *dc), d_initial = gradients
-        dh_out, dc_out, sources, keep, reset, real = inputs
-        dh = dh + dh_out
-        if dc_out is not None:
-            dc = [dc[0] + dc_out]
-        d_after = (dh, *dc) if real is None else layout.choose(real, (dh, *dc))
-        dh_step = apply_mask(d_after[0], mask and mask._replace(keep=keep))
-        d_step = (dh_step, *d_after[1:]) if pair else dh_step
-        d_before, kept = recurrence.step_gradient(layout, turned_U, d_step, factors_of(*sources))
-        if reset is not None:
+        (d_carry, d_initial), (d_output, sources, now) = gradients, inputs
+        if return_carries:
+            d_carry = jax.tree.map(jnp.add, d_carry, d_output)
+        else:
+            d_carry = with_hidden(d_carry, hidden(d_carry) + d_output)
+        d_after = d_carry if now.real is None else layout.choose(now.real, d_carry)
+        d_after = with_hidden(d_after, apply_mask(hidden(d_after), now.keep, constants.scale))
+        factors = factors_of(*sources)
+        d_before, kept = recurrence.step_gradient(layout, transposed_U, d_after, factors)
+        if now.reset is not None:
             if d_initial is not None:
-                d_initial = jax.tree.map(jnp.add, d_initial, layout.choose(reset, d_before))
-            d_before = layout.choose(~reset, d_before)
-        d_before = d_before if pair else (d_before,)
-        if real is not None:
-            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~real, (dh, *dc)))
+                d_initial = jax.tree.map(jnp.add, d_initial, layout.choose(now.reset, d_before))
+            d_before = layout.choose(~now.reset, d_before)
+        if now.real is not None:
+            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~now.real, d_carry))
         return (d_before, d_initial), kept
 
-    dh = jnp.zeros_like(hidden(first))
-    dc = () if not pair else (jnp.zeros_like(dh),) if return_carries else (dc_out,)
-    dc_outs = dc_out if return_carries else None
-    (d_carry, d_initial), kept = jax.lax.scan(
-        step,
-        ((dh, *dc), jax.tree.map(jnp.zeros_like, initial)),
-        (dh_out, dc_outs, sources, mask and layout.turn(mask.keep), reset, real),
-        reverse=not reverse,
-    )
-    d_carry, d_initial = jax.tree.map(layout.turn, (d_carry, d_initial))
-    in_rows = jax.tree.map(layout.turn, (previous, saved, kept))
-    dU, da = recurrence.gradients(IN_ROWS, U, *in_rows)
-    return dU, d_carry if pair else d_carry[0], da, d_initial, None
+    start = d_last, jax.tree.map(jnp.zeros_like, initial)
+    gradients, kept = jax.lax.scan(step, start, (d_outputs, sources, steps), reverse=not reverse)
+    d_carry, d_initial = turned(gradients)
+    dU, da = recurrence.gradients(IN_ROWS, U, *turned((before, after, saved, kept)))
+    return dU, d_carry, Steps(da), Constants(d_initial)
 
 
 _over_time.defvjp(_forward, _backward)

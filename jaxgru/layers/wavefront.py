@@ -27,7 +27,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, Mask, RecurrentLayer, Size, Steps, apply_mask, plus, vary_alike
+from jaxgru.cells.base import (
+    Carry,
+    Constants,
+    Mask,
+    RecurrentLayer,
+    Size,
+    Steps,
+    apply_mask,
+    hidden,
+    plus,
+    vary_alike,
+)
 from jaxgru.cells.products import Lookup, product
 from jaxgru.layers.over_time import over_time
 
@@ -60,12 +71,12 @@ def unroll_stack(
     layers: Sequence[RecurrentLayer],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask | None, Mask | None]],
+    masks: Sequence[tuple[Mask, Mask]],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers that `supports` accepts."""
     L, recurrence = len(layers), layers[0].recurrence
     first_a = plus(product(x, layers[0].W), layers[0].b)
-    (T, B), H = first_a.shape[:2], layers[1].W.shape[0]
+    (T, B), H = first_a.shape[:2], hidden(carry[0]).shape[-1]
     C = T // part_length(T)
     W, b = _stack([layer.W for layer in layers[1:]]), _stack([layer.b for layer in layers[1:]])
     U, stacked_carry = _stack([layer.U for layer in layers]), _stack(carry)
@@ -75,17 +86,15 @@ def unroll_stack(
         parts = y.reshape(C, T // C, *y.shape[1:])
         return jnp.pad(parts, [(layer, L - 1 - layer)] + [(0, 0)] * (parts.ndim - 1))
 
-    def keep(masks: Sequence[Mask | None]) -> Bool[Array, "waves layers K B H"] | None:
-        kept = [waves(mask.keep, layer) for layer, mask in enumerate(masks) if mask]
+    def keep(masks: Sequence[Mask]) -> Bool[Array, "waves layers K B H"] | None:
+        kept = [waves(mask.keep, i) for i, mask in enumerate(masks) if mask.keep is not None]
         return jnp.stack(kept, axis=1) if kept else None
 
-    def mask_of(keep: Array | None) -> Mask | None:
-        return None if keep is None or scale is None else Mask(keep, scale)
-
     state_masks, output_masks = zip(*masks, strict=True)
-    scale = next((mask.scale for pair in masks for mask in pair if mask), None)
+    scales = [mask.scale for pair in masks for mask in pair if mask.scale is not None]
+    scale = scales[0] if scales else None
     run = jax.vmap(
-        lambda U, carry, a, keep: over_time(recurrence, U, carry, a, Steps(mask_of(keep)))
+        lambda U, carry, steps: over_time(recurrence, U, carry, steps, Constants(scale=scale))
     )
     input_product = jax.vmap(lambda x, W, b: plus(product(x, W), b))
     layer = jnp.arange(L)
@@ -93,18 +102,18 @@ def unroll_stack(
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:
         (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
         a = jnp.concatenate([first_a[None], input_product(below, W, b)])
-        h, new_carry = run(U, carry, a, state_keep)
+        h, new_carry = run(U, carry, Steps(a, state_keep))
         busy = (layer <= number) & (number < layer + C)
         carry = jax.tree.map(
             lambda new, old: jnp.where(busy[:, None, None], new, old), new_carry, carry
         )
-        return (carry, apply_mask(h[:-1], mask_of(output_keep))), h[-1]
+        return (carry, apply_mask(h[:-1], output_keep, scale)), h[-1]
 
     inputs = jnp.arange(C + L - 1), waves(first_a, 0), keep(state_masks), keep(output_masks[:-1])
     below = jnp.zeros((L - 1, T // C, B, H), first_a.dtype)
     below, _ = vary_alike((below, first_a))
     (stacked_carry, _), h = jax.lax.scan(wave, (stacked_carry, below), inputs)
-    h = apply_mask(h[L - 1 :].reshape(T, B, H), output_masks[-1])
+    h = apply_mask(h[L - 1 :].reshape(T, B, H), *output_masks[-1])
     return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked_carry) for i in range(L))
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
@@ -28,12 +28,12 @@ from jaxgru.libraries.gates import (
     cast,
     check_reset_gate,
     complement_z,
+    dtype_of_biases,
     joined,
     layer_of,
     refusal,
     reshaped,
     single_bias,
-    sizes,
     with_steps,
 )
 
@@ -84,7 +84,9 @@ def unroll(
         reverse=reverse,
         implementation=implementation,
     )
-    return jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state), ys.reshape(*batch, T, H)
+    state = jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state)
+    state = tuple(state) if isinstance(state, tuple) else state  # without names, as Equinox's
+    return state, ys.reshape(*batch, T, H)
 
 
 def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
@@ -142,7 +144,7 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
             p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
         case _:
             raise refusal(layer, "Equinox has a GRUCell and an LSTMCell")
-    E, H, dtype = sizes(layer)
+    (E, H), dtype = sizes(layer), dtype_of_biases(layer)
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
     W, U, b = (joined(p, side, order) for side in "WUb")
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}

@@ -19,7 +19,7 @@ from flax import linen as nn
 from flax.core import meta
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes
@@ -31,7 +31,6 @@ from jaxgru.libraries.gates import (
     complement_z,
     refusal,
     single_bias,
-    sizes,
     with_steps,
 )
 

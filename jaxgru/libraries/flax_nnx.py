@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jaxtyping import Bool, Float, Integer
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes
@@ -24,11 +24,11 @@ from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
 from jaxgru.libraries.gates import (
     check_reset_gate,
     complement_z,
+    dtype_of_biases,
     joined,
     layer_of,
     refusal,
     single_bias,
-    sizes,
     without_inner_bias,
 )
 
@@ -234,7 +234,7 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         W, U, b = (joined(p, side, order) for side in "WUb")
         weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}
         weights[bias]["bias"] = b
-    E, H, dtype = sizes(layer)
+    (E, H), dtype = sizes(layer), dtype_of_biases(layer)
     options: dict[str, Any] = dict(param_dtype=dtype)
     if make is nnx.SimpleCell:
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'

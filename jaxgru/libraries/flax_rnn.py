@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells import CellParams, LSTMParams
+from jaxgru.cells import CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError
@@ -26,7 +26,6 @@ from jaxgru.libraries.gates import (
     cast,
     computes,
     reshaped,
-    sizes,
     with_steps,
 )
 

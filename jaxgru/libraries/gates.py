@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, GRUParams, zero_carry
+from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError
@@ -70,11 +70,9 @@ def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
     return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
 
 
-def sizes(layer: CellParams) -> tuple[int, int, jnp.dtype]:
-    """Return E, H and the biases' dtype."""
-    carry = jax.tree.leaves(zero_carry(layer, 1))[0]
-    W = next(w for name, w in vars(layer).items() if name.startswith("W"))
-    return W.shape[-2], carry.shape[-1], carry.dtype
+def dtype_of_biases(layer: CellParams) -> jnp.dtype:
+    """Return the dtype of a layer's biases, and so of its state."""
+    return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype
 
 
 @jax.jit

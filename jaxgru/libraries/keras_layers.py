@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.gates import (
     check_dtype,
     check_known,
     complement_z,
+    dtype_of_biases,
     joined,
     layer_of,
     refusal,
     single_bias,
-    sizes,
 )
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
@@ -148,12 +148,13 @@ def to_keras(
         if len(layer) != 2 or shapes[0] != shapes[1]:
             raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
         first, second = (to_keras(p, **options) for p in layer)
-        E, _, dtype = sizes(layer[0])
+        (E, _), dtype = sizes(layer[0]), dtype_of_biases(layer[0])
         both = keras.layers.Bidirectional(first, dtype=str(dtype))
         both.build((None, None, E))
         both.set_weights(first.get_weights() + second.get_weights())
         return both
-    E, H, dtype = sizes(p := _as_in_keras(layer))
+    p = _as_in_keras(layer)
+    (E, H), dtype = sizes(p), dtype_of_biases(p)
     check_dtype("the layer's weights", str(dtype))
     match p:
         case GRUParams():

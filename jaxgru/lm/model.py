@@ -182,7 +182,7 @@ def _apply(
     params: Params,
     tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
     carry: ModelCarry,
-    masks: Sequence[tuple[Mask | None, Mask | None]],
+    masks: Sequence[tuple[Mask, Mask]],
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
     known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`

@@ -97,7 +97,8 @@ def test_a_carry_of_three_parts(monkeypatch):
     """Against NumPy, row by row, with resets and padding."""
     zeros = lambda p, batch_size: (jnp.zeros((batch_size, p.W.shape[1])),) * 3
     monkeypatch.setattr(cells, "CELLS", dict(cells.CELLS))
-    cells.register(Cell("averages", AveragesParams, None, averages, zeros))
+    sizes = lambda p: p.W.shape
+    cells.register(Cell("averages", AveragesParams, None, sizes, averages, zeros))
     rng = np.random.default_rng(0)
     p, x = AveragesParams(jnp.asarray(rng.normal(size=(3, 4)))), rng.normal(size=(2, 6, 3))
     reset, lengths = rng.random((2, 6)) < 0.3, np.array([6, 4])
@@ -146,7 +147,8 @@ def test_a_cell_that_is_defined_again_replaces_the_one_before():
 
         step = lambda p, h, x: scale * h + p.b
         zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
-        return cells.Cell("twice", Params, lambda *a: Params(jnp.ones(2)), step, zeros)
+        sizes = lambda p: (1, *p.b.shape)
+        return cells.Cell("twice", Params, lambda *a: Params(jnp.ones(2)), sizes, step, zeros)
 
     try:
         cells.register(define(2))

@@ -14,9 +14,10 @@ from jax.test_util import check_grads
 
 from jaxgru import cells
 from jaxgru.cells import mlp
-from jaxgru.cells.base import Mask, Steps
+from jaxgru.cells.base import Constants, Mask, Steps
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import implementations
+from jaxgru.layers.dropout import NO_MASK
 from jaxgru.layers.implementations import layer_stepper, unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
@@ -46,7 +47,12 @@ def float64():
         yield
 
 
-jit_unroll, jit_cell = jax.jit(unroll_layer), jax.jit(cells.cell)
+def run(function, p, x, carry, mask=NO_MASK, **options):
+    """`unroll_layer` or `unroll_autodiff`."""
+    return function(p, carry, Steps(x, mask.keep), Constants(scale=mask.scale), **options)
+
+
+jit_unroll, jit_cell = jax.jit(partial(run, unroll_layer)), jax.jit(cells.cell)
 
 
 def problem(kind, T, B, E, H, masked, seed=0):
@@ -55,7 +61,7 @@ def problem(kind, T, B, E, H, masked, seed=0):
     normal = lambda like: jax.device_put(rng.normal(size=like.shape))
     p = jax.tree.map(normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H)))
     carry = jax.tree.map(normal, jax.eval_shape(lambda: cells.zero_carry(p, B)))
-    x, mask = jax.device_put(rng.normal(size=(T, B, E))), None
+    x, mask = jax.device_put(rng.normal(size=(T, B, E))), NO_MASK
     if masked:
         mask = Mask(jax.device_put(rng.random((T, B, H)) < 0.7), jnp.float64(1 / 0.7))
     return p, x, carry, mask
@@ -66,7 +72,7 @@ def value_and_gradients(function, p, x, carry, mask):
     """A scalar in which every output takes part with its own weight, and all its gradients."""
 
     def scalar(p, x, carry):
-        outputs = function(p, x, carry, Steps(mask))
+        outputs = run(function, p, x, carry, mask)
         weighted = lambda y: jnp.sum(y * np.cos(np.arange(y.size)).reshape(y.shape))
         return sum(map(weighted, jax.tree.leaves(outputs))), outputs
 
@@ -94,16 +100,16 @@ def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
     """Of 5 steps: a scan over two blocks of 2 steps, and the one that remains."""
     lengths = []
 
-    def counted(recurrence, U, carry, a, *rest):
-        lengths.append(a.shape[0])
-        return over_time(recurrence, U, carry, a, *rest)
+    def counted(recurrence, U, carry, steps, *rest):
+        lengths.append(steps.x.shape[0])
+        return over_time(recurrence, U, carry, steps, *rest)
 
     monkeypatch.setattr(implementations, "over_time", counted)
     p, x, carry, _ = problem("gru", 5, 2, 3, 4, masked=False)
-    h, last = unroll_layer(p, x, carry, reverse=reverse)
+    h, last = run(unroll_layer, p, x, carry, reverse=reverse)
     assert lengths == expected
     chex.assert_trees_all_close(
-        (h, last), unroll_autodiff(p, x, carry, reverse=reverse), rtol=1e-12
+        (h, last), run(unroll_autodiff, p, x, carry, reverse=reverse), rtol=1e-12
     )
 
 
@@ -128,7 +134,7 @@ def test_lengths_of_blocks(monkeypatch):
 )
 def test_gradients_against_finite_differences(kind):
     p, x, carry, mask = problem(kind, 4, 2, 3, 2, masked=True)
-    function = jax.jit(lambda *a: unroll_layer(*a, Steps(mask)))
+    function = jax.jit(lambda *a: run(unroll_layer, *a, mask))
     check_grads(function, (p, x, carry), order=1, modes=["rev"], atol=1e-6)
 
 
@@ -139,11 +145,11 @@ def test_splitting_the_sequence_changes_nothing(kind, cut, seed):
     with jax.enable_x64(True):
         sizes = (5, 2, 3, 4)
         p, x, carry, mask = problem(kind, *sizes, True, seed)
-        whole, last = jit_unroll(p, x, carry, Steps(mask))
-        first, carry = jit_unroll(p, x[:cut], carry, Steps(Mask(mask.keep[:cut], mask.scale)))
+        whole, last = jit_unroll(p, x, carry, mask)
+        first, carry = jit_unroll(p, x[:cut], carry, Mask(mask.keep[:cut], mask.scale))
         np.testing.assert_allclose(first, whole[:cut], 1e-12, 1e-13)
         if cut < sizes[0]:
-            second, carry = jit_unroll(p, x[cut:], carry, Steps(Mask(mask.keep[cut:], mask.scale)))
+            second, carry = jit_unroll(p, x[cut:], carry, Mask(mask.keep[cut:], mask.scale))
             np.testing.assert_allclose(second, whole[cut:], 1e-12, 1e-13)
         chex.assert_trees_all_close(carry, last, rtol=1e-12, atol=1e-13)
 
@@ -153,7 +159,7 @@ def test_a_mask_acts_inside_the_recurrence(kind):
     """A unit dropped at step 0 is zero in that output AND unseen by step 1."""
     p, x, carry, _ = problem(kind, 2, 1, 3, 4, masked=False)
     keep = jnp.ones((2, 1, 4), bool).at[0, 0, 2].set(False)
-    h, _ = jit_unroll(p, x, carry, Steps(Mask(keep, jnp.float64(1.0))))
+    h, _ = jit_unroll(p, x, carry, Mask(keep, jnp.float64(1.0)))
     first = jit_cell(p, carry, x[0])
     dropped = cells.hidden(first).at[0, 2].set(0)
     second = jit_cell(p, (dropped, first[1]) if isinstance(first, tuple) else dropped, x[1])
@@ -168,11 +174,11 @@ def test_a_lookup_is_its_rows(kind):
     table = jax.device_put(np.random.default_rng(7).normal(size=(4, 3)))
     index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
 
-    def lookup(p, table, carry, steps):
-        return unroll_layer(p, Lookup(table, index), carry, steps)
+    def lookup(p, carry, steps, constants):
+        return unroll_layer(p, carry, steps._replace(x=Lookup(steps.x, index)), constants)
 
-    def plain(p, table, carry, steps):
-        return unroll_autodiff(p, table[index], carry, steps)
+    def plain(p, carry, steps, constants):
+        return unroll_autodiff(p, carry, steps._replace(x=steps.x[index]), constants)
 
     both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
@@ -201,7 +207,7 @@ def test_an_mlp_of_many_positions(monkeypatch):
 
 def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     size = lambda K: str(
-        jax.make_jaxpr(lambda p, x: unroll_layer(p, x, cells.zero_carry(p, 2)))(
+        jax.make_jaxpr(lambda p, x: run(unroll_layer, p, x, cells.zero_carry(p, 2)))(
             cells.init_mlp(jax.random.key(0), 3, 4, K), jnp.ones((5, 2, 3), jnp.float32)
         )
     ).count("dot_general")
@@ -212,8 +218,8 @@ def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
 def test_under_vmap(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
     xs = jnp.stack([x, -x])
-    h, _ = jax.jit(jax.vmap(lambda x: unroll_layer(p, x, carry)))(xs)
-    np.testing.assert_allclose(h[1], jax.jit(unroll_autodiff)(p, -x, carry)[0], 1e-12)
+    h, _ = jax.jit(jax.vmap(lambda x: run(unroll_layer, p, x, carry)))(xs)
+    np.testing.assert_allclose(h[1], jax.jit(partial(run, unroll_autodiff))(p, -x, carry)[0], 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])

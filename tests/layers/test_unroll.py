@@ -484,7 +484,8 @@ def test_layers_of_a_stack_may_differ_in_precision(dtypes):
 
 
 def test_a_carry_may_be_a_list_or_a_named_tuple():
-    """Such as Haiku's LSTMState: (h, c) by position; lists of numbers are arrays."""
+    """Such as Haiku's LSTMState: (h, c) by position; lists of numbers are arrays. It is returned
+    with names, and is still a pair."""
     State = namedtuple("State", "hidden cell")
     layer = stack_of("lstm", 1)[0]
     x = random_like(np.zeros((2, 3, F)), 1)
@@ -497,7 +498,8 @@ def test_a_carry_may_be_a_list_or_a_named_tuple():
         with unchecked():  # the annotations say arrays
             seen = jaxgru.unroll(layer, x, pair, reset=flags.tolist(), lengths=[3, 2], initial=pair)
         chex.assert_trees_all_equal(seen, expected)
-    assert type(seen[1]) is tuple
+    h, c = seen[1]
+    assert type(seen[1]) is cells.LSTMState and seen[1] == (seen[1].h, seen[1].c) == (h, c)
 
 
 KEY = jax.random.key(0)
@@ -739,10 +741,8 @@ def test_the_arrays_of_other_libraries():
 def test_parameters_that_contradict_each_other_are_refused_in_use_only():
     """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
     jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
-    wrong = GRU.replace(cn=jnp.zeros(H))
-    with pytest.raises(
-        ValueError, match="cn is a bias inside the reset; it needs reset_gate='after'"
-    ):
+    wrong = GRU.replace(reset_gate="before")
+    with pytest.raises(ValueError, match="cn is a bias inside the reset; it needs reset_gate="):
         jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
 
 
@@ -829,7 +829,8 @@ def test_an_error_in_a_users_cell_is_the_users():
         raise TypeError("mine")
 
     zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
-    cells.register(cells.Cell("odd", Odd, lambda *a: Odd(jnp.zeros(H)), step, zeros))
+    sizes = lambda p: (F, H)
+    cells.register(cells.Cell("odd", Odd, lambda *a: Odd(jnp.zeros(H)), sizes, step, zeros))
     try:
         with pytest.raises(TypeError, match="^mine"):
             jaxgru.unroll(Odd(jnp.zeros(H)), jnp.ones((1, 1, F)))

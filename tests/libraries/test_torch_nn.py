@@ -16,7 +16,7 @@ from random_models import random_params, same_bits
 
 from jaxgru import bidirectional, cells, initial_carry, step, unroll
 from jaxgru.cells import GRUParams
-from jaxgru.cells.base import Mask, Steps
+from jaxgru.cells.base import Constants, Steps
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
@@ -56,7 +56,7 @@ def stacked(layers, x, carries):
     """Layers over time: the outputs, and each layer's carry."""
     after = []
     for layer, carry in zip(layers, carries, strict=True):
-        x, carry = unroll_layer(layer, x, carry)
+        x, carry = unroll_layer(layer, carry, Steps(x))
         after.append(carry)
     return x, after
 
@@ -80,7 +80,9 @@ class TestTheSameNumbers:
         loss.backward()
 
         def carries(states):
-            return [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
+            return [
+                cells.LSTMState(*s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)
+            ]
 
         def scalar(layers, x, states):
             outputs, after = stacked(layers, x, carries(states))
@@ -167,11 +169,11 @@ class TestResetAfter:
         x, h = rng.standard_normal((T, B, E)), rng.standard_normal((B, H))
         weight = rng.standard_normal((T, B, H))
         keep = jnp.asarray(rng.random((T, B, H)) < 0.7)
-        mask = Mask(keep, jnp.float64(1 / 0.7)) if masked else None
+        constants = Constants(scale=jnp.float64(1 / 0.7) if masked else None)
 
         def results(function):
             def scalar(p, x, h):
-                outputs, last = function(p, x, h, Steps(mask))
+                outputs, last = function(p, h, Steps(x, keep if masked else None), constants)
                 return (outputs * weight).sum() + jnp.sin(last).sum(), (outputs, last)
 
             return jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(p, x, h)

@@ -27,7 +27,7 @@ from jaxgru.lm.evaluation import (
 )
 
 V = 7
-MODEL = ModelConfig(vocab_size=V, embedding_dim=3, hidden_dim=5, num_layers=2, second_bias=True)
+MODEL = ModelConfig("gru", V, 3, 5, num_layers=2, second_bias=True, reset_gate="before")
 N = 59  # 58 predictions
 
 

@@ -17,6 +17,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
+from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_autodiff
 from jaxgru.lm import ModelConfig, apply, step
 from jaxgru.lm.evaluation import token_nll
@@ -248,7 +249,7 @@ def test_dropout_sites(site, num_layers):
     masks = jax.eval_shape(
         lambda key: dropout_masks(params.layers, Dropout(key, 0.5, site), 2, 6), jax.random.key(0)
     )
-    present = [(state is not None, output is not None) for state, output in masks]
+    present = [(state.keep is not None, output.keep is not None) for state, output in masks]
     last = num_layers - 1
     assert present == [
         (site == "state", site == "output" and i == last or site == "between" and i < last)
@@ -316,7 +317,7 @@ def test_output_dropout_precedes_the_layer_norm():
     h = jaxgru.lm.initial_carry(params, 2)
     x = params.embedding[TOKENS.T]
     for layer, carry in zip(params.layers, h, strict=True):
-        x, _ = unroll_autodiff(layer, x, carry)
+        x, _ = unroll_autodiff(layer, carry, Steps(x))
     x = jnp.where(masks[-1][1].keep, x * 2, 0)
     expected = layer_norm(params.norm, x) @ params.head.Wo + params.head.bo
     logits, _ = apply(params, TOKENS, None, dropout)

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CELLS, CellParams, GRUParams, LSTMParams, MLPParams, RNNParams
+from jaxgru.cells import CELLS, CellParams, GRUParams, LSTMParams, MLPParams, RNNParams, sizes
 from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
@@ -163,7 +163,7 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
     if size > _MAX_BYTES:
         raise InteropError(f"the weights have {size:,} bytes; an ONNX file can have 2 GiB.")
 
-    (features, _), (_, H) = _sizes(layers[0]), _sizes(layers[-1])
+    (features, _), (_, H) = sizes(layers[0]), sizes(layers[-1])
     graph = _Graph(helper.np_dtype_to_tensor_dtype(np.dtype(dtypes.pop())))
     if model:
         V, features = model.embedding.shape
@@ -174,7 +174,7 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         graph.output("y", "B", "T", H)
         x = graph.transpose(graph.input("x", "B", "T", features), 1, 0, 2)
     for i, layer in enumerate(layers):
-        E, H = _sizes(layer)
+        E, H = sizes(layer)
         if E != features:
             raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
         x, features = _add_layer(graph, i, jax.tree.map(np.asarray, layer), x), H
@@ -273,14 +273,9 @@ def _cell(p: CellParams) -> str:
     return _kind(p).partition(",")[0]
 
 
-def _sizes(p: CellParams) -> tuple[int, int]:
-    """Return E and H."""
-    return next(w for name, w in vars(p).items() if name[0] == "W").shape[-2:]
-
-
 def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
     """Add a layer's nodes and carry: x (T, B, E) → h of every step (T, B, H)."""
-    layer, H = f"layers.{i}", _sizes(p)[1]
+    layer, H = f"layers.{i}", sizes(p)[1]
     for name, value in _packed(p).items():
         graph.constant(f"{layer}.{name}", value)
     h_in, h_out = graph.input(f"carry.{i}.h", "B", H), graph.output(f"carry_out.{i}.h", "B", H)
@@ -330,7 +325,7 @@ def _packed(p: CellParams) -> dict[str, Any]:
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
     p = complement_z(p) if isinstance(p, GRUParams) else p
-    order, zeros = _ORDER[_cell(p)], np.zeros(_sizes(p)[1], next(iter(vars(p).values())).dtype)
+    order, zeros = _ORDER[_cell(p)], np.zeros(sizes(p)[1], next(iter(vars(p).values())).dtype)
     gates = {side: [getattr(p, side + gate, zeros) for gate in order] for side in "WUbc"}
     biases = [zeros if bias is None else bias for bias in gates["b"] + gates["c"]]
     return {

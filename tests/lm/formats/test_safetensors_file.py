@@ -38,7 +38,7 @@ from jaxgru.lm.formats.safetensors import (
     save_safetensors,
 )
 
-SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1)
+SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1, reset_gate="before")
 TOKENIZER = CharacterTokenizer('a"é')
 CONFIG = Config("small", SMALL)
 
