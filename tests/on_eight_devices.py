@@ -24,7 +24,7 @@ from jaxgru.lm import evaluation  # noqa: E402
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.lm.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.lm.model import init  # noqa: E402
-from jaxgru.lm.parallel.sharding import ROWS, row_shardings, shardings, spread  # noqa: E402
+from jaxgru.lm.parallel.sharding import ROWS, row_shardings, shard, shardings  # noqa: E402
 from jaxgru.lm.runs.checkpoints import restore, save  # noqa: E402
 from jaxgru.lm.runs.orbax import open_checkpoints  # noqa: E402
 from jaxgru.lm.sampling import generate  # noqa: E402
@@ -173,7 +173,7 @@ def of_sampling():
     prompt = TOKENS[:48].reshape(24, 2)
     one, _, _ = generate(params, key, prompt, 20, top_k=5)
     mesh = mesh_of(8)
-    rows = spread(prompt, row_shardings(prompt, mesh))
+    rows = shard(prompt, row_shardings(prompt, mesh))
     sample = jax.jit(lambda *x: generate(*x, 20, top_k=5)[0])
     placed = *jax.device_put((params, key), NamedSharding(mesh, P())), rows
     program = sample.lower(*placed).compile()
@@ -193,7 +193,7 @@ def of_validation():
         nll, loss = (f(placed, TOKENS, 11, mesh) for f in (window_nll, window_loss))
         name = f"{devices}{' sharded' * sharded}"
         same[name] = bool(nll.tobytes() == one.tobytes() and loss == one.mean())
-    batches = spread(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
+    batches = shard(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
     program = evaluation._nll_on_mesh.lower(mesh, placed, batches, batches).compile().as_text()
     on_each = max(map(int, re.findall(r"s32\[(\d+),5,11\]", program)))
     return {"same": same, "predictions": len(one), "batches per device": on_each}

@@ -18,7 +18,7 @@ import jaxgru
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.parallel import processes
 from jaxgru.lm.parallel.processes import join, together
-from jaxgru.lm.parallel.sharding import cut
+from jaxgru.lm.parallel.sharding import partition_spec
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.training import Observer, Progress, fit, init_state
 
@@ -128,7 +128,7 @@ class TestDevices:
     ],
 )
 def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected):
-    assert cut(shape, n) == expected
+    assert partition_spec(shape, n) == expected
 
 
 # --- Processes

@@ -168,7 +168,7 @@ def prepare(p: GRUParams) -> RecurrentLayer:
 # Reset before. Uzr (H, 2H), Un (H, H).
 
 
-def _step(layout, U, h, a):
+def _before_step(layout, U, h, a):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
     Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), h.shape[layout.axis])
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
@@ -176,14 +176,14 @@ def _step(layout, U, h, a):
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
-def _factors(layout, h, after, saved):
+def _before_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
     z, r = layout.gates(zr, h.shape[layout.axis])
     return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
 
 
-def _step_gradient(layout, U, dh, factors):
+def _before_step_gradient(layout, U, dh, factors):
     (Uzr, Un), (of_n, of_zr, of_h, r) = U, factors
     da_n = dh * of_n
     d_rh = layout.times(Un, da_n)
@@ -191,13 +191,13 @@ def _step_gradient(layout, U, dh, factors):
     return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
 
 
-def _gradients(layout, U, h, after, saved, kept):
+def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
     _, r = layout.gates(zr, h.shape[-1])
     return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
 
 
-RESET_BEFORE = Recurrence(_step, _factors, _step_gradient, _gradients)
+RESET_BEFORE = Recurrence(_before_step, _before_factors, _before_step_gradient, _before_gradients)
 
 
 # Reset after. U (H, 3H), m = h·Un + cn.

@@ -23,7 +23,7 @@ from jaxgru.errors import UserError
 from jaxgru.layers.arguments import as_array, as_jax, as_tokens
 from jaxgru.lm.data.batching import random_crops, windows
 from jaxgru.lm.model import Params, apply, at_least_float32, initial_carry, on_device
-from jaxgru.lm.parallel.sharding import ROWS, one_copy, spread
+from jaxgru.lm.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
@@ -70,7 +70,7 @@ def window_nll(
         nll = _nll(one_copy(params, mesh), *batches)
     else:
         more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
-        batches = (spread(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
+        batches = (shard(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
         nll = _nll_on_mesh(mesh, params, *batches)
     return np.asarray(nll, np.float64).ravel()[:n]
 

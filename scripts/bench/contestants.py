@@ -34,7 +34,7 @@ from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.model import round_weights
-from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, spread
+from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 
@@ -139,7 +139,7 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
     # Split the rows over the cores where the weights are small: each core reads all of them
     if task.batch_size % jax.device_count() == 0 and model.hidden_dim <= 256:
         mesh = data_mesh(task.batch_size)
-        tokens = spread(tokens, row_shardings(tokens, mesh))
+        tokens = shard(tokens, row_shardings(tokens, mesh))
         params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
     return Contestant(
         calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))

@@ -31,7 +31,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
-from jaxgru.lm.parallel.sharding import cut
+from jaxgru.lm.parallel.sharding import partition_spec
 from pages.markdown import fill
 from pages.markdown import table as markdown_table
 
@@ -97,7 +97,7 @@ def estimate(config: Config, devices: int, rows: int | None, machine: Machine) -
         raise UserError(f"{devices} devices with {rows} rows each: both must be at least 1.")
     shapes, n = parameter_shapes(config.model).values(), devices
     P = BYTES * sum(map(math.prod, shapes))
-    piece = BYTES * sum(math.prod(s) // (n if len(cut(s, n)) else 1) for s in shapes)
+    piece = BYTES * sum(math.prod(s) // (n if len(partition_spec(s, n)) else 1) for s in shapes)
     sent = 2 * (n - 1) * P // n
     return Estimate(
         devices=n,

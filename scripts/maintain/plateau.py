@@ -36,7 +36,7 @@ from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import check_writable, write_text
 from jaxgru.lm.parallel.hardware import describe_hardware
-from jaxgru.lm.parallel.sharding import data_mesh, one_copy, spread
+from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.training import init_state, train_steps
 from jaxgru.lm.training.step import state_shardings
@@ -185,8 +185,8 @@ class InJaxgru:
         self.config, training = config, config.training
         self.mesh = data_mesh(training.batch_size)
         state = init_state(config.model, training, config.data.batches)
-        self.state = spread(state, state_shardings(state, self.mesh, training))
-        self.tokens = spread(jnp.asarray(tokens), NamedSharding(self.mesh, PartitionSpec()))
+        self.state = shard(state, state_shardings(state, self.mesh, training))
+        self.tokens = shard(jnp.asarray(tokens), NamedSharding(self.mesh, PartitionSpec()))
 
     def train(self, steps: int) -> list[float]:
         """Take training steps; return the loss before each of them."""

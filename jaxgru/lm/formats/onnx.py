@@ -14,7 +14,7 @@ recurrent bias c for every gate. See https://onnx.ai/onnx/operators/onnx__GRU.ht
 LSTM and RNN.
 
 The model's metadata has `format` ("jaxgru"), `layers` (the kind of each, JSON) and `tensors` (the
-names and shapes of our parameters, JSON); a whole model's also what is in `interop/metadata.py`.
+names and shapes of our parameters, JSON); a whole model's also what is in `metadata.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def save_onnx(path: str | Path, params: Params, config: Config, tokenizer: Token
     """Write a whole model into one .onnx file, which `load_onnx` reads back bit for bit.
 
     The same model always gives the same file. Of the paths in the config, only the names of files
-    are kept: see `interop.metadata.pack`.
+    are kept: see `metadata.pack`.
 
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do

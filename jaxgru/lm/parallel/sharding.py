@@ -32,7 +32,7 @@ def data_mesh(batch_size: int) -> Mesh:
     return Mesh(devices, (ROWS,))
 
 
-def cut(shape: tuple[int, ...], n: int) -> P:
+def partition_spec(shape: tuple[int, ...], n: int) -> P:
     """Return how to shard an array: its longest axis that n divides, or none (replicated)."""
     axes = [axis for axis, size in enumerate(shape) if n > 1 and size % n == 0]
     if not axes:
@@ -50,7 +50,7 @@ def specs(tree: Any, mesh: Mesh, sharded: bool) -> Any:
 
     def spec(leaf: jax.Array | jax.ShapeDtypeStruct) -> P:
         trained = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
-        return cut(leaf.shape, mesh.size if sharded and trained else 1)
+        return partition_spec(leaf.shape, mesh.size if sharded and trained else 1)
 
     return jax.tree.map(spec, tree)
 
@@ -65,7 +65,7 @@ def row_shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: NamedSharding(mesh, P(ROWS)), tree)
 
 
-def spread(tree: Any, shardings: Any) -> Any:
+def shard(tree: Any, shardings: Any) -> Any:
     """Place arrays on a mesh. An array that every process has gives each device its part."""
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -22,7 +22,7 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.hardware import share_cpu
 from jaxgru.lm.parallel.processes import from_first, is_first, many, together
-from jaxgru.lm.parallel.sharding import data_mesh, one_copy, spread
+from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs import checkpoints, folders, initial, measurements
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
@@ -252,7 +252,7 @@ def _fresh_state(config: Config, mesh: Mesh, tokenizer: Tokenizer) -> TrainState
         state = dataclasses.replace(state, params=params)
         if is_first():
             console.print(told, soft_wrap=True)
-    return spread(state, state_shardings(state, mesh, config.training))
+    return shard(state, state_shardings(state, mesh, config.training))
 
 
 def _train(

@@ -21,7 +21,7 @@ from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.processes import anywhere, from_first
-from jaxgru.lm.parallel.sharding import one_copy, spread
+from jaxgru.lm.parallel.sharding import one_copy, shard
 from jaxgru.lm.training.step import (
     MAX_CHUNK,
     TrainState,
@@ -106,8 +106,8 @@ def fit(
     training, schedule = config.training, learning_rate(config.training)
     tokens = jnp.asarray(train_tokens)
     if mesh is not None:
-        state = spread(state, state_shardings(state, mesh, training))
-        tokens = spread(tokens, NamedSharding(mesh, P()))
+        state = shard(state, state_shardings(state, mesh, training))
+        tokens = shard(tokens, NamedSharding(mesh, P()))
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         run_steps = partial(train_steps, training, mesh=mesh)
     else:  # before the clock starts, so that tokens per second exclude compilation
