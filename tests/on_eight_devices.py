@@ -77,8 +77,8 @@ def bytes_held(state):
     leaves = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
     on_each = {device: 0 for device in leaves[0].sharding.device_set}
     for leaf in leaves:
-        for shard in leaf.addressable_shards:
-            on_each[shard.device] += shard.data.nbytes
+        for piece in leaf.addressable_shards:
+            on_each[piece.device] += piece.data.nbytes
     return sum(leaf.nbytes for leaf in leaves), max(on_each.values())
 
 
