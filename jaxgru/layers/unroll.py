@@ -68,7 +68,8 @@ def unroll(
         input of each is then the output of the one below.
       x: the input, in floating point. It is converted to the dtype of the layer's biases.
       carry: the state before the first step, as returned here or by `initial_carry`: for one layer
-        h (B, H), or (h, c) for an LSTM; for a list of layers a tuple of these. None: `initial`.
+        h (B, H), or (h, c) for an LSTM, returned with these names; for a list of layers a tuple of
+        these. None: `initial`.
       reset: where True, the carry is set to `initial` BEFORE that step: a new episode begins. Steps
         are read backward with `reverse`, so True must then stand at the LAST step of an episode. If
         `starts` (B, T) is True where an episode begins, these are

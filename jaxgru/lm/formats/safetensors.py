@@ -1,7 +1,7 @@
 """A whole model in one .safetensors file: the format for sharing runs.
 
 The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.Wz", …,
-"head.bo"), as in the checkpoints. The header's metadata holds the rest: see `interop/metadata.py`.
+"head.bo"), as in the checkpoints. The header's metadata holds the rest: see `metadata.py`.
 
 See https://huggingface.co/docs/safetensors for the format; nothing in it can run code.
 """
@@ -41,7 +41,7 @@ def save_safetensors(
     """Write a whole model into one file, bit for bit.
 
     The same model always gives the same file. Of the paths in the config, only the names of files
-    are kept: see `interop.metadata.pack`.
+    are kept: see `metadata.pack`.
 
     Raises:
       InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
