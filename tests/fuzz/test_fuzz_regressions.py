@@ -338,7 +338,9 @@ class TestWriting:
     def test_a_long_prompt_is_read_in_parts(self, stateful, monkeypatch):
         """At once, 10**6 characters took astra_alpha 2 GB; the text is the same."""
         tokenizer = CharacterTokenizer("abcdefg")
-        model = ModelConfig(vocab_size=7, embedding_dim=3, hidden_dim=5, num_layers=2)
+        model = ModelConfig(
+            vocab_size=7, embedding_dim=3, hidden_dim=5, num_layers=2, reset_gate="before"
+        )
         params = random_params(model)
         options = generation.Options(num_tokens=20, stateful=stateful)
         prompt = "abcgfeddca"

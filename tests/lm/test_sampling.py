@@ -197,7 +197,10 @@ def test_top_p_1_leaves_no_token_out():
         ({"temperature": 10**400}, r"temperature is 1000.*; it must be a number of"),
         ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number of"),
         ({"temperature": None}, "temperature is None; it must be a number of"),
-        ({"temperature": np.ones(2)}, r"temperature is an array, float64 \(2,\); it must be a f"),
+        (
+            {"temperature": np.ones(2)},
+            r"temperature is an array, float64 \(2,\); it must be a number",
+        ),
         ({"top_p": -(10**400)}, r"top_p is -1000.*; it must be a number of"),
         ({"top_k": 10**400}, "top_k is "),
         ({"prompt": PROMPT[:, :0]}, "prompt must be"),
