@@ -472,15 +472,18 @@ def _in_float32(value: float) -> float:
     return rounded if abs(rounded) >= np.finfo(np.float32).tiny else 0.0
 
 
-def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
-    def holds(value: Any) -> bool:
-        of = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
-        return all(of[bound](value, limit) for bound, limit in bounds.items())
+_BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
+
+def _holds(value: Any, bounds: Mapping[str, float]) -> bool:
+    return all(_BOUNDS[bound](value, limit) for bound, limit in bounds.items())
+
+
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
     on_device = _in_float32(value) if isinstance(value, float) else value
     too_large = on_device in (math.inf, -math.inf)
-    if too_large or not holds(on_device):
+    if too_large or not _holds(on_device, bounds):
         limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
         wanted = " and ".join(limits + ["below 2^128"] * too_large)
-        rounded = f", which is {on_device} in float32" if holds(value) else ""
+        rounded = f", which is {on_device} in float32" if _holds(value, bounds) else ""
         raise ConfigError(f"{name} is {value}{rounded}; it must be {wanted}.")
