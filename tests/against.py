@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from contextlib import contextmanager
@@ -139,6 +140,17 @@ def _cost(function, *args):
     program = jax.jit(gradients).lower(*args).compile()
     products = Counter(re.findall(r" (dot|while)\(", program.as_text()))
     return products, program.cost_analysis()["flops"]
+
+
+def torch_gradients(module):
+    """The gradients of a torch.nn module in the structure of our layers: conversion is linear."""
+    from jaxgru.libraries.torch_nn import from_torch
+
+    gradient = copy.deepcopy(module)
+    for (name, p), q in zip(module.named_parameters(), gradient.parameters(), strict=True):
+        summed = "bias_hh" in name and type(module).__name__ != "GRU"  # it acts only in a sum
+        q.data = p.grad * 0 if summed else p.grad
+    return from_torch(gradient)
 
 
 def close(a, b):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import alike_under_strict_promotion
+from against import alike_under_strict_promotion, torch_gradients
 from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,6 @@ torch = pytest.importorskip("torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
 
 KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
-SIZES = [(7, 3, 4, 5, 2), (1, 1, 2, 1, 1), (5, 2, 6, 3, 1)]  # T, B, E, H, L
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,60 +51,8 @@ def close(ours, theirs, tolerance=1e-10, dtype=np.float64):
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def stacked(layers, x, carries):
-    """Layers over time: the outputs, and each layer's carry."""
-    after = []
-    for layer, carry in zip(layers, carries, strict=True):
-        x, carry = unroll_layer(layer, carry, Steps(x))
-        after.append(carry)
-    return x, after
-
-
 class TestTheSameNumbers:
-    """Outputs, last state and every gradient against PyTorch's own, from a random first state."""
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("T, B, E, H, L", SIZES)
-    def test_forward_and_gradients(self, kind, T, B, E, H, L):
-        rng = np.random.default_rng(T)
-        x, weight = rng.standard_normal((T, B, E)), rng.standard_normal((T, B, H))
-        states = [rng.standard_normal((L, B, H)) for _ in range(2 if kind == "lstm" else 1)]
-
-        theirs = module(kind, E, H, L)
-        x_ = torch.tensor(x, requires_grad=True)
-        states_ = [torch.tensor(state, requires_grad=True) for state in states]
-        outputs_, last_ = theirs(x_, tuple(states_) if kind == "lstm" else states_[0])
-        lasts_ = last_ if kind == "lstm" else (last_,)
-        loss = (outputs_ * torch.tensor(weight)).sum() + sum(s.sin().sum() for s in lasts_)
-        loss.backward()
-
-        def carries(states):
-            return [
-                cells.LSTMState(*s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)
-            ]
-
-        def scalar(layers, x, states):
-            outputs, after = stacked(layers, x, carries(states))
-            loss = (outputs * weight).sum() + sum(jnp.sin(s).sum() for s in jax.tree.leaves(after))
-            return loss, (outputs, after)
-
-        layers = from_torch(theirs)
-        (value, (outputs, after)), gradients = jax.jit(
-            jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True)
-        )(layers, x, states)
-
-        close(value, loss.detach())
-        close(outputs, outputs_.detach())
-        for i, carry in enumerate(after):
-            for ours, last in zip(jax.tree.leaves(carry), lasts_, strict=True):
-                close(ours, last[i].detach())
-        d_layers, d_x, d_states = gradients
-        close(d_x, x_.grad)
-        for ours, state in zip(d_states, states_, strict=True):
-            close(ours, state.grad)
-        for i, d in enumerate(d_layers):
-            for name, gradient in _gradients(kind, theirs, i).items():
-                close(getattr(d, name), gradient)
+    """What parity_tests/test_foreign.py and `TestTwoDirections` do not compute."""
 
     def test_one_step_is_torch_gru_cell(self):
         theirs = module("gru", 3, 4, 1)
@@ -122,31 +69,10 @@ class TestTheSameNumbers:
         theirs = module(kind, 3, 4, 2, bias=False)
         layers = from_torch(theirs)
         x = torch.randn(5, 2, 3, dtype=torch.float64)
-        outputs, _ = stacked(
-            layers, jnp.asarray(x.numpy()), [cells.zero_carry(p, 2) for p in layers]
-        )
+        outputs, _ = unroll(layers, jnp.asarray(x.numpy()), time_major=True)
         close(outputs, theirs(x)[0].detach())
         if kind == "gru":
             assert layers[0].cz is layers[0].cr is layers[0].cn is None
-
-
-def _gradients(kind, module, layer):
-    """PyTorch's gradients of one layer under our names, by the documentation's order of gates."""
-    of = {
-        name: getattr(module, f"{name}_l{layer}").grad
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    }
-    if kind == "rnn":
-        return {"W": of["weight_ih"].T, "U": of["weight_hh"].T, "b": of["bias_ih"]}
-    found = {}
-    order = "rzn" if kind == "gru" else "ifgo"
-    for ours, name in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih"), ("c", "bias_hh")):
-        for gate, part in zip(order, of[name].chunk(len(order)), strict=True):
-            # z is 1 − PyTorch's, so its weights are minus PyTorch's, and so are their gradients.
-            part = part.T if part.ndim == 2 else part
-            found[ours + gate] = -part if gate == "z" else part
-    # An LSTM's second bias is part of the first here; each has the gradient of the sum.
-    return {name: g for name, g in found.items() if kind == "gru" or name[0] != "c"}
 
 
 class TestResetAfter:
@@ -288,10 +214,7 @@ class TestTwoDirections:
         same(d_x, x_.grad)
         for ours, state in zip(d_states, states_, strict=True):
             same(ours, state.grad)
-        for suffix, layers in zip(("", "_reverse"), d_directions, strict=True):
-            for i, d in enumerate(layers):
-                for name, gradient in _gradients(kind, theirs, f"{i}{suffix}").items():
-                    same(getattr(d, name), gradient)
+        jax.tree.map(same, d_directions, torch_gradients(theirs))
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_bit_for_bit(self, kind):

@@ -1,0 +1,202 @@
+"""Layers and stacks against torch.nn, dm-haiku, Keras and ONNX, converted by `jaxgru.libraries`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxgru.cells import CellParams, LSTMState
+from jaxgru.cells.base import Steps
+from jaxgru.layers.implementations import unroll_layer
+from jaxgru.libraries.torch_nn import from_torch
+from jaxgru.libraries.torch_nn import to_torch as to_torch_nn
+from parity_tests.bridge import (
+    DTYPES,
+    REPEATED,
+    TOLERANCE,
+    agree,
+    random_array,
+    random_cell,
+    to_torch,
+)
+
+SIZES = pytest.mark.parametrize("size", [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)])
+"""(B, T, E, H) of each comparison."""
+
+
+class Case:
+    """One layer or two: parameters, input (B, T, E), carry, and jaxgru's results.
+
+    The gradient is that of a random linear function of all outputs and the final carries.
+    """
+
+    def __init__(self, kind: str, size: tuple[int, int, int, int], dtype: str, layers: int):
+        B, T, E, H = size
+        rng = np.random.default_rng(0)
+        cell, _, after = kind.partition(", reset ")
+        params = [
+            random_cell(rng, cell, H if i else E, H, bool(after), dtype) for i in range(layers)
+        ]
+        if after:  # only this variant has a bias inside the reset
+            params = [
+                p.replace(reset_gate="after", cn=random_array(rng, (H,), dtype, 0.5))
+                for p in params
+            ]
+        self.layers: tuple[CellParams, ...] = tuple(params)
+        self.x = random_array(rng, (B, T, E), dtype)
+        draw = lambda: random_array(rng, (B, H), dtype)
+        self.carry = tuple(LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in params)
+        self.weights = (
+            random_array(rng, (B, T, H), dtype),
+            jax.tree.map(lambda _: draw(), self.carry),
+        )
+        self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
+
+    def objective(self, *results: Any) -> jax.Array:
+        """Return the linear function of (output, carries), for implementations in JAX."""
+        terms = jax.tree.map(jnp.vdot, self.weights, results)
+        return sum(jax.tree.leaves(terms))
+
+    @functools.cached_property
+    def ours(self) -> tuple[Any, Any]:
+        """(output (B, T, H), final carries) and the gradients of layers, input and carries."""
+
+        def value(layers, x, carry):
+            h, new = x.swapaxes(0, 1), []
+            for layer, state in zip(layers, carry, strict=True):
+                h, state = unroll_layer(layer, state, Steps(h))
+                new.append(state)
+            results = h.swapaxes(0, 1), tuple(new)
+            return self.objective(*results), results
+
+        gradients = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))
+        return gradients(self.layers, self.x, self.carry)[::-1]
+
+    def check(self, implementation: str, results: Any, gradients: Any = ()) -> None:
+        """Compare with their (output, carries) and, if given, gradients (layers, x, carry)."""
+        ours, of_ours = self.ours
+        parts = ["outputs", "final carry", "gradient of every parameter", "gradient of the input",
+                 "gradient of the carry"]  # fmt: skip
+        pairs = zip(parts, (*ours, *of_ours), (*results, *gradients), strict=bool(gradients))
+        for part, a, b in pairs:
+            agree(f"{self.name}: {part}", a, b, TOLERANCE[self.dtype], implementation)
+
+
+@functools.lru_cache
+def case_of(kind: str, size: tuple[int, int, int, int], dtype: str, layers: int = 1) -> Case:
+    """Return a case, cached: several implementations are compared with the same results."""
+    return Case(kind, size, dtype, layers)
+
+
+@SIZES
+@pytest.mark.parametrize("kind, dtype", [
+    *(("gru, reset after", dtype) for dtype in DTYPES),
+    *(pytest.param(kind, *dtype.values, marks=dtype.marks) if hasattr(dtype, "marks")
+      else (kind, dtype) for kind in ("lstm", "rnn") for dtype in REPEATED),
+])  # fmt: skip
+def test_torch_nn(kind, size, dtype):
+    """Two layers; all biases of both sides are random, but those that only act in a sum."""
+    case = case_of(kind, size, dtype, 2)
+    module, x = to_torch_nn(case.layers), to_torch(case.x).requires_grad_()
+    module.batch_first = True
+    # PyTorch has one array per kind of state, (layers, B, H); ours is a tuple by layer.
+    pair = kind == "lstm"
+    stack = lambda carry: [
+        to_torch(np.stack([np.asarray(part) for part in parts]))
+        for parts in (zip(*carry, strict=True) if pair else [carry])
+    ]
+    unstack = lambda states: [state[i] for i in range(2) for state in states]
+    start = [state.requires_grad_() for state in stack(case.carry)]
+    output, final = module(x, tuple(start) if pair else start[0])
+    final = final if pair else (final,)
+    of_output, of_carry = case.weights
+    terms = zip([to_torch(of_output), *stack(of_carry)], [output, *final], strict=True)
+    sum((w * y).sum() for w, y in terms).backward()
+
+    # Weights map linearly, so the conversion of their gradients is the gradient of ours.
+    gradient = copy.deepcopy(module)
+    for (name, p), q in zip(module.named_parameters(), gradient.parameters(), strict=True):
+        q.data = p.grad if "gru" in kind or "bias_hh" not in name else torch.zeros_like(p)
+    gradients = from_torch(gradient), x.grad, unstack([state.grad for state in start])
+    case.check(f"torch.nn.{type(module).__name__}", (output, unstack(final)), gradients)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@SIZES
+def test_haiku(size, dtype):
+    """`hk.dynamic_unroll` of `hk.GRU`."""
+    hk = pytest.importorskip("haiku")
+    from jaxgru.libraries.dm_haiku import from_haiku, to_haiku
+
+    case = case_of("gru", size, dtype)
+
+    def network(x, state):
+        return hk.dynamic_unroll(hk.GRU(size[-1]), x, state, time_major=False)
+
+    def value(params, x, carry):
+        output, final = run(params, x, carry[0])
+        return case.objective(output, (final,)), (output, (final,))
+
+    run = hk.without_apply_rng(hk.transform(network)).apply
+    arguments = {"gru": to_haiku(case.layers[0])}, case.x, case.carry
+    (of_params, *others), results = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))(*arguments)
+    case.check("dm-haiku GRU", results, ((from_haiku(of_params["gru"]),), *others))
+
+
+@pytest.mark.parametrize("dtype", REPEATED)
+@SIZES
+def test_keras(size, dtype):
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != "jax":
+        pytest.skip("Keras was already imported with another backend")
+    from jaxgru.libraries.keras_layers import from_keras, to_keras
+
+    case = case_of("gru", size, dtype)
+    layer = to_keras(case.layers[0], return_sequences=True, return_state=True)
+    if dtype == "float64":
+        layer.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
+    seeds = [variable.value for variable in layer.non_trainable_variables]  # of its dropout, unused
+
+    def value(variables, x, carry):
+        (output, final), _ = layer.stateless_call(variables, seeds, x, initial_state=carry[0])
+        return case.objective(output, (final,)), (output, (final,))
+
+    arguments = [variable.value for variable in layer.trainable_variables], case.x, case.carry
+    (of_weights, *others), results = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))(*arguments)
+    gradients = (from_keras(layer, of_weights),), *others
+    case.check("Keras GRU(reset_after=False)", results, gradients)
+
+
+@pytest.mark.parametrize("runtime, dtype", [
+    ("onnxruntime", "float32"), ("onnx.reference", "float32"), ("onnx.reference", "float64"),
+])  # fmt: skip
+@SIZES
+def test_onnx(size, runtime, dtype):
+    """Forward only. ONNX Runtime's own kernel has only float32."""
+    pytest.importorskip("onnx")
+    from jaxgru.lm.formats.onnx import to_onnx
+
+    case = case_of("gru", size, dtype)
+    model = to_onnx(case.layers)
+    if runtime == "onnxruntime":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        run = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        ).run
+    else:
+        from onnx.reference import ReferenceEvaluator
+
+        run = ReferenceEvaluator(model).run
+    y, h = run(None, {"x": np.asarray(case.x), "carry.0.h": np.asarray(case.carry[0])})
+    case.check(f"ONNX GRU, {runtime}", (y, (h,)))
