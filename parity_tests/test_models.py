@@ -191,15 +191,10 @@ def test_masks_are_fresh_and_sized(site):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts(name):
     """torchref, jaxgru and the study's table give the same number."""
-    table = {
-        "astra_alpha": 86_913, "astra_beta": 715_713, "astra_gamma": 4_383_041,
-        "scribe_alpha": 1_075_688, "scribe_beta": 5_102_056, "scribe_gamma": 14_439_400,
-        "leviathan": 24_248_129,
-    }  # fmt: skip
     model = jaxgru.lm.load_config(name).model
     cls = torchref.MyLSTMModel if model.cell == "lstm" else torchref.MyGRUModel
     with torch.device("meta"):
         module = cls(model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers)
     shapes = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), model))
-    assert sum(p.numel() for p in module.parameters()) == table[name]
-    assert jaxgru.lm.num_params(shapes) == table[name]
+    assert sum(p.numel() for p in module.parameters()) == jaxgru.lm.num_params(shapes)
+    assert jaxgru.lm.num_params(shapes) == load_published(name).num_params

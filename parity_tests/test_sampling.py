@@ -146,24 +146,6 @@ def test_distributions(dtype, V, temperature, k, top_p, seed):
     agree(name, ours, theirs, TOLERANCE[dtype])
 
 
-def test_what_is_left_out_by_hand():
-    """Computed by hand, with ties; no library is compared."""
-    p = jnp.array([[0.4, 0.3, 0.2, 0.1]])
-    softmax = lambda *options: np.asarray(jax.nn.softmax(filter_logits(jnp.log(p), *options)))
-    np.testing.assert_allclose(softmax(1.0, 2), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(softmax(1.0, None, 0.65), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(softmax(1.0, None, 0.75), [[4 / 9, 3 / 9, 2 / 9, 0]], rtol=1e-6)
-    np.testing.assert_allclose(softmax(1.0, None, 0.01), [[1, 0, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(softmax(1.0, 3, 0.7), [[4 / 7, 3 / 7, 0, 0]], rtol=1e-6)  # of 0.9
-    np.testing.assert_allclose(
-        softmax(0.5), np.array([[16, 9, 4, 1]]) / 30, rtol=1e-5
-    )  # p² to scale
-    tied = jnp.array([[1.0, 1.0, 0.0, 1.0]])
-    np.testing.assert_allclose(
-        jax.nn.softmax(filter_logits(tied, 1.0, 2)), [[1 / 3, 1 / 3, 0, 1 / 3]], rtol=1e-6
-    )
-
-
 @pytest.mark.parametrize("cell, options", [
     ("gru", {"temperature": 1.0}),
     pytest.param("lstm", {"temperature": 1.0}, marks=pytest.mark.slow),

@@ -72,12 +72,6 @@ def test_a_mistake_is_one_line_and_2(run, arguments, says):
     assert done.err.startswith(says) and done.err.count("\n") == 1
 
 
-def test_dashes_and_underscores_are_the_same(run):
-    for option in ("--model.hidden_dim", "--model.hidden-dim"):
-        done = run("train", "--config", "astra_alpha", "--summary", option, 64)
-        assert (done.code, done.err) == (0, "") and "64×64" in done.out
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_examples_of_the_command_that_was_started(run, script, name):
     for start, done in ((f"jaxgru {name}", run(name, "--help")),

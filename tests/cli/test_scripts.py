@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import run_script
-from jaxgru.lm.config import dotted_names, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.evaluation import random_batch_losses, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
@@ -152,24 +150,14 @@ class TestTrain:
             assert done.out.count("\n│") == rows + 1
         assert contents(tmp_path) == {}
 
-    def test_summary_heeds_the_options(self, script):
-        done = script("train", "--config", "astra_alpha", "--summary", "--model.second_bias=false")
-        assert "86,657" in done.out and "86,913" not in done.out
-
-    @pytest.mark.parametrize("given", [["--config", "astra_gamma"], ["--config=leviathan"], []])
-    def test_help_lists_every_field_with_the_configs_value(self, script, given):
-        name = given[-1].removeprefix("--config=") if given else None
-        config = load_config(name) if name else jaxgru.lm.Config()
+    @pytest.mark.parametrize("given, hidden_dim", [
+        (["--config", "astra_gamma"], 512), (["--config=leviathan"], 1024), ([], 128),
+    ])  # fmt: skip
+    def test_help_shows_the_configs_values(self, script, given, hidden_dim):
         done = script("train", *given, "--help")
         assert (done.code, done.err) == (0, "")
         words = " ".join(done.out.split())
-        for dotted in dotted_names():
-            section, field = dotted.split(".")
-            value = getattr(getattr(config, section), field)
-            value = str(value).lower() if isinstance(value, bool) else str(value) or "''"
-            value = re.escape(value)
-            option = re.escape(f"--{dotted} VALUE ")
-            assert re.search(rf"{option}(?:(?! VALUE ).)*\(default: {value}\)", words), dotted
+        assert re.search(rf"--model.hidden_dim VALUE [^()]*\(default: {hidden_dim}\)", words)
 
 
 def table_rows(out: str) -> dict[str, list[float]]:
@@ -330,13 +318,6 @@ class TestSample:
         assert done.out == (f"--- sample 1 of 2, seed 4\n{one}\n--- sample 2 of 2, seed 4\n{two}\n")
         assert one != two
 
-    def test_seeds_repeat(self, script, tiny_run):
-        texts = [
-            script("sample", "--run", tiny_run, "--num-tokens", 12, "--seed", seed).out
-            for seed in (1, 1, 2)
-        ]
-        assert texts[0] == texts[1] != texts[2]
-
     def test_last_token_only(self, script, tiny_run):
         options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]
         done = script("sample", "--run", tiny_run, *options)
@@ -393,59 +374,9 @@ class TestTrainRefuses:
             *("--data.corpus", tiny_text, *options),
         )
 
-    def test_an_unknown_config(self, refused):
-        message = refused("train", "--config", "astra_delta")
-        assert "astra_delta" in message
-        for name in ("astra_alpha", "astra_beta", "astra_gamma", "leviathan", "scribe_alpha"):
-            assert name in message
-
-    @pytest.mark.parametrize(
-        "option, nearest",
-        [
-            ("--training.epoch", "--training.epochs"),
-            ("--training.droput", "--training.dropout"),
-            ("--sumary", "--summary"),
-            ("--model.hidden", "--model.hidden_dim"),
-        ],
-    )
-    def test_an_unknown_option_and_names_the_nearest(self, train, option, nearest):
-        for given in ([option, "1"], [f"{option}=1"]):
-            assert f"no option {option}; the nearest is {nearest}." in train(*given)
-
-    @pytest.mark.parametrize(
-        "option, value",
-        [
-            ("training.dropout", "1.0"),
-            ("model.num_layers", "0"),
-            ("model.cell", "transformer"),
-            ("model.hidden_dim", "wide"),
-            ("training.batch_size", "0"),
-            ("training.epochs", "-1"),
-            ("training.learning_rate", "-0.1"),
-            ("training.seed", "1.5"),
-            ("data.validation_fraction", "1"),
-        ],
-    )
-    def test_a_value_out_of_range_or_mistyped(self, train, option, value):
-        message = train(f"--{option}", value)
-        assert f"{option} is" in message and value in message and "must be" in message
-
     def test_an_option_without_its_value(self, train, refused):
         assert "--training.dropout" in train("--training.dropout")
         assert "--config" in refused("train", "--config")
-
-    def test_an_unknown_field_in_a_file(self, refused, tmp_path):
-        (tmp_path / "my.toml").write_text("[training]\nepoch = 3\n")
-        message = refused("train", "--config", tmp_path / "my.toml")
-        assert "'training.epoch'" in message and "'training.epochs'" in message
-
-    @pytest.mark.parametrize("text", ["[model", "[model]\nhidden_dim = 0", "model = 3"])
-    def test_a_file_that_is_no_config(self, refused, tmp_path, text):
-        (tmp_path / "my.toml").write_text(text)
-        refused("train", "--config", tmp_path / "my.toml")
-
-    def test_a_config_file_that_is_missing(self, refused):
-        assert "my.toml" in refused("train", "--config", "my.toml")
 
     @pytest.mark.parametrize(
         "given", [[], ["--config", "astra_alpha", "--resume", "runs"], ["--summary"]]
@@ -459,18 +390,9 @@ class TestTrainRefuses:
         message = train("--data.corpus", tmp_path / "short.txt")
         assert "108 tokens" in message and "at least 130" in message
 
-    def test_a_corpus_that_is_not_utf8(self, train, tmp_path):
-        (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 1000)
-        message = train("--data.corpus", tmp_path / "latin.txt")
-        assert "latin.txt is not UTF-8" in message and "0xe9" in message
-
     @pytest.mark.parametrize("name", ["missing.txt", "."])
     def test_a_corpus_that_is_not_there_or_no_file(self, train, name):
         assert name in train("--data.corpus", name)
-
-    def test_an_empty_corpus(self, train, tmp_path):
-        (tmp_path / "empty.txt").write_bytes(b"")
-        assert "empty" in train("--data.corpus", "empty.txt")
 
     def test_a_corpus_whose_hash_is_wrong(self, train, refused, tiny_text, monkeypatch):
         assert "SHA-256" in train("--data.sha256", "0" * 64)
@@ -541,46 +463,6 @@ class TestBadRuns:
         for step in list((run_copy / "checkpoints").iterdir()):
             step.rename(step.with_name(f"{step.name}.orbax-checkpoint-tmp-0"))
         assert "no finished checkpoint" in refused(name, "--run", run_copy)
-
-    def test_one_without_any_checkpoint(self, refused, name, run_copy):
-        shutil.rmtree(run_copy / "checkpoints")
-        assert "no finished checkpoint" in refused(name, "--run", run_copy)
-
-    @pytest.mark.parametrize(
-        "old, new",
-        [
-            ("hidden_dim = 9", "hidden_dim = 8"),
-            ("num_layers = 2", "num_layers = 3"),
-            ("num_layers = 2", "num_layers = 1"),
-            ("second_bias = true", "second_bias = false"),
-            ('tokenizer = "characters"', 'tokenizer = "letters"'),
-        ],
-    )
-    def test_one_whose_checkpoint_does_not_fit_its_config(self, refused, name, run_copy, old, new):
-        edit(run_copy / "config.toml", old, new)
-        message = refused(name, "--run", run_copy)
-        assert ("letters" if "letters" in new else "was made with model.") in message
-
-    def test_one_whose_checkpoint_is_broken(self, refused, name, run_copy):
-        """6 is the only step left; first its parameters' index is cut short, then they go."""
-        shutil.rmtree(run_copy / "checkpoints" / "3")
-        params = run_copy / "checkpoints" / "6" / "params"
-        (params / "_METADATA").write_text('{"tree_metadata": {')
-        assert str(params.parent) in refused(name, "--run", run_copy)
-        shutil.rmtree(params)
-        assert str(params.parent) in refused(name, "--run", run_copy)
-
-    def test_one_whose_tokenizer_is_missing_broken_or_anothers(self, refused, name, run_copy):
-        (run_copy / "tokenizer.json").write_text('{"characters": "abc"}')
-        assert "3 tokens" in refused(name, "--run", run_copy)
-        (run_copy / "tokenizer.json").write_text("{")
-        assert "cannot be read" in refused(name, "--run", run_copy)
-        (run_copy / "tokenizer.json").unlink()
-        assert "no tokenizer" in refused(name, "--run", run_copy)
-
-    def test_an_unknown_option(self, refused, name, tiny_run):
-        message = refused(name, "--run", tiny_run, "--runn", "1")
-        assert "no option --runn; the nearest is --run." in message
 
 
 class TestEvaluateRefuses:
@@ -653,23 +535,6 @@ class TestSampleNGram:
             expected += f"--- sample {sample + 1} of 2, seed 4\nBut soft{tokenizer.decode(new)}\n"
         assert done.out == expected
 
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
-            (["--ngram", "3", "--stateless"], "an n-gram model has no state to reset"),
-            (["--ngram", "3", "--compare"], "an n-gram model has no state to reset"),
-            (["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
-            (["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram"),
-        ],
-        ids=str,
-    )
-    def test_refusals(self, script, config, options, says):
-        if "--config" not in options and "--pretrained" not in options:
-            options = [*options, "--config", config]
-        done = script("sample", *options)
-        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
-
 
 class TestEvaluateNGram:
     def test_prints_what_is_counted(self, script, tmp_path, tiny_text):
@@ -698,44 +563,32 @@ class TestEvaluateNGram:
         rows = table_rows(script("evaluate", "--ngram", 2).out)
         assert rows["order 2"][2] == pytest.approx(kept, abs=6e-5)
 
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
-            (["--ngram", "2", "--save"], "--save writes into a run folder"),
-            (["--ngram", "2", "--run", "x"], "not allowed with argument"),
-            (["--ngram", "2", "--config", "x"], "there is no config 'x'"),
-            (["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram"),
-        ],
-        ids=str,
-    )
-    def test_refusals(self, script, options, says):
-        done = script("evaluate", *options)
-        assert done.code == 2 and says in done.err and done.err.count("\n") == 1
+
+@pytest.mark.parametrize("name, options, says", [
+    ("sample", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+    ("sample", ["--ngram", "3", "--stateless"], "an n-gram model has no state to reset"),
+    ("sample", ["--ngram", "3", "--compare"], "an n-gram model has no state to reset"),
+    ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
+    ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+    ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
+    ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
+    ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),
+    *((name, ["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram")
+      for name in ("sample", "evaluate")),
+], ids=str)  # fmt: skip
+def test_refusals_about_counted_models(script, tmp_path, tiny_text, name, options, says):
+    (tmp_path / "tiny.toml").write_text(f"[data]\ncorpus = '{tiny_text}'\n")
+    done = script(name, *options, *["--config", "tiny.toml"] * ("--stateless" in options))
+    assert done.code == 2 and says in done.err and done.err.count("\n") == 1
 
 
 class TestSampleRefuses:
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            (["--top-k", "0"], "top_k is 0"),
-            (["--top-k", "1000"], "top_k is 1000"),
-            (["--top-k", "many"], "--top-k"),
-            (["--temperature", "-0.5"], "temperature is -0.5"),
-            (["--temperature", "nan"], "temperature is nan"),
-            (["--temperature", "warm"], "--temperature"),
-            (["--top-p", "0"], "top_p is 0"),
-            (["--top-p", "1.5"], "top_p is 1.5"),
-            (["--num-tokens", "0"], "num_tokens is 0"),
-            (["--num-samples", "0"], "num_samples is 0"),
-            (["--seed", str(2**64)], "seed is"),
-            (["--prompt", ""], "prompt is empty"),
-            (["--prompt", "RÖMEÖ 3"], "lacks '3', 'Ö'"),
-            (["--compare", "--top-k", "0"], "top_k is 0"),
-            (["--compare", "--prompt", ""], "prompt is empty"),
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("options, says", [
+        (["--top-k", "1000"], "top_k is 1000"), (["--top-k", "many"], "--top-k"),
+        (["--temperature", "nan"], "temperature is nan"), (["--temperature", "warm"], "--temp"),
+        (["--num-samples", "0"], "num_samples is 0"), (["--prompt", "RÖMEÖ 3"], "lacks '3', 'Ö'"),
+        (["--compare", "--top-k", "0"], "top_k is 0"), (["--compare", "--prompt", ""], "is empty"),
+    ], ids=str)  # fmt: skip
     def test_an_option_out_of_range(self, refused, tiny_run, options, says):
         assert says in refused("sample", "--run", tiny_run, *options)
 

@@ -128,10 +128,6 @@ class TestPublishedConfigs:
     def test_parameter_count_of_the_model_itself(self, name):
         assert parameter_count(load_config(name).model) == PUBLISHED[name][-1]
 
-    def test_strict_single_bias_is_one_option_away(self):
-        config = load_config("astra_alpha", {"model.second_bias": False})
-        assert parameter_count(config.model) == 86_657
-
     def test_validation_losses_are_given_for_every_epoch(self):
         """As the study's logs have them, but for the last three of astra_gamma's first run."""
         val = {name: load_published(name).val_loss for name in PUBLISHED}

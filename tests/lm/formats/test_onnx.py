@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import LAYERS, layer
-from conftest import refuse_to_open
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import model_configs, random_bits, random_params, same_bits
@@ -294,31 +293,6 @@ class TestWholeModels:
         save_onnx(tmp_path / "again.onnx", *load_onnx(saved))
         assert (tmp_path / "again.onnx").read_bytes() == saved.read_bytes()
 
-    def test_an_older_file_stays_whole(self, saved, monkeypatch):
-        before = saved.read_bytes()
-
-        def fail(*_):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("os.replace", fail)
-        with pytest.raises(OSError, match="No space"):
-            save_onnx(saved, random_params(CONFIG.model, seed=1), CONFIG, TOKENIZER)
-        assert saved.read_bytes() == before
-        assert [file.name for file in saved.parent.iterdir()] == [saved.name]
-
-    def test_what_is_not_one_model(self, path):
-        params = random_params(CONFIG.model)
-        half = params.replace(embedding=params.embedding.astype("float16"))
-        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
-            save_onnx(path, half, CONFIG, TOKENIZER)
-        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, the config 5"):
-            save_onnx(path, params, CONFIG, CharacterTokenizer("ab"))
-        after = params.replace(layers=tuple(p.replace(reset_gate="after") for p in params.layers))
-        for save in (save_onnx, save_safetensors):
-            with pytest.raises(InteropError, match="not those of such a config.* a GRU's reset"):
-                save(path, after, CONFIG, TOKENIZER)
-        assert not path.exists()
-
 
 def _tensor(name="layers.0.W", **changes):
     """Change fields of a tensor; None clears one."""
@@ -453,17 +427,6 @@ class TestRefusals:
                 assert same_bits(again, params) and config == CONFIG
                 assert tokenizer.vocabulary == TOKENIZER.vocabulary
         assert refused > len(damaged) / 2
-
-    def test_no_file(self, path, tmp_path):
-        with pytest.raises(InteropError, match=f"there is no file {path}"):
-            load_onnx(path)
-        with pytest.raises(InteropError, match=f"{tmp_path} cannot be read: Is a directory"):
-            load_onnx(tmp_path)
-
-    def test_why_the_system_does_not_let_it_be_read(self, saved, monkeypatch):
-        refuse_to_open(saved, monkeypatch)
-        with pytest.raises(InteropError, match=f"^{saved} cannot be read: Permission denied.$"):
-            load_onnx(saved)
 
     def test_float64_where_jax_would_round_it(self):
         with jax.enable_x64(True):

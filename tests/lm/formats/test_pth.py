@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import refuse_to_open
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import model_configs, only_model, random_bits, random_params, same_bits
@@ -435,15 +434,6 @@ class TestRefusals:
     def test_no_checkpoint_at_all(self, data, path):
         path.write_bytes(data)
         assert "damaged, or no file that torch.save wrote" in refusal(path)
-
-    def test_no_file(self, path, tmp_path):
-        assert "there is no file" in refusal(path)
-        assert "cannot be read: Is a directory." in refusal(tmp_path)
-
-    def test_why_the_system_does_not_let_it_be_read(self, path, monkeypatch):
-        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
-        refuse_to_open(path, monkeypatch)
-        assert refusal(path) == f"{path} cannot be read: Permission denied."
 
     def test_an_archive_that_names_a_place_before_its_beginning(self, path):
         """Python's zipfile seeks there: an OSError, but not of the system's making."""
