@@ -12,7 +12,6 @@ import pytest
 from annotations import unchecked
 from conftest import numpy_gru_losses
 from random_models import random_params
-from scipy import stats
 
 import jaxgru
 from jaxgru.analysis.markov import (
@@ -165,34 +164,6 @@ class TestStationaryDistribution:
         for function in (stationary_distribution, greedy_cycles):
             with unchecked(), pytest.raises(UserError, match=message):
                 function(P)
-
-
-def test_stateless_text_has_the_chains_frequencies(params, P):
-    """The last two tokens of 4,000 texts of 100: pairs (v, w) with probability π[v] · P[v, w].
-
-    Texts are independent of one another, as successive tokens of one text are not, so Pearson's
-    χ² holds as it stands; 99 tokens are enough to forget the first, as P⁹⁹ shows. A correct sampler
-    falls below p = 0.001 for one key in a thousand, and the key is fixed. The pairs turned round
-    (w, then v), and pairs whose first token is uniform, come nowhere near.
-    """
-    pi = stationary_distribution(P)
-    assert np.abs(np.linalg.matrix_power(P, 99) - pi).max() < 1e-6
-
-    prompt = jnp.zeros((4000, 1), jnp.int32)
-    tokens, _, _ = jaxgru.lm.generate(params, jax.random.key(1), prompt, 100, stateful=False)
-    counts = np.zeros((V, V))
-    np.add.at(counts, tuple(np.asarray(tokens)[:, -2:].T), 1)
-
-    def p_value(expected):
-        often = expected >= 5  # χ² is an approximation that needs 5 in a cell: the rest is one cell
-        pool = lambda cells: [*cells[often], cells[~often].sum()]
-        return stats.chisquare(pool(counts), pool(expected)).pvalue
-
-    expected = 4000 * pi[:, None] * P
-    assert (expected >= 5).sum() > V  # most cells stand for themselves
-    assert p_value(expected) > 0.001
-    assert p_value(expected.T) < 1e-9
-    assert p_value(4000 / V * P) < 1e-9
 
 
 class TestBigramDivergence:

@@ -158,25 +158,6 @@ class TestMemory:
             recovery(params, tokens, length, stride)
 
 
-class TestStateless:
-    def test_is_a_table_weighted_by_bigram_counts(self, params, tokens):
-        """No state: one distribution a token, V×V numbers, whatever came before."""
-        table = np.zeros((V, V))
-        for a in range(V):
-            for b in range(V):
-                table[a, b] = numpy_gru_losses(params, np.array([a, b]), 1)[0]
-        counts = np.zeros((V, V))
-        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
-        expected = (counts * table).sum() / counts.sum()
-        assert window_loss(params, tokens, 1) == pytest.approx(expected, rel=1e-5)
-
-    def test_of_the_stateful_losses_only_windows_of_1_ignore_the_order(self, params):
-        """Two texts with the same bigrams: one stateless loss, two stateful ones."""
-        one, two = np.array([0, 1, 2, 0, 3, 2, 0]), np.array([0, 3, 2, 0, 1, 2, 0])
-        assert window_loss(params, one, 1) == pytest.approx(window_loss(params, two, 1), rel=1e-6)
-        assert abs(stream_loss(params, one) - stream_loss(params, two)) > 1e-3
-
-
 @pytest.mark.parametrize(
     "cell, loss",
     [("gru", stream_loss), ("lstm", lambda *text: window_loss(*text, 13)), ("rnn", stream_loss)],

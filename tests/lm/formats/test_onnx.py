@@ -494,19 +494,6 @@ class TestFullSize:
             logits, carry = runtime(token, carry)
         assert greedy == full_size.text
 
-    def test_reference(self, full_size):
-        """In float64, so that only rounding of 1e-16 is left."""
-        tokens = full_size.tokens[:, :50]
-        with jax.enable_x64(True):
-            params = as_float64(full_size.params)
-            start = jaxgru.lm.initial_carry(params, 1)
-            ours = jax.jit(jaxgru.lm.apply)(params, tokens, start)
-            carry = [np.asarray(leaf) for leaf in jax.tree.leaves(start)]
-            reference = Runtime(to_onnx(params))
-        norm = params.norm is not None
-        close(ours, reference(tokens, carry), "float64", norm)
-        close(ours, reference.in_pieces(tokens, carry), "float64", norm)
-
     @needs_web
     def test_onnxruntime_web(self, full_size, path):
         """WebAssembly under Node, as in a browser: the carry stays in JavaScript."""

@@ -257,7 +257,8 @@ class TestWriting:
         save_pth(path, params, Config("x", model))
         tokens = np.array([1, 4, 0, 2])
         with torch.no_grad():
-            theirs = torchref.load(path)(torch.tensor(tokens)[None])[0][0]
+            theirs = (loaded := torchref.load(path))(torch.tensor(tokens)[None])[0][0]
+        assert not loaded.training and loaded.dropout == Config().training.dropout
         np.testing.assert_allclose(theirs, logits(make(), tokens), rtol=2e-5, atol=2e-5)
 
     def test_a_single_bias_is_written_with_zeros_beside_it(self, path):
