@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from conftest import refuse_to_open
 from fuzzing import check_message, time_limit
@@ -20,7 +19,6 @@ from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.config import ConfigError, from_dict, load_config
-from jaxgru.lm.data import tokenizers
 from jaxgru.lm.data.corpus import CorpusError
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import (
@@ -191,13 +189,6 @@ class TestTokenizers:
 
     def test_half_a_surrogate_pair_in_a_prompt(self, pieces):
         assert r"lacks '\udcff'" in refusal(TokenizerError, pieces.encode, "to be\udcff")
-
-    def test_a_long_text_is_encoded_in_parts(self, pieces, monkeypatch):
-        text = "to be or\nnot  to be\r\nthat \t is the question " * 50
-        whole = pieces.encode(text)
-        for block in (40, 64, 500):
-            monkeypatch.setattr(tokenizers, "BLOCK", block)
-            np.testing.assert_array_equal(pieces.encode(text), whole)
 
 
 class TestSafetensors:

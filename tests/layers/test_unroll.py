@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from against import randomized as random_like
 from against import torch_gradients
 from annotations import unchecked
 from conftest import slow
@@ -51,12 +52,6 @@ def blocks(monkeypatch, forget_traces):
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def random_like(tree, seed):
-    leaves, structure = jax.tree.flatten(tree)
-    rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(structure, [jax.device_put(rng.normal(size=x.shape)) for x in leaves])
 
 
 def stack_of(kind, num_layers, seed=0):
