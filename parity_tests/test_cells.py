@@ -44,12 +44,9 @@ def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str
 @example(B=1, E=1, H=1, second_bias=True, seed=0)
 @example(B=64, E=256, H=512, second_bias=True, seed=0)
 @given(
-    B=st.integers(1, 5),
-    E=st.integers(1, 40),
-    H=st.integers(1, 40),
-    second_bias=st.booleans(),
+    B=st.integers(1, 5), E=st.integers(1, 40), H=st.integers(1, 40), second_bias=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
-)
+)  # fmt: skip
 def test_one_step(cell, dtype, B, E, H, second_bias, seed):
     """The cell's new carry, from a random carry."""
     rng = np.random.default_rng(seed)
@@ -87,10 +84,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
 
         return jax.grad(value, (0, 1, 2), has_aux=True)(params, x, state)
 
-    states = {
-        "zero": cells.zero_carry(params, B),
-        "a random": random_state(rng, cell, B, H, dtype),
-    }
+    states = {"zero": cells.zero_carry(params, B), "a random": random_state(rng, cell, B, H, dtype)}
     for start, state in states.items():
         gradient, ours = results_and_gradients(params, x, state)
 
@@ -107,11 +101,9 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         agree(f"{name}, final carry", ours[1:], theirs_out, TOLERANCE[dtype])
         gradients = {key: p.grad for key, p in module.named_parameters()}
         agree(
-            f"{name}, gradient of every parameter",
-            gradient[0],
-            from_state_dict(cell_keys(params), gradients),
-            TOLERANCE[dtype],
-        )
+            f"{name}, gradient of every parameter", gradient[0],
+            from_state_dict(cell_keys(params), gradients), TOLERANCE[dtype],
+        )  # fmt: skip
         agree(f"{name}, gradient of the input", gradient[1], theirs_x.grad, TOLERANCE[dtype])
         carry_gradients = [tensor.grad for tensor in theirs_in]
         agree(f"{name}, gradient of the carry", gradient[2], carry_gradients, TOLERANCE[dtype])

@@ -28,9 +28,7 @@ FLAX_CASES = [
     *(("GRUCell", *case) for case in CASES[:2]),
     *((name, *CASES[0]) for name in ("OptimizedLSTMCell", "SimpleCell")),
     *slow(
-        ("GRUCell", np.float32, SIZES[0]),
-        ("OptimizedLSTMCell", *CASES[1]),
-        ("LSTMCell", *CASES[0]),
+        ("GRUCell", np.float32, SIZES[0]), ("OptimizedLSTMCell", *CASES[1]), ("LSTMCell", *CASES[0])
     ),
 ]
 

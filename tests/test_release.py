@@ -134,11 +134,8 @@ class TestWorkflows:
 class TestDocuments:
     def test_the_citation_is_valid(self):
         command = [
-            "check_jsonschema",
-            "--builtin-schema",
-            "vendor.citation-file-format",
-            "CITATION.cff",
-        ]
+            "check_jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff",
+        ]  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
         )

@@ -44,13 +44,10 @@ class TestProcesses:
         assert done.stdout.startswith("ROMEO: But")
         assert len(done.stdout) == 10 + 10 + 1
 
-    @pytest.mark.parametrize(
-        "command, says",
-        [
-            (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
-            (["sample", "--run", "nowhere"], "there is no model 'nowhere'"),
-        ],
-    )
+    @pytest.mark.parametrize("command, says", [
+        (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
+        (["sample", "--run", "nowhere"], "there is no model 'nowhere'"),
+    ])  # fmt: skip
     def test_a_mistake_is_one_line_and_2(self, command, says):
         done = python_script(*command)
         assert done.returncode == 2
@@ -112,25 +109,14 @@ class TestTrain:
     def test_samples_are_stateless_and_stateful(self, tiny_run):
         samples = (tiny_run / "samples.txt").read_text()
         assert [line for line in samples.splitlines() if line.startswith("---")] == [
-            "--- stateless, greedy",
-            "--- stateful, greedy",
-            "--- stateless, temperature 0.8, seed 0",
-            "--- stateful, temperature 0.8, seed 0",
-        ]
+            "--- stateless, greedy", "--- stateful, greedy",
+            "--- stateless, temperature 0.8, seed 0", "--- stateful, temperature 0.8, seed 0",
+        ]  # fmt: skip
         assert len(re.findall("^---.*\n\n", samples, re.M)) == 4  # each begins with a new line
 
     @pytest.mark.parametrize("options", [[], ["--stateless"], ["--temperature", "0"]])
     def test_samples_are_those_of_the_command(self, tiny_run, script, options):
-        given = [
-            "--prompt",
-            "\n",
-            "--num-tokens",
-            "300",
-            "--temperature",
-            "0.8",
-            "--seed",
-            "0",
-        ]
+        given = ["--prompt", "\n", "--num-tokens", "300", "--temperature", "0.8", "--seed", "0"]
         done = script("sample", "--run", tiny_run, *given, *options)
         assert (done.code, done.err) == (0, "")
         text = done.out.removeprefix("--- sample 1 of 1, seed 0\n")
@@ -494,17 +480,13 @@ class TestEvaluateRefuses:
         save_safetensors(tmp_path / "m.safetensors", params, config, tokenizer)
         assert "which ./tiny.txt it was trained on" in refused(*evaluate)
 
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
-            (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
-            (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
-            (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
-            (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("options, says", [
+        (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
+        (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
+        (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
+        (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
+        (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
+    ], ids=str)  # fmt: skip
     def test_texts(self, refused, tiny_run, tmp_path, options, says):
         (tmp_path / "odd.txt").write_text("But soft é 1")
         (tmp_path / "short.txt").write_text("B")

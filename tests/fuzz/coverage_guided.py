@@ -29,10 +29,7 @@ def pickle(data: bytes) -> None:
         pass
 
 
-TARGETS = {
-    "config": lambda data: from_dict(parse_toml(data)),
-    "pickle": pickle,
-}
+TARGETS = {"config": lambda data: from_dict(parse_toml(data)), "pickle": pickle}
 
 
 def main() -> None:

@@ -108,10 +108,7 @@ def main():
         "reset": jax.random.bernoulli(jax.random.key(1), 0.3, (B, T)),
         "lengths": jax.random.randint(jax.random.key(2), (B,), 0, T + 1),
     }
-    none = {
-        "reset": jnp.zeros_like(flags["reset"]),
-        "lengths": jnp.full_like(flags["lengths"], T),
-    }
+    none = {"reset": jnp.zeros_like(flags["reset"]), "lengths": jnp.full_like(flags["lengths"], T)}
     results, dropout = {}, jaxgru.Dropout(jax.random.key(7), 0.4)
     kinds = sys.argv[1:]
     for kind, init in ((kind, KINDS[kind]) for kind in kinds if kind in KINDS):

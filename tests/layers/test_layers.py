@@ -81,10 +81,7 @@ def value_and_gradients(function, p, x, carry, mask):
     return outputs, gradients
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["gru", "gru, reset after", "lstm", *slow("rnn", "mlp")],
-)
+@pytest.mark.parametrize("kind", ["gru", "gru, reset after", "lstm", *slow("rnn", "mlp")])
 @settings(max_examples=7)
 @given(sizes=PROBLEMS, seed=st.integers(0, 100))
 def test_equals_the_plain_scan(kind, sizes, seed):
@@ -119,13 +116,8 @@ def test_lengths_of_blocks(monkeypatch):
     monkeypatch.undo()
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
     assert [implementations.block_length(10_000, *size) for size in sizes] == [
-        8,
-        16,
-        1,
-        512,
-        16,
-        32,
-    ]
+        8, 16, 1, 512, 16, 32,
+    ]  # fmt: skip
     B, T = jax.export.symbolic_shape("B, T")
     assert implementations.block_length(T, 4, 8) is T and implementations.block_length(7, B, 8) == 7
 

@@ -20,10 +20,8 @@ from jaxgru.lm.config import TrainingConfig
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
     "gru": {"second_bias": True, "reset_gate": "before"},
-    "gru, reset after": {},
-    "lstm": {"cell": "lstm"},
-    "rnn": {"cell": "rnn"},
-}
+    "gru, reset after": {}, "lstm": {"cell": "lstm"}, "rnn": {"cell": "rnn"},
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +57,7 @@ def assert_equal(pair):
     chex.assert_trees_all_close(*pair, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))],
-)
+@pytest.mark.parametrize("kind", ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))])
 def test_every_recurrence(kind):
     """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
     dropout = Dropout(jax.random.key(1), 0.4, "state")

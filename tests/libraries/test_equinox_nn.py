@@ -161,15 +161,9 @@ def test_refusals():
     with unchecked(), pytest.raises(InteropError, match="the cell is a Linear; it must be an eq"):
         unroll(eqx.nn.Linear(2, 3, key=jax.random.key(0)), jnp.zeros((5, 2)))
     cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
-    with (
-        unchecked(),
-        pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be"),
-    ):
+    with unchecked(), pytest.raises(ValueError, match=r"reset has shape \(5, 3\); it must be"):
         unroll(cell, xs, reset=resets(5, 3))
-    with (
-        unchecked(),
-        pytest.raises(ValueError, match=r"the state has shape \(6,\); it must"),
-    ):
+    with unchecked(), pytest.raises(ValueError, match=r"the state has shape \(6,\); it must"):
         unroll(cell, xs, jnp.zeros(6))
     with unchecked(), pytest.raises(InteropError, match=r"the state has shape \(\); it must be"):
         unroll(cell, xs, 0.0)

@@ -99,12 +99,10 @@ def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(params):
     def outputs(params, tokens, carry, logits, numbers):
         return [
             generate(params, KEY, tokens, 3, carry, temperature=numbers[0], top_p=numbers[1])[:2],
-            apply(params, tokens, carry),
-            jaxgru.lm.step(params, tokens[:, 0], carry),
-            window_nll(params, tokens.ravel(), 2),
-            stream_nll(params, tokens.ravel()),
+            apply(params, tokens, carry), jaxgru.lm.step(params, tokens[:, 0], carry),
+            window_nll(params, tokens.ravel(), 2), stream_nll(params, tokens.ravel()),
             token_nll(logits, tokens),
-        ]
+        ]  # fmt: skip
 
     native = params, PROMPT, carry, logits, (np.float32(0.7), np.float32(0.9))
     with unchecked():  # the annotations say that a parameter or a carry is JAX's
@@ -126,11 +124,7 @@ def test_a_traced_flag_is_refused_in_one_sentence(params):
         jax.jit(run)(True)
 
 
-@pytest.mark.parametrize(
-    "params",
-    ["gru", *slow("lstm", "mlp")],
-    indirect=True,
-)
+@pytest.mark.parametrize("params", ["gru", *slow("lstm", "mlp")], indirect=True)
 def test_generate_under_jit_and_vmap(params):
     expected, _, _ = generate(params, KEY, PROMPT, 5, temperature=0.7)
     jitted = jax.jit(lambda key, t: generate(params, key, PROMPT, 5, temperature=t)[0])
@@ -255,13 +249,9 @@ def test_the_prompts_dtype_is_not_the_tokens(dtype):
 
 
 OPTIONS = [
-    {"temperature": 0},
-    {"temperature": 0.8},
-    {"temperature": 1e-40},
-    {"top_k": 3},
-    {"top_p": 0.5},
+    {"temperature": 0}, {"temperature": 0.8}, {"temperature": 1e-40}, {"top_k": 3}, {"top_p": 0.5},
     {"top_k": 3, "top_p": 0.5},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
@@ -305,10 +295,7 @@ def gradients_over_a_text(params, text):
 
 
 @pytest.mark.parametrize("params", ["lstm"], indirect=True)
-@pytest.mark.parametrize(
-    "options",
-    [OPTIONS[0], *slow(OPTIONS[2], OPTIONS[5])],
-)
+@pytest.mark.parametrize("options", [OPTIONS[0], *slow(OPTIONS[2], OPTIONS[5])])
 def test_gradients_take_the_sampled_tokens_as_constants(params, options):
     """Those of the carry are those of `apply` over the text that was sampled."""
 

@@ -20,21 +20,17 @@ needs_node = pytest.mark.skipif(
     reason="needs Node, and `npm ci` in playground/",
 )
 needs_chromium = pytest.mark.skipif(
-    not Path(CHROMIUM).is_file(),
-    reason=f"needs Chromium; CHROMIUM says where it is ({CHROMIUM})",
+    not Path(CHROMIUM).is_file(), reason=f"needs Chromium; CHROMIUM says where it is ({CHROMIUM})"
 )
 
 
 def node(*command: str | Path, **environment: Path) -> None:
     """Run Node in the playground's folder; print what it prints, and expect it to succeed."""
     done = subprocess.run(
-        ["node", *command],
-        cwd=PLAYGROUND,
+        ["node", *command], cwd=PLAYGROUND,
         env=os.environ | {"CHROMIUM": CHROMIUM} | {k: str(v) for k, v in environment.items()},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
+        capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
     print(done.stdout, done.stderr)
     assert done.returncode == 0
 

@@ -32,10 +32,7 @@ from jaxgru.lm.data.tokenizers import (
 )
 from jaxgru.lm.formats.onnx import load_onnx, save_onnx
 from jaxgru.lm.formats.pth import save_pth
-from jaxgru.lm.formats.safetensors import (
-    load_safetensors,
-    save_safetensors,
-)
+from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 
 SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1, reset_gate="before")
 TOKENIZER = CharacterTokenizer('a"é')
@@ -341,14 +338,11 @@ class TestRefusals:
             with pytest.raises(InteropError, match="cannot be used"):
                 load_safetensors(path)
 
-    @pytest.mark.parametrize(
-        "tokenizer, says",
-        [
-            (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
-            (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
-            (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
-        ],
-    )
+    @pytest.mark.parametrize("tokenizer, says", [
+        (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
+        (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
+        (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
+    ])  # fmt: skip
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
         for save in (save_safetensors, save_onnx):
