@@ -353,8 +353,7 @@ class TestManyDevices:
 
 
 @pytest.mark.parametrize(
-    "length, site",
-    [(7, "state"), *slow((2, "between"), (1, "state"), (16, "between"))],
+    "length, site", [(7, "state"), *slow((2, "between"), (1, "state"), (16, "between"))]
 )
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
