@@ -1,7 +1,6 @@
 """The examples, in a smaller form: that they learn, and that they compute what they say."""
 
 import importlib.util
-import itertools
 import runpy
 import sys
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 from conftest import ROOT
 
 import jaxgru
+from jaxgru.libraries.flax_linen import from_linen
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -112,15 +112,8 @@ class TestRecurrentPPO:
         flax = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32), flax)
 
         def converted(flax):
-            [p] = flax["params"].values()
-            W, U, b = (
-                [scale * p[f"{part}{g}"][what] for g, scale in (("z", -1), ("r", 1), ("n", 1))]
-                for part, what in (("i", "kernel"), ("h", "kernel"), ("i", "bias"))
-            )
-            names = (f"{kind}{gate}" for gate in "zrn" for kind in "WUb")
-            leaves = itertools.chain(*zip(W, U, b, strict=True))
-            fields = dict(zip(names, leaves, strict=True))
-            return jaxgru.GRUParams(**fields, cn=p["hn"]["bias"], reset_gate="after")
+            (params,) = flax["params"].values()
+            return from_linen(params)
 
         def total(params, name):
             params = converted(params) if name == "jaxgru" else params

@@ -16,18 +16,15 @@ import numpy as np
 import pytest
 import torch
 from against import randomized as random_like
-from against import torch_gradients
 from annotations import unchecked
 from conftest import slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jaxgru
 from jaxgru import cells
 from jaxgru.layers import implementations, over_time
 from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.libraries import torch_nn
 
 INIT = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
@@ -293,36 +290,6 @@ def test_forms_of_the_same_call(kind):
     chex.assert_trees_all_equal((y.swapaxes(0, 1), carry), turned)
     mapped, _ = jax.jit(jax.vmap(partial(jaxgru.unroll, layer)))(jnp.stack([x, 2 * x]))
     chex.assert_trees_all_close(mapped[1], unroll(layer, 2 * x)[0], rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
-def test_lengths_and_directions_are_pack_padded_sequences(name):
-    """Two bidirectional layers of PyTorch: outputs, last states, and every gradient."""
-    torch.manual_seed(0)
-    whole = getattr(torch.nn, name)(F, H, 2, batch_first=True, bidirectional=True).double()
-    directions = torch_nn.from_torch(whole)
-    lengths, rng = [4, 1, 3], np.random.default_rng(0)
-    x, weight = rng.normal(size=(3, 4, F)), rng.normal(size=(3, 4, 2 * H))
-    theirs = torch.tensor(x, requires_grad=True)
-    packed = pack_padded_sequence(theirs, lengths, batch_first=True, enforce_sorted=False)
-    outputs, last = whole(packed)
-    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=4)
-    (outputs * torch.tensor(weight)).sum().backward()
-
-    def ours(x, directions):
-        y, ends = jaxgru.bidirectional(*directions, x, lengths=jnp.array(lengths))
-        return (y * weight).sum(), (y, ends)
-
-    gradient, (y, ends) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(jnp.asarray(x), directions)
-    h, *c = last if isinstance(last, tuple) else (last,)
-    states = [ends[i % 2][i // 2] for i in range(4)]  # PyTorch: layer 0, its reverse, layer 1, …
-    chex.assert_trees_all_close(y, outputs.detach().numpy(), rtol=1e-10, atol=1e-11)
-    for k, theirs_last in enumerate([h, *c]):
-        seen = jnp.stack([s[k] if isinstance(s, tuple) else s for s in states])
-        chex.assert_trees_all_close(seen, theirs_last.detach().numpy(), rtol=1e-10, atol=1e-11)
-    chex.assert_trees_all_close(gradient[0], theirs.grad.numpy(), rtol=1e-10, atol=1e-11)
-    expected = torch_gradients(whole)
-    chex.assert_trees_all_close(gradient[1], expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

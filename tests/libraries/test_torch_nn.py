@@ -21,6 +21,7 @@ from jaxgru.lm import ModelConfig, num_params
 
 torch = pytest.importorskip("torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa: E402
 
 KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
 
@@ -99,12 +100,16 @@ class TestTwoDirections:
     """Bidirectional stacks: `jaxgru.bidirectional` of the layers of both directions."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("T, B, E, H, L, dtype, tolerance", [
-        (5, 3, 4, 6, 2, np.float64, 1e-10), (1, 1, 2, 1, 1, np.float64, 1e-10),
-        pytest.param(5, 3, 4, 6, 2, np.float32, 1e-4, marks=pytest.mark.slow),
+    @pytest.mark.parametrize("T, B, E, H, L, lengths, dtype, tolerance", [
+        (5, 3, 4, 6, 2, None, np.float64, 1e-10), (1, 1, 2, 1, 1, None, np.float64, 1e-10),
+        (5, 3, 4, 6, 2, [4, 1, 5], np.float64, 1e-10),
+        pytest.param(5, 3, 4, 6, 2, None, np.float32, 1e-4, marks=pytest.mark.slow),
     ])  # fmt: skip
-    def test_forward_and_gradients(self, kind, T, B, E, H, L, dtype, tolerance):
-        """Up to rounding: PyTorch's float32 gradients are up to 2e-5 from its float64 ones."""
+    def test_forward_and_gradients(self, kind, T, B, E, H, L, lengths, dtype, tolerance):
+        """Up to rounding: PyTorch's float32 gradients are up to 2e-5 from its float64 ones.
+
+        With lengths, as of a sequence that is packed and padded again.
+        """
         normal = lambda *shape: rng.standard_normal(shape).astype(dtype)
         same = partial(close, tolerance=tolerance, dtype=dtype)
         rng = np.random.default_rng(T)
@@ -113,7 +118,9 @@ class TestTwoDirections:
         theirs = module(kind, E, H, L, getattr(torch, np.dtype(dtype).name), bidirectional=True)
 
         x_, *states_ = (torch.tensor(a, requires_grad=True) for a in (x, *states))
-        outputs_, last_ = theirs(x_, tuple(states_) if kind == "lstm" else states_[0])
+        given = pack_padded_sequence(x_, lengths, enforce_sorted=False) if lengths else x_
+        outputs_, last_ = theirs(given, tuple(states_) if kind == "lstm" else states_[0])
+        outputs_ = pad_packed_sequence(outputs_, total_length=T)[0] if lengths else outputs_
         lasts_ = list(last_) if kind == "lstm" else [last_]
         weights = [normal(*o.shape) for o in (outputs_, *lasts_)]
         pairs = zip(weights, (outputs_, *lasts_), strict=True)
@@ -121,7 +128,8 @@ class TestTwoDirections:
 
         def scalar(directions, x, states):
             carries = [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
-            y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), time_major=True)
+            options = dict(lengths=lengths and jnp.array(lengths), time_major=True)
+            y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), **options)
             ends = [end for pair in zip(*ends, strict=True) for end in pair]
             ends = [jnp.stack(leaves) for leaves in zip(*map(jax.tree.leaves, ends), strict=True)]
             outputs = [y, *ends]
