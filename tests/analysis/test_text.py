@@ -26,12 +26,6 @@ def brute_force_loop(tokens: list[int]) -> Loop | None:
     return None
 
 
-def primitive(block: list[int]) -> list[int]:
-    """The shortest block of which this one is a repetition."""
-    n = len(block)
-    return next(block[:p] for p in range(1, n + 1) if n % p == 0 and block[:p] * (n // p) == block)
-
-
 class TestFindLoop:
     @pytest.mark.parametrize(
         "text, loop",
@@ -66,17 +60,6 @@ class TestFindLoop:
     def test_against_the_definition_on_texts_that_loop(self, prefix, block, length):
         tokens = prefix + (block * 41)[:length]
         assert find_loop(tokens) == brute_force_loop(tokens)
-
-    @given(
-        prefix=st.lists(st.integers(10, 12), max_size=30),
-        block=st.lists(st.integers(0, 2), min_size=1, max_size=10),
-        turns=st.integers(3, 6),
-        more=st.integers(0, 9),
-    )
-    def test_recovers_what_was_put_together(self, prefix, block, turns, more):
-        """A prefix of other tokens: the loop is the block's, and begins where the prefix ends."""
-        tokens = prefix + block * turns + block[:more]
-        assert find_loop(np.array(tokens)) == Loop(len(prefix), len(primitive(block)))
 
     def test_a_long_loop_in_a_long_text(self):
         """2,000 tokens, then 1,000 tokens three times: exactly enough, and one token fewer not."""

@@ -371,11 +371,6 @@ class TestTrainRefuses:
         message = refused("train", *given)
         assert "--config" in message and "--resume" in message
 
-    def test_a_corpus_shorter_than_one_window(self, train, tmp_path):
-        (tmp_path / "short.txt").write_text("abc " * 30)
-        message = train("--data.corpus", tmp_path / "short.txt")
-        assert "108 tokens" in message and "at least 130" in message
-
     @pytest.mark.parametrize("name", ["missing.txt", "."])
     def test_a_corpus_that_is_not_there_or_no_file(self, train, name):
         assert name in train("--data.corpus", name)
@@ -384,10 +379,6 @@ class TestTrainRefuses:
         assert "SHA-256" in train("--data.sha256", "0" * 64)
         monkeypatch.setenv("JAXGRU_CORPUS", str(tiny_text))
         assert "is not Tiny Shakespeare" in refused("train", "--config", "astra_alpha")
-
-    def test_a_text_too_small_for_the_subwords(self, refused, tiny_text):
-        message = refused("train", "--config", "scribe_alpha", "--data.corpus", tiny_text)
-        assert "1000 pieces" in message
 
     @pytest.mark.parametrize("place", ["runs", "runs/astra_alpha"])
     def test_a_run_folder_that_cannot_be_written(self, train, tmp_path, place):

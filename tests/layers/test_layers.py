@@ -169,14 +169,6 @@ def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     assert size(1023) <= size(16)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_under_vmap(kind):
-    p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
-    xs = jnp.stack([x, -x])
-    h, _ = jax.jit(jax.vmap(lambda x: run(unroll_layer, p, x, carry)))(xs)
-    np.testing.assert_allclose(h[1], jax.jit(partial(run, unroll_autodiff))(p, -x, carry)[0], 1e-12)
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
 def test_a_product_with_narrower_weights(shape):
     """Operands rounded to bfloat16, exact products, float32 sums: by NumPy, in float64."""

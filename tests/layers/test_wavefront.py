@@ -13,9 +13,7 @@ import jaxgru
 from jaxgru import Dropout
 from jaxgru.cells import cell_of
 from jaxgru.layers import wavefront
-from jaxgru.layers.implementations import unroll_stack
 from jaxgru.lm import ModelConfig
-from jaxgru.lm.config import TrainingConfig
 
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
@@ -167,10 +165,3 @@ def test_what_is_supported(monkeypatch):
     monkeypatch.setattr(wavefront, "PART", 16)
     lengths = [wavefront.part_length(T) for T in (1, 16, 17, 96, 100, 128)]
     assert lengths == [1, 16, 1, 16, 10, 16]
-
-
-def test_an_implementation_that_there_is_not():
-    with pytest.raises(ValueError, match="implementation is 'fast'; it must be one of auto, sca"):
-        unroll_stack([], jnp.zeros((1, 1, 1)), [], [], "fast")
-    with pytest.raises(jaxgru.UserError, match="implementation is .fast.; it must be one of auto,"):
-        TrainingConfig(implementation="fast")

@@ -31,17 +31,6 @@ def test_tokens_are_the_text_split_nine_to_one(tiny_text):
     assert str(tiny_text) in dataset.source
 
 
-def test_tiny_shakespeare_is_split_as_published(shakespeare, tmp_path):
-    path = tmp_path / "shakespeare.txt"
-    path.write_bytes(shakespeare.encode())
-    config, dataset = load_dataset(tiny_config(path))
-    assert (len(dataset.train), len(dataset.validation)) == (1_003_854, 111_540)
-    assert config.model.vocab_size == 65
-    assert config.data.sha256 == (
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-    )
-
-
 def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
     monkeypatch.chdir(tiny_text.parent)
     given = tiny_config(tiny_text.name)

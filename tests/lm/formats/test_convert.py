@@ -12,7 +12,6 @@ import pytest
 from random_models import random_params, same_bits
 
 import jaxgru
-from jaxgru.cli import convert
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats.pth import load_pth_model
@@ -178,25 +177,6 @@ def test_a_device_or_a_pipe_is_not_replaced(script, saved, tmp_path):
     outcome = script("convert", "m.safetensors", "m.pth", "--force")
     assert outcome.code == 2 and "m.pth is not a regular file" in outcome.err
     assert (tmp_path / "pipe").is_fifo()
-
-
-def test_two_at_once_to_one_file(script, saved, tmp_path, monkeypatch):
-    """The second one begins and ends while the first one writes; the first one is the last."""
-    other = random_params(MODEL, seed=1)
-    save_safetensors(tmp_path / "n.safetensors", other, Config("n", MODEL), TOKENIZER)
-    fsync = os.fsync
-
-    def during_the_first(handle):
-        monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(sys, "argv", ["convert", "n.safetensors", "x.pth"])
-        convert.main()
-        assert same_bits(load_pth_model(tmp_path / "x.pth")[0], other)
-
-    monkeypatch.setattr(os, "fsync", during_the_first)
-    outcome = script("convert", "m.safetensors", "x.pth")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert same_bits(load_pth_model(tmp_path / "x.pth")[0], random_params(MODEL))
-    assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "n.safetensors", "x.pth"]
 
 
 def test_the_longest_name(script, saved, tmp_path):

@@ -111,14 +111,6 @@ class TestRoundTrip:
         assert isinstance(again, SentencePieceTokenizer) and again.to_bytes() == pieces.to_bytes()
         assert again.decode(again.encode("not the question")) == "not the question"
 
-    def test_load_run_takes_the_file(self, path):
-        params = random_params(SMALL)
-        save_safetensors(path, params, CONFIG, TOKENIZER)
-        for name in (path, str(path)):
-            again, config, tokenizer = jaxgru.lm.load(name)
-            assert same_bits(again, params) and config == CONFIG
-            assert tokenizer.vocabulary == TOKENIZER.vocabulary
-
 
 class TestTheFile:
     def test_is_what_is_documented(self, path):
