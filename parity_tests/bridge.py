@@ -74,9 +74,11 @@ def model_configs(draw: st.DrawFn, **fixed: Any) -> ModelConfig:
     if cell == "gru":
         variant = variant | {"second_bias": draw(st.booleans())}
     chosen = {
-        "vocab_size": draw(st.integers(2, 9)), "embedding_dim": draw(st.integers(1, 7)),
-        "hidden_dim": draw(st.integers(1, 9)), "num_layers": draw(st.integers(1, 3)),
-    }  # fmt: skip
+        "vocab_size": draw(st.integers(2, 9)),
+        "embedding_dim": draw(st.integers(1, 7)),
+        "hidden_dim": draw(st.integers(1, 9)),
+        "num_layers": draw(st.integers(1, 3)),
+    }
     return ModelConfig(cell=cell, **(chosen | variant | fixed))
 
 
@@ -295,10 +297,15 @@ def agree(
             f"allowed is {tolerance:.3g} of it"
         )
     record(
-        kind="values", quantity=quantity, implementation=implementation, dtype=str(ours[0].dtype),
-        size=sum(leaf.size for leaf in ours), absolute=largest_absolute, relative=largest_relative,
+        kind="values",
+        quantity=quantity,
+        implementation=implementation,
+        dtype=str(ours[0].dtype),
+        size=sum(leaf.size for leaf in ours),
+        absolute=largest_absolute,
+        relative=largest_relative,
         tolerance=tolerance,
-    )  # fmt: skip
+    )
 
 
 def agree_in_distribution(
@@ -310,9 +317,13 @@ def agree_in_distribution(
     correct code it is uniform on [0, 1]: a new version fails one test in 1/level.
     """
     record(
-        kind="distribution", quantity=quantity, implementation=implementation, size=size,
-        p_value=float(p_value), level=level,
-    )  # fmt: skip
+        kind="distribution",
+        quantity=quantity,
+        implementation=implementation,
+        size=size,
+        p_value=float(p_value),
+        level=level,
+    )
     assert p_value >= level, f"{quantity}: p = {p_value:.3g}"
 
 

@@ -44,9 +44,12 @@ def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str
 @example(B=1, E=1, H=1, second_bias=True, seed=0)
 @example(B=64, E=256, H=512, second_bias=True, seed=0)
 @given(
-    B=st.integers(1, 5), E=st.integers(1, 40), H=st.integers(1, 40), second_bias=st.booleans(),
+    B=st.integers(1, 5),
+    E=st.integers(1, 40),
+    H=st.integers(1, 40),
+    second_bias=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+)
 def test_one_step(cell, dtype, B, E, H, second_bias, seed):
     """The cell's new carry, from a random carry."""
     rng = np.random.default_rng(seed)
@@ -101,9 +104,11 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         agree(f"{name}, final carry", ours[1:], theirs_out, TOLERANCE[dtype])
         gradients = {key: p.grad for key, p in module.named_parameters()}
         agree(
-            f"{name}, gradient of every parameter", gradient[0],
-            from_state_dict(cell_keys(params), gradients), TOLERANCE[dtype],
-        )  # fmt: skip
+            f"{name}, gradient of every parameter",
+            gradient[0],
+            from_state_dict(cell_keys(params), gradients),
+            TOLERANCE[dtype],
+        )
         agree(f"{name}, gradient of the input", gradient[1], theirs_x.grad, TOLERANCE[dtype])
         carry_gradients = [tensor.grad for tensor in theirs_in]
         agree(f"{name}, gradient of the carry", gradient[2], carry_gradients, TOLERANCE[dtype])

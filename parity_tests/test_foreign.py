@@ -83,8 +83,13 @@ class Case:
     def check(self, implementation: str, results: Any, gradients: Any = ()) -> None:
         """Compare with their (output, carries) and, if given, gradients (layers, x, carry)."""
         ours, of_ours = self.ours
-        parts = ["outputs", "final carry", "gradient of every parameter", "gradient of the input",
-                 "gradient of the carry"]  # fmt: skip
+        parts = [
+            "outputs",
+            "final carry",
+            "gradient of every parameter",
+            "gradient of the input",
+            "gradient of the carry",
+        ]
         pairs = zip(parts, (*ours, *of_ours), (*results, *gradients), strict=bool(gradients))
         for part, a, b in pairs:
             agree(f"{self.name}: {part}", a, b, TOLERANCE[self.dtype], implementation)
@@ -97,11 +102,19 @@ def case_of(kind: str, size: tuple[int, int, int, int], dtype: str, layers: int 
 
 
 @SIZES
-@pytest.mark.parametrize("kind, dtype", [
-    *(("gru, reset after", dtype) for dtype in DTYPES),
-    *(pytest.param(kind, *dtype.values, marks=dtype.marks) if hasattr(dtype, "marks")
-      else (kind, dtype) for kind in ("lstm", "rnn") for dtype in REPEATED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        *(("gru, reset after", dtype) for dtype in DTYPES),
+        *(
+            pytest.param(kind, *dtype.values, marks=dtype.marks)
+            if hasattr(dtype, "marks")
+            else (kind, dtype)
+            for kind in ("lstm", "rnn")
+            for dtype in REPEATED
+        ),
+    ],
+)
 def test_torch_nn(kind, size, dtype):
     """Two layers; all biases of both sides are random, but those that only act in a sum."""
     case = case_of(kind, size, dtype, 2)
@@ -176,9 +189,14 @@ def test_keras(size, dtype):
     case.check("Keras GRU(reset_after=False)", results, gradients)
 
 
-@pytest.mark.parametrize("runtime, dtype", [
-    ("onnxruntime", "float32"), ("onnx.reference", "float32"), ("onnx.reference", "float64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "runtime, dtype",
+    [
+        ("onnxruntime", "float32"),
+        ("onnx.reference", "float32"),
+        ("onnx.reference", "float64"),
+    ],
+)
 @SIZES
 def test_onnx(size, runtime, dtype):
     """Forward only. ONNX Runtime's own kernel has only float32."""

@@ -57,7 +57,10 @@ def test_logits_loss_and_every_gradient(V, E, H, K, B, T, dtype):
         agree("MLP logits", logits, their_logits, TOLERANCE[dtype], "torch layers")
         agree("MLP loss", value, their_loss, TOLERANCE[dtype], "torch layers")
         ours = (
-            gradients.embedding, gradients.layers[0].W.reshape(K * E, H), gradients.layers[0].b,
-            gradients.head.Wo, gradients.head.bo,
-        )  # fmt: skip
+            gradients.embedding,
+            gradients.layers[0].W.reshape(K * E, H),
+            gradients.layers[0].b,
+            gradients.head.Wo,
+            gradients.head.bo,
+        )
         agree("MLP gradients", ours, [t.grad for t in theirs], TOLERANCE[dtype], "torch layers")

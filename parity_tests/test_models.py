@@ -91,13 +91,17 @@ def compare(
     agree(f"{name}: final carry", ours[2], theirs_out, tolerance)
     named = {key: p.grad for key, p in model.named_parameters()}
     agree(
-        f"{name}: gradient of every parameter", gradients[0],
-        from_state_dict(model_keys(params), named), tolerance,
-    )  # fmt: skip
+        f"{name}: gradient of every parameter",
+        gradients[0],
+        from_state_dict(model_keys(params), named),
+        tolerance,
+    )
     agree(
-        f"{name}: gradient of the initial carry", gradients[1],
-        [tensor.grad for tensor in jax.tree.leaves(theirs_in)], tolerance,
-    )  # fmt: skip
+        f"{name}: gradient of the initial carry",
+        gradients[1],
+        [tensor.grad for tensor in jax.tree.leaves(theirs_in)],
+        tolerance,
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,9 +127,12 @@ def test_published_sizes(name, dtype):
 @example(config=SMALLEST["lstm"], site="output", B=1, T=1, seed=0)
 @example(config=SMALLEST["rnn"], site=None, B=1, T=1, seed=0)
 @given(
-    config=model_configs(), site=st.sampled_from([None, "state", "between", "output"]),
-    B=st.integers(1, 4), T=st.integers(1, 9), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    config=model_configs(),
+    site=st.sampled_from([None, "state", "between", "output"]),
+    B=st.integers(1, 4),
+    T=st.integers(1, 9),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
     """Sizes chosen by hypothesis, down to 1 in every dimension."""
     rng = np.random.default_rng(seed)

@@ -128,10 +128,12 @@ def test_only_the_last_token_of_the_prompt(cell):
 @pytest.mark.parametrize("dtype", DTYPES)
 @same_every_run
 @given(
-    V=st.integers(2, 50), temperature=st.sampled_from([0.1, 0.8, 1.0, 2.0]),
-    k=st.none() | st.integers(1, 50), top_p=st.none() | st.floats(0.05, 0.99),
+    V=st.integers(2, 50),
+    temperature=st.sampled_from([0.1, 0.8, 1.0, 2.0]),
+    k=st.none() | st.integers(1, 50),
+    top_p=st.none() | st.floats(0.05, 0.99),
     seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+)
 def test_distributions(dtype, V, temperature, k, top_p, seed):
     """The probabilities after temperature, top-k and top-p, alone and together."""
     logits = jnp.asarray(3 * np.random.default_rng(seed).standard_normal((4, V)), dtype)

@@ -50,9 +50,11 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
 @example(config=SMALLEST["gru"], B=1, lengths=[1, 1], seed=0)
 @example(config=SMALLEST["lstm"], B=1, lengths=[1, 1], seed=0)
 @given(
-    config=model_configs(), B=st.integers(1, 3),
-    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    config=model_configs(),
+    B=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
     """A sequence split anywhere, with the carry passed on, equals torchref's whole sequence."""
     rng = np.random.default_rng(seed)
@@ -153,11 +155,15 @@ def test_causality_and_independent_rows(cell, site, dtype):
         assert all((depends[i, j] == 0).all() for i in range(B) for j in range(B) if i != j)
 
 
-@pytest.mark.parametrize("cell, stateful", [
-    ("gru", True), ("lstm", True),
-    pytest.param("rnn", True, marks=pytest.mark.slow),
-    ("gru", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cell, stateful",
+    [
+        ("gru", True),
+        ("lstm", True),
+        pytest.param("rnn", True, marks=pytest.mark.slow),
+        ("gru", False),
+    ],
+)
 def test_fifty_and_fifty_are_a_hundred(cell, stateful):
     """Sampled in two calls, with tokens, carry and key passed on: every token is the same."""
     params = random_params(np.random.default_rng(0), deep(cell), "float32")

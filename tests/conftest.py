@@ -108,9 +108,14 @@ SCRIPTS = ROOT / "scripts"
 sys.path.append(str(SCRIPTS))  # where scripts find startup.py and each other
 
 TINY = {
-    "model.embedding_dim": 5, "model.hidden_dim": 9, "model.num_layers": 2, "training.epochs": 2,
-    "training.steps_per_epoch": 3, "training.batch_size": 4, "training.sequence_length": 16,
-}  # fmt: skip
+    "model.embedding_dim": 5,
+    "model.hidden_dim": 9,
+    "model.num_layers": 2,
+    "training.epochs": 2,
+    "training.steps_per_epoch": 3,
+    "training.batch_size": 4,
+    "training.sequence_length": 16,
+}
 """What makes astra_alpha tiny; two layers, and no two sizes alike."""
 
 

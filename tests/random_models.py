@@ -48,12 +48,15 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
     cell = draw(st.sampled_from(cells))
     gru = cell == "gru"
     return ModelConfig(
-        cell=cell, vocab_size=draw(st.integers(2, 6)), embedding_dim=draw(st.integers(1, 5)),
-        hidden_dim=draw(st.integers(1, 5)), num_layers=draw(st.integers(1, 3)),
+        cell=cell,
+        vocab_size=draw(st.integers(2, 6)),
+        embedding_dim=draw(st.integers(1, 5)),
+        hidden_dim=draw(st.integers(1, 5)),
+        num_layers=draw(st.integers(1, 3)),
         second_bias=draw(st.booleans()) if gru else False,
         reset_gate=draw(st.sampled_from(["before", "after"])) if gru else "after",
         layer_norm=draw(st.booleans()),
-    )  # fmt: skip
+    )
 
 
 def only_model(config: ModelConfig, **changes) -> ModelConfig:

@@ -140,12 +140,15 @@ class TestRecurrentPPO:
             expected += 0 if ends else s.gamma ** (T - t) * 0.7
             assert found[t] == pytest.approx(expected, abs=1e-5)
 
-    @pytest.mark.parametrize("options, says", [
-        (["--num-envs", 6], "--num-envs must be a multiple of --minibatches, 4."),
-        (["--updates", 0], "--updates must be above 0."),
-        (["--delay", 128], "--num-steps must be above --delay, or no episode ends."),
-        (["--seeds", 0], "--seeds must be above 0."),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--num-envs", 6], "--num-envs must be a multiple of --minibatches, 4."),
+            (["--updates", 0], "--updates must be above 0."),
+            (["--delay", 128], "--num-steps must be above --delay, or no episode ends."),
+            (["--seeds", 0], "--seeds must be above 0."),
+        ],
+    )
     def test_options_that_make_no_training(self, monkeypatch, capsys, options, says):
         with pytest.raises(SystemExit, match="2"):
             run(monkeypatch, capsys, "recurrent_ppo", *options)

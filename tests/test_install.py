@@ -88,11 +88,13 @@ def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
     counted.write_text(f"[data]\ncorpus = '{tiny_text}'\n")
     lines = [
         f"train --config astra_alpha --name tiny --data.corpus {tiny_text} {fields}",
-        "train --resume runs/tiny --training.epochs 3", "sample --run runs/tiny --num-tokens 20",
-        f"evaluate --ngram 2 --config {counted}", "convert runs/tiny tiny.safetensors",
+        "train --resume runs/tiny --training.epochs 3",
+        "sample --run runs/tiny --num-tokens 20",
+        f"evaluate --ngram 2 --config {counted}",
+        "convert runs/tiny tiny.safetensors",
         "sample --run tiny.safetensors --num-tokens 20",
         f"corpus --corpus {tiny_text}",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(
         [sys.executable, "-c", ALL_OF_IT, "\n".join(lines)],
         capture_output=True, text=True, cwd=work, env=environment,

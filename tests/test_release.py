@@ -134,8 +134,11 @@ class TestWorkflows:
 class TestDocuments:
     def test_the_citation_is_valid(self):
         command = [
-            "check_jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff",
-        ]  # fmt: skip
+            "check_jsonschema",
+            "--builtin-schema",
+            "vendor.citation-file-format",
+            "CITATION.cff",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
         )

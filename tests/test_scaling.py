@@ -134,10 +134,17 @@ def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected)
 # --- Processes
 
 OPTIONS = {
-    "model.embedding_dim": 4, "model.hidden_dim": 8, "training.dropout": 0.2, "training.epochs": 8,
-    "training.steps_per_epoch": 20, "training.batch_size": 4, "training.gradient_accumulation": 2,
-    "training.shard_parameters": "true", "training.sequence_length": 16, "training.patience": 8,
-}  # fmt: skip
+    "model.embedding_dim": 4,
+    "model.hidden_dim": 8,
+    "training.dropout": 0.2,
+    "training.epochs": 8,
+    "training.steps_per_epoch": 20,
+    "training.batch_size": 4,
+    "training.gradient_accumulation": 2,
+    "training.shard_parameters": "true",
+    "training.sequence_length": 16,
+    "training.patience": 8,
+}
 
 
 def two_processes(log, *arguments):
@@ -162,9 +169,11 @@ def two_processes(log, *arguments):
 def start(tmp_path, tiny_text):
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
     return two_processes(
-        tmp_path, *("--config", "astra_alpha", "--name", "astra_alpha"),
-        *("--data.corpus", tiny_text, "--runs", tmp_path), *options,
-    )  # fmt: skip
+        tmp_path,
+        *("--config", "astra_alpha", "--name", "astra_alpha"),
+        *("--data.corpus", tiny_text, "--runs", tmp_path),
+        *options,
+    )
 
 
 def end(tmp_path, pair, limit=300):
@@ -268,14 +277,17 @@ def test_a_message_of_any_length_reaches_the_other_processes(length, monkeypatch
 
 
 class TestJoining:
-    @pytest.mark.parametrize("given, says", [
-        (("localhost", "2", "0"), "coordinator is 'localhost'; it must be HOST:PORT"),
-        (("localhost:1234", "two", "0"), "number of processes is 'two'"),
-        (("localhost:1234", "2", "-1"), "process's number is '-1'"),
-        (("localhost:1234", "2", "2"), "process 2 of 2, but they are counted from 0 to 1"),
-        (("localhost:1234", "2", None), "cannot connect .*--distributed.process"),
-        ((None, None, None), "cannot connect .*SLURM"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "given, says",
+        [
+            (("localhost", "2", "0"), "coordinator is 'localhost'; it must be HOST:PORT"),
+            (("localhost:1234", "two", "0"), "number of processes is 'two'"),
+            (("localhost:1234", "2", "-1"), "process's number is '-1'"),
+            (("localhost:1234", "2", "2"), "process 2 of 2, but they are counted from 0 to 1"),
+            (("localhost:1234", "2", None), "cannot connect .*--distributed.process"),
+            ((None, None, None), "cannot connect .*SLURM"),
+        ],
+    )
     def test_what_is_missing_or_wrong_is_said(self, given, says, monkeypatch):
         for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
             monkeypatch.delenv(name, raising=False)

@@ -51,10 +51,16 @@ def random_chain(V: int, concentration: float = 0.3) -> np.ndarray:
 
 
 class TestTransitionMatrix:
-    @pytest.mark.parametrize("cell, vocab_size, num_layers, options", [
-        ("gru", 7, 1, {"layer_norm": True}), ("lstm", 6, 2, {}), ("rnn", 2, 2, {}),
-        ("lstm", 1, 1, {}), ("mlp", 4, 1, {"context_length": 2}),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "cell, vocab_size, num_layers, options",
+        [
+            ("gru", 7, 1, {"layer_norm": True}),
+            ("lstm", 6, 2, {}),
+            ("rnn", 2, 2, {}),
+            ("lstm", 1, 1, {}),
+            ("mlp", 4, 1, {"context_length": 2}),
+        ],
+    )
     def test_rows_are_apply_on_texts_of_one_token(self, cell, vocab_size, num_layers, options):
         params = model(0, cell, vocab_size, num_layers, **options)
         P = transition_matrix(params)
@@ -122,11 +128,15 @@ class TestStationaryDistribution:
         stationary_distribution(P)
         np.testing.assert_array_equal(P, before)
 
-    @pytest.mark.parametrize("P, pi", [
-        ([[0.5, 0.5], [0, 1]], [0, 1]), ([[1, 0], [0.5, 0.5]], [1, 0]),
-        ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
-        ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "P, pi",
+        [
+            ([[0.5, 0.5], [0, 1]], [0, 1]),
+            ([[1, 0], [0.5, 0.5]], [1, 0]),
+            ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
+            ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
+        ],
+    )
     def test_of_tokens_that_are_left_for_ever(self, P, pi):
         """They never occur in infinite text; wherever they are, the distribution is unique."""
         np.testing.assert_allclose(stationary_distribution(np.array(P)), pi, atol=1e-15)
@@ -139,13 +149,16 @@ class TestStationaryDistribution:
         with pytest.raises(UserError, match="2 sets of tokens that the chain never leaves"):
             stationary_distribution(np.array([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]]))
 
-    @pytest.mark.parametrize("P, message", [
-        (np.ones((2, 3)) / 3, r"must be \(V, V\) with V at least 1, not \(2, 3\)"),
-        (np.ones((0, 0)), r"not \(0, 0\)"),
-        (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sums to 1.1"),
-        (np.array([[1.5, -0.5], [0.5, 0.5]]), "the smallest entry is -0.5"),
-        (np.array([[0.5, 0.5], [np.nan, 0.5]]), "row 1 .* sums to nan"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "P, message",
+        [
+            (np.ones((2, 3)) / 3, r"must be \(V, V\) with V at least 1, not \(2, 3\)"),
+            (np.ones((0, 0)), r"not \(0, 0\)"),
+            (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sums to 1.1"),
+            (np.array([[1.5, -0.5], [0.5, 0.5]]), "the smallest entry is -0.5"),
+            (np.array([[0.5, 0.5], [np.nan, 0.5]]), "row 1 .* sums to nan"),
+        ],
+    )
     def test_refuses_what_is_no_chain(self, P, message):
         for function in (stationary_distribution, greedy_cycles):
             with unchecked(), pytest.raises(UserError, match=message):
@@ -174,12 +187,15 @@ class TestBigramDivergence:
         bigram = np.array([[np.nan, np.nan], [0.5, 0.5]])
         assert math.isnan(bigram_divergence(np.full((2, 2), 0.5), bigram, np.array([0.5, 0.5])))
 
-    @pytest.mark.parametrize("weights, message", [
-        (np.ones(3) / 3, r"the weights \(3,\); they must be \(V, V\), \(V, V\) and \(V,\)"),
-        (np.array([[0.5], [0.5]]), r"the weights \(2, 1\)"),
-        (np.array([30, 70]), "the weights sum to 100"),
-        (np.array([1.5, -0.5]), "the smallest is -0.5"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "weights, message",
+        [
+            (np.ones(3) / 3, r"the weights \(3,\); they must be \(V, V\), \(V, V\) and \(V,\)"),
+            (np.array([[0.5], [0.5]]), r"the weights \(2, 1\)"),
+            (np.array([30, 70]), "the weights sum to 100"),
+            (np.array([1.5, -0.5]), "the smallest is -0.5"),
+        ],
+    )
     def test_refuses_weights_that_are_none(self, weights, message):
         with unchecked(), pytest.raises(UserError, match=message):
             bigram_divergence(np.full((2, 2), 0.5), np.full((2, 2), 0.5), weights)

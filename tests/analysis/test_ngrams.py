@@ -402,11 +402,13 @@ class TestRefusals:
     def test_tokens_outside_the_vocabulary(self, token):
         model, tokens = count_ngrams(TEXT, 4, 3), np.array([0, 1, token])
         for call in (
-            lambda: count_ngrams(tokens, 4, 2), lambda: model.token_nll(tokens),
+            lambda: count_ngrams(tokens, 4, 2),
+            lambda: model.token_nll(tokens),
             lambda: model.probabilities(tokens),
             lambda: model.generate(np.random.default_rng(0), tokens, 1),
-            lambda: bigram_probabilities(tokens, 4), lambda: context_frequencies(tokens, 4),
-        ):  # fmt: skip
+            lambda: bigram_probabilities(tokens, 4),
+            lambda: context_frequencies(tokens, 4),
+        ):
             with pytest.raises(UserError, match=f"^the token {token} is outside the .* of 4 tok"):
                 call()
 
@@ -419,11 +421,15 @@ class TestRefusals:
             with pytest.raises(UserError, match=f"^a bigram needs .* 2 tokens; these are {n}.$"):
                 function(tokens, 4)
 
-    @pytest.mark.parametrize("options, message", [
-        (dict(num_tokens=0), "num_tokens is 0"),
-        (dict(temperature=-0.1), "temperature is -0.1"),
-        (dict(top_k=5), "top_k is 5"), (dict(top_p=0), "top_p is 0"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            (dict(num_tokens=0), "num_tokens is 0"),
+            (dict(temperature=-0.1), "temperature is -0.1"),
+            (dict(top_k=5), "top_k is 5"),
+            (dict(top_p=0), "top_p is 0"),
+        ],
+    )
     def test_sampling_options(self, options, message):
         options = dict(prompt=np.array([0]), num_tokens=3) | options
         with pytest.raises(UserError, match=message):

@@ -106,16 +106,22 @@ class TestDistinctNgrams:
 
 
 class TestWords:
-    @pytest.mark.parametrize("text, expected", [
-        ("But, soft! what light", ["but", "soft", "what", "light"]),
-        ("know'st thou o'er", ["know'st", "thou", "o'er"]),
-        ("ne'er-lust-wearied", ["ne'er", "lust", "wearied"]),
-        ("'tis i' the lovers' o'", ["tis", "i", "the", "lovers", "o"]),
-        ("'Zounds!' he said", ["zounds", "he", "said"]),
-        ("a''b", ["a", "b"]), ("th'o'er'ta'en", ["th'o'er'ta'en"]),
-        ("ROMEO:\n3 KING_HENRY8th", ["romeo", "king", "henry", "th"]),
-        ("Café ÉTÉ", ["café", "été"]), ("", []), (" '' -- 42.", []),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text, expected",
+        [
+            ("But, soft! what light", ["but", "soft", "what", "light"]),
+            ("know'st thou o'er", ["know'st", "thou", "o'er"]),
+            ("ne'er-lust-wearied", ["ne'er", "lust", "wearied"]),
+            ("'tis i' the lovers' o'", ["tis", "i", "the", "lovers", "o"]),
+            ("'Zounds!' he said", ["zounds", "he", "said"]),
+            ("a''b", ["a", "b"]),
+            ("th'o'er'ta'en", ["th'o'er'ta'en"]),
+            ("ROMEO:\n3 KING_HENRY8th", ["romeo", "king", "henry", "th"]),
+            ("Café ÉTÉ", ["café", "été"]),
+            ("", []),
+            (" '' -- 42.", []),
+        ],
+    )
     def test_by_hand(self, text, expected):
         assert words(text) == expected
 

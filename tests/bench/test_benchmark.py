@@ -70,12 +70,15 @@ NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
 
 
 class TestOperations:
-    @pytest.mark.parametrize("name, operations", [
-        ("astra_alpha", 2 * (64 * 384 + 128 * 384 + 128 * 65)),
-        ("astra_beta", 2 * ((128 + 256) * 768 + (256 + 256) * 768 + 256 * 65)),
-        ("leviathan", 2 * ((768 + 1024) * 4096 + 2 * 2048 * 4096 + 1024 * 65)),
-        ("elman_alpha", 2 * ((64 + 128) * 128 + 128 * 65)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, operations",
+        [
+            ("astra_alpha", 2 * (64 * 384 + 128 * 384 + 128 * 65)),
+            ("astra_beta", 2 * ((128 + 256) * 768 + (256 + 256) * 768 + 256 * 65)),
+            ("leviathan", 2 * ((768 + 1024) * 4096 + 2 * 2048 * 4096 + 1024 * 65)),
+            ("elman_alpha", 2 * ((64 + 128) * 128 + 128 * 65)),
+        ],
+    )
     def test_a_token(self, name, operations):
         assert operations_per_token(load_config(name).model) == operations
 
@@ -299,8 +302,10 @@ class TestPage:
         assert benchmark_page.ratios(records[1:3]) == {}
         records.append(record("another", 3))  # of a later version
         assert benchmark_page.ratios(records)["tiny"]["split over cores"]["another"] == (
-            0.75, 1.5, 3,
-        )  # fmt: skip
+            0.75,
+            1.5,
+            3,
+        )
 
 
 class TestContestants:
@@ -415,17 +420,20 @@ class TestContestants:
 
 
 class TestScript:
-    @pytest.mark.parametrize("options, says", [
-        (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
-        (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
-        (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, jaxgru-one"),
-        (["--what", "resting"], "--what knows no 'resting'"),
-        (["--precision", "float8"], "--precision knows no 'float8'"),
-        (["--precision", "tf32"], "--precision tf32 needs a GPU; a CPU has float32 and"),
-        (["--repeats", "0"], "--repeats is 0; it must be at least 1"),
-        (["--compile-limit", "0"], "--compile-limit is 0"),
-        (["--batch-size", "0"], "training.batch_size is 0"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--configs", "astra_delta"], "there is no config 'astra_delta'"),
+            (["--configs", "bengio_mlp"], "bengio_mlp: only recurrences are measured"),
+            (["--only", "keras"], "--only knows no 'keras'; it knows jaxgru, jaxgru-one"),
+            (["--what", "resting"], "--what knows no 'resting'"),
+            (["--precision", "float8"], "--precision knows no 'float8'"),
+            (["--precision", "tf32"], "--precision tf32 needs a GPU; a CPU has float32 and"),
+            (["--repeats", "0"], "--repeats is 0; it must be at least 1"),
+            (["--compile-limit", "0"], "--compile-limit is 0"),
+            (["--batch-size", "0"], "training.batch_size is 0"),
+        ],
+    )
     def test_a_mistake_is_one_sentence(self, script, monkeypatch, options, says):
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # which is restored after it
         done = script("benchmark", *options)

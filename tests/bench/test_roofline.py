@@ -49,13 +49,17 @@ def test_the_page_is_what_the_script_makes(script):
     assert page.read_text().count("| --- |") == 3 and table.strip() in page.read_text()
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--devices", "3"], "a batch of 64 rows cannot be shared by 3 devices"),
-    (["--devices", "0"], "0 devices"), (["--rows", "0"], "0 rows"),
-    (["--flops", "-1"], "flops is -1.0; it must be above 0"),
-    (["--config", "bengio_mlp"], "only recurrences"),
-    (["--update", "nowhere.md"], "No such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--devices", "3"], "a batch of 64 rows cannot be shared by 3 devices"),
+        (["--devices", "0"], "0 devices"),
+        (["--rows", "0"], "0 rows"),
+        (["--flops", "-1"], "flops is -1.0; it must be above 0"),
+        (["--config", "bengio_mlp"], "only recurrences"),
+        (["--update", "nowhere.md"], "No such file"),
+    ],
+)
 def test_what_cannot_be_computed(script, arguments, says):
     done = script("bench/roofline", *arguments)
     assert done.code == 2 and says in done.err and "Traceback" not in done.err

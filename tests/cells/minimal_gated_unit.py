@@ -36,6 +36,10 @@ def mgu_cell(p, h, x):
 
 
 MGU = Cell(
-    name="mgu", params=MGUParams, init=init_mgu, sizes=lambda p: p.Wf.shape, step=mgu_cell,
+    name="mgu",
+    params=MGUParams,
+    init=init_mgu,
+    sizes=lambda p: p.Wf.shape,
+    step=mgu_cell,
     zero_carry=lambda p, batch_size: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype),
-)  # fmt: skip
+)

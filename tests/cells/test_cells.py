@@ -108,15 +108,18 @@ EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, c
 
 @EVERY_INIT
 @pytest.mark.parametrize("name", ["kernel_init", "recurrent_kernel_init", "bias_init"])
-@pytest.mark.parametrize("given, says", [
-    (0.0, "is a float; it must be an initializer, such as"),
-    (np.zeros(1), "is a ndarray; it must be an initializer"),
-    (jax.nn.initializers.orthogonal, "returns function; it must return floating-point numbers"),
-    (lambda *_: None, "returns NoneType; it must"),
-    (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),
-    (lambda key, shape, dtype: jnp.ones(shape, int), r"returns int32 \(4"),
-    (lambda key, shape, dtype: jnp.ones(shape, complex), r"returns complex64 \(4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (0.0, "is a float; it must be an initializer, such as"),
+        (np.zeros(1), "is a ndarray; it must be an initializer"),
+        (jax.nn.initializers.orthogonal, "returns function; it must return floating-point numbers"),
+        (lambda *_: None, "returns NoneType; it must"),
+        (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),
+        (lambda key, shape, dtype: jnp.ones(shape, int), r"returns int32 \(4"),
+        (lambda key, shape, dtype: jnp.ones(shape, complex), r"returns complex64 \(4"),
+    ],
+)
 def test_what_is_no_initializer(init, name, given, says):
     with unchecked(), pytest.raises(ValueError, match=f"^{name} {says}"):
         init(jax.random.key(0), 4, 4, **{name: given})

@@ -48,16 +48,24 @@ def test_version(run):
     assert done.out.startswith(f"jaxgru {jaxgru.__version__}, JAX {jax.__version__}, Python 3.")
 
 
-@pytest.mark.parametrize("arguments, says", [
-    ([], "jaxgru: give a command: train, sample, evaluate, convert, corpus; --help describes"),
-    (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
-    (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
-    (["train"], "jaxgru train: give either --config NAME or --init MODEL"),
-    (["train", "--lr", "1"], "jaxgru train: there is no option --lr; the nearest is --training."),
-    (["sample", "--run", "nowhere"],
-     "jaxgru sample: there is no model 'nowhere'; it must be a run's folder"),
-    (["convert", "nothing.pth", "a.pth"], "jaxgru convert: there is no nothing.pth."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "jaxgru: give a command: train, sample, evaluate, convert, corpus; --help describes"),
+        (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
+        (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
+        (["train"], "jaxgru train: give either --config NAME or --init MODEL"),
+        (
+            ["train", "--lr", "1"],
+            "jaxgru train: there is no option --lr; the nearest is --training.",
+        ),
+        (
+            ["sample", "--run", "nowhere"],
+            "jaxgru sample: there is no model 'nowhere'; it must be a run's folder",
+        ),
+        (["convert", "nothing.pth", "a.pth"], "jaxgru convert: there is no nothing.pth."),
+    ],
+)
 def test_a_mistake_is_one_line_and_2(run, arguments, says):
     done = run(*arguments)
     assert (done.code, done.out) == (2, "")
@@ -81,12 +89,17 @@ def test_every_group_of_train_has_a_title(run):
     assert titles == ["options", "run", *fields, distributed, "examples"]
 
 
-@pytest.mark.parametrize("program, expected", [
-    ("/usr/bin/jaxgru", "jaxgru train"), ("jaxgru sample", "jaxgru train"), ("", "jaxgru train"),
-    ("my_own_script.py", "jaxgru train"),
-    (str(SCRIPTS / "sample.py"), f"python {SCRIPTS / 'train.py'}"),
-    ("scripts/reproduce.py", "python scripts/train.py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "program, expected",
+    [
+        ("/usr/bin/jaxgru", "jaxgru train"),
+        ("jaxgru sample", "jaxgru train"),
+        ("", "jaxgru train"),
+        ("my_own_script.py", "jaxgru train"),
+        (str(SCRIPTS / "sample.py"), f"python {SCRIPTS / 'train.py'}"),
+        ("scripts/reproduce.py", "python scripts/train.py"),
+    ],
+)
 def test_messages_name_the_command_that_the_reader_has(monkeypatch, program, expected):
     monkeypatch.chdir(SCRIPTS.parent)
     monkeypatch.setattr(sys, "argv", [program])
@@ -102,14 +115,17 @@ class TestCompletion:
                 assert word.lstrip("-") in done.out
 
     @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
-    @pytest.mark.parametrize("words, completed", [
-        ("jaxgru tr", "train"),
-        ("jaxgru train --training.learn", "--training.learning_rate"),
-        ("jaxgru train --config astra_g", "astra_gamma"),
-        ("jaxgru train --model.reset_gate ", "before after"),
-        ("jaxgru sample --pretrained as", "astra_alpha astra_beta astra_gamma"),
-        ("jaxgru convert tiny.s", "tiny.safetensors"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "words, completed",
+        [
+            ("jaxgru tr", "train"),
+            ("jaxgru train --training.learn", "--training.learning_rate"),
+            ("jaxgru train --config astra_g", "astra_gamma"),
+            ("jaxgru train --model.reset_gate ", "before after"),
+            ("jaxgru sample --pretrained as", "astra_alpha astra_beta astra_gamma"),
+            ("jaxgru convert tiny.s", "tiny.safetensors"),
+        ],
+    )
     def test_in_bash(self, run, tmp_path, words, completed):
         (tmp_path / "tiny.safetensors").touch()
         (tmp_path / "completion").write_text(run("--print-completion", "bash").out)
@@ -170,17 +186,27 @@ def test_without_the_extras(tmp_path, tiny_run):
     needed = '{} is needed but not installed: pip install "jaxgru[{}]".'.format
     lines = done.stderr.splitlines()
     assert lines == [
-        needed("orbax", "train"), "PyTorch is needed but not installed: pip install torch.",
-        needed("onnx", "onnx"), "0 convert --pretrained elman_alpha elman.safetensors",
-        "0 sample --run elman.safetensors", f"jaxgru convert: {needed('onnx', 'onnx')}",
-        "2 convert --pretrained elman_alpha elman.onnx", "0 corpus --corpus text.txt",
-        f"jaxgru sample: {needed('sentencepiece', 'train')}", "2 sample --pretrained scribe_alpha",
-        f"jaxgru sample: {needed('orbax', 'train')}", "2 sample --run run",
-        f"jaxgru sample: {needed('rich', 'train')}", "2 sample --pretrained elman_alpha --compare",
-        f"jaxgru evaluate: {needed('rich', 'train')}", "2 evaluate --pretrained elman_alpha",
-        f"jaxgru train: {needed('rich', 'train')}", "2 train --config astra_alpha",
-        f"jaxgru: {needed('shtab', 'completion')}", "2 --print-completion bash",
-    ]  # fmt: skip
+        needed("orbax", "train"),
+        "PyTorch is needed but not installed: pip install torch.",
+        needed("onnx", "onnx"),
+        "0 convert --pretrained elman_alpha elman.safetensors",
+        "0 sample --run elman.safetensors",
+        f"jaxgru convert: {needed('onnx', 'onnx')}",
+        "2 convert --pretrained elman_alpha elman.onnx",
+        "0 corpus --corpus text.txt",
+        f"jaxgru sample: {needed('sentencepiece', 'train')}",
+        "2 sample --pretrained scribe_alpha",
+        f"jaxgru sample: {needed('orbax', 'train')}",
+        "2 sample --run run",
+        f"jaxgru sample: {needed('rich', 'train')}",
+        "2 sample --pretrained elman_alpha --compare",
+        f"jaxgru evaluate: {needed('rich', 'train')}",
+        "2 evaluate --pretrained elman_alpha",
+        f"jaxgru train: {needed('rich', 'train')}",
+        "2 train --config astra_alpha",
+        f"jaxgru: {needed('shtab', 'completion')}",
+        "2 --print-completion bash",
+    ]
 
 
 def test_an_import_of_our_own_that_fails_is_no_missing_package():

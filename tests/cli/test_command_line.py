@@ -74,21 +74,37 @@ def refused(name, option, nearest):
 class TestMeant:
     """An option that there is not: which one was probably meant."""
 
-    @pytest.mark.parametrize("given, meant", [
-        ("--lr", "--training.learning_rate"), ("-lr", "--training.learning_rate"),
-        ("--learning-rate", "--training.learning_rate"),
-        ("--epochs", "--training.epochs"), ("--dropout", "--training.dropout"),
-        ("--model.dropout", "--training.dropout"), ("--steps", "--training.steps_per_epoch"),
-        ("--batch", "--training.batch_size"), ("--bs", "--training.batch_size"),
-        ("--seq_len", "--training.sequence_length"), ("--layers", "--model.num_layers"),
-        ("--hidden-size", "--model.hidden_dim"), ("--seed", "--training.seed"),
-        ("--text", "--data.corpus"), ("--finetune", "--init"), ("--checkpoint", "--resume"),
-        ("--model", "--config"), ("--out", "--runs"), ("--training.lr", "--training.learning_rate"),
-        ("--model.rnn_size", "--model.hidden_dim"), ("--model.lr", "--training.learning_rate"),
-        ("--training.hidden", "--model.hidden_dim"), ("--data.text", "--data.corpus"),
-        ("--model.n-layer", "--model.num_layers"), ("--model.layers", "--model.num_layers"),
-        ("--training.droput", "--training.dropout"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "given, meant",
+        [
+            ("--lr", "--training.learning_rate"),
+            ("-lr", "--training.learning_rate"),
+            ("--learning-rate", "--training.learning_rate"),
+            ("--epochs", "--training.epochs"),
+            ("--dropout", "--training.dropout"),
+            ("--model.dropout", "--training.dropout"),
+            ("--steps", "--training.steps_per_epoch"),
+            ("--batch", "--training.batch_size"),
+            ("--bs", "--training.batch_size"),
+            ("--seq_len", "--training.sequence_length"),
+            ("--layers", "--model.num_layers"),
+            ("--hidden-size", "--model.hidden_dim"),
+            ("--seed", "--training.seed"),
+            ("--text", "--data.corpus"),
+            ("--finetune", "--init"),
+            ("--checkpoint", "--resume"),
+            ("--model", "--config"),
+            ("--out", "--runs"),
+            ("--training.lr", "--training.learning_rate"),
+            ("--model.rnn_size", "--model.hidden_dim"),
+            ("--model.lr", "--training.learning_rate"),
+            ("--training.hidden", "--model.hidden_dim"),
+            ("--data.text", "--data.corpus"),
+            ("--model.n-layer", "--model.num_layers"),
+            ("--model.layers", "--model.num_layers"),
+            ("--training.droput", "--training.dropout"),
+        ],
+    )
     def test_by_train(self, script, given, meant):
         for arguments in ([given, "1"], [f"{given}=1"]):
             done = script("train", "--config", "astra_alpha", *arguments)
@@ -114,15 +130,18 @@ class TestMeant:
 
 
 class TestStrayWords:
-    @pytest.mark.parametrize("name, options, word, meant", [
-        ("train", [], "astra_alpha", "a config is given as --config astra_alpha"),
-        ("train", ["--training.seed", "1"], "my.toml", "a config is given as --config my.toml"),
-        ("train", [], "nonsense", "--help lists the options"),
-        ("train", [], "runs", "a run is given as --resume runs"),
-        ("sample", ["--ngram", "3"], "astra_beta", "a config is given as --config astra_beta"),
-        ("evaluate", ["--pretrained", "astra_alpha"], "more", "--help lists the options"),
-        ("reproduce", [], "astra_alpha", "--help lists the options"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, options, word, meant",
+        [
+            ("train", [], "astra_alpha", "a config is given as --config astra_alpha"),
+            ("train", ["--training.seed", "1"], "my.toml", "a config is given as --config my.toml"),
+            ("train", [], "nonsense", "--help lists the options"),
+            ("train", [], "runs", "a run is given as --resume runs"),
+            ("sample", ["--ngram", "3"], "astra_beta", "a config is given as --config astra_beta"),
+            ("evaluate", ["--pretrained", "astra_alpha"], "more", "--help lists the options"),
+            ("reproduce", [], "astra_alpha", "--help lists the options"),
+        ],
+    )
     def test_what_was_meant(self, script, tmp_path, name, options, word, meant):
         (tmp_path / "runs").mkdir()
         done = script(name, *options, word)
@@ -158,13 +177,17 @@ class TestOutput:
     """What cannot be written, or not in the terminal's encoding."""
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-    @pytest.mark.parametrize("name, options", [
-        ("train", ["--help"]),
-        ("train", ["--config", "leviathan", "--summary"]),
-        ("sample", ["--num-tokens", 5, "--run"]),
-        ("sample", ["--num-tokens", 5, "--compare", "--run"]),
-        ("evaluate", ["--help"]), ("bench/roofline", []),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, options",
+        [
+            ("train", ["--help"]),
+            ("train", ["--config", "leviathan", "--summary"]),
+            ("sample", ["--num-tokens", 5, "--run"]),
+            ("sample", ["--num-tokens", 5, "--compare", "--run"]),
+            ("evaluate", ["--help"]),
+            ("bench/roofline", []),
+        ],
+    )
     @pytest.mark.parametrize("buffered", [True, False])
     def test_on_a_full_disk_it_is_one_sentence(
         self, script, tiny_run, monkeypatch, name, options, buffered
@@ -193,11 +216,14 @@ class TestOutput:
         with pytest.raises(OSError, match="No space left"):
             run_script(lambda: open("/dev/full", "w").write("much" * 10000))
 
-    @pytest.mark.parametrize("closed, options, code, says", [
-        (">&-", ["--config", "astra_alpha", "--summary"], 0, ""),
-        (">&-", ["--nonsense"], 2, "train.py: there is no option --nonsense; .*\n"),
-        ("<&- >&- 2>&-", ["--nonsense"], 2, ""),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "closed, options, code, says",
+        [
+            (">&-", ["--config", "astra_alpha", "--summary"], 0, ""),
+            (">&-", ["--nonsense"], 2, "train.py: there is no option --nonsense; .*\n"),
+            ("<&- >&- 2>&-", ["--nonsense"], 2, ""),
+        ],
+    )
     def test_into_closed_streams_it_is_silent(self, closed, options, code, says):
         command = [sys.executable, SCRIPTS / "train.py", *options]
         done = process("sh", "-c", f'exec "$@" {closed}', "sh", *command)
@@ -347,11 +373,14 @@ class TestWaitingForOthers:
             assert waiting.stderr.read() == ""
         assert waiting.returncode == -signal.SIGINT
 
-    @pytest.mark.parametrize("given, says", [
-        (("there:1", 2, 0), "process 0 of 2 waits for process 1 to connect to there:1, until "),
-        (("there:1", 2, 1), "process 1 of 2 waits for process 0 at there:1, until "),
-        ((None, None, None), "this process waits for the others of its run, until "),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "given, says",
+        [
+            (("there:1", 2, 0), "process 0 of 2 waits for process 1 to connect to there:1, until "),
+            (("there:1", 2, 1), "process 1 of 2 waits for process 0 at there:1, until "),
+            ((None, None, None), "this process waits for the others of its run, until "),
+        ],
+    )
     def test_who_waits_for_whom(self, given, says, monkeypatch, capsys):
         """JAX has been told to come back later than we give up; then Ctrl-C is Python's again."""
         before, seen = signal.getsignal(signal.SIGINT), []

@@ -44,10 +44,13 @@ class TestProcesses:
         assert done.stdout.startswith("ROMEO: But")
         assert len(done.stdout) == 10 + 10 + 1
 
-    @pytest.mark.parametrize("command, says", [
-        (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
-        (["sample", "--run", "nowhere"], "there is no model 'nowhere'"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "command, says",
+        [
+            (["train", "--config", "astra_delta"], "there is no config 'astra_delta'"),
+            (["sample", "--run", "nowhere"], "there is no model 'nowhere'"),
+        ],
+    )
     def test_a_mistake_is_one_line_and_2(self, command, says):
         done = python_script(*command)
         assert done.returncode == 2
@@ -109,9 +112,11 @@ class TestTrain:
     def test_samples_are_stateless_and_stateful(self, tiny_run):
         samples = (tiny_run / "samples.txt").read_text()
         assert [line for line in samples.splitlines() if line.startswith("---")] == [
-            "--- stateless, greedy", "--- stateful, greedy",
-            "--- stateless, temperature 0.8, seed 0", "--- stateful, temperature 0.8, seed 0",
-        ]  # fmt: skip
+            "--- stateless, greedy",
+            "--- stateful, greedy",
+            "--- stateless, temperature 0.8, seed 0",
+            "--- stateful, temperature 0.8, seed 0",
+        ]
         assert len(re.findall("^---.*\n\n", samples, re.M)) == 4  # each begins with a new line
 
     @pytest.mark.parametrize("options", [[], ["--stateless"], ["--temperature", "0"]])
@@ -136,9 +141,14 @@ class TestTrain:
             assert done.out.count("\n│") == rows + 1
         assert contents(tmp_path) == {}
 
-    @pytest.mark.parametrize("given, hidden_dim", [
-        (["--config", "astra_gamma"], 512), (["--config=leviathan"], 1024), ([], 128),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "given, hidden_dim",
+        [
+            (["--config", "astra_gamma"], 512),
+            (["--config=leviathan"], 1024),
+            ([], 128),
+        ],
+    )
     def test_help_shows_the_configs_values(self, script, given, hidden_dim):
         done = script("train", *given, "--help")
         assert (done.code, done.err) == (0, "")
@@ -471,13 +481,17 @@ class TestEvaluateRefuses:
         save_safetensors(tmp_path / "m.safetensors", params, config, tokenizer)
         assert "which ./tiny.txt it was trained on" in refused(*evaluate)
 
-    @pytest.mark.parametrize("options, says", [
-        (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
-        (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
-        (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
-        (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
-        (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
-    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
+            (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
+            (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
+            (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
+            (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
+        ],
+        ids=str,
+    )
     def test_texts(self, refused, tiny_run, tmp_path, options, says):
         (tmp_path / "odd.txt").write_text("But soft é 1")
         (tmp_path / "short.txt").write_text("B")
@@ -537,18 +551,24 @@ class TestEvaluateNGram:
         assert rows["order 2"][2] == pytest.approx(kept, abs=6e-5)
 
 
-@pytest.mark.parametrize("name, options, says", [
-    ("sample", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
-    ("sample", ["--ngram", "3", "--stateless"], "an n-gram model has no state to reset"),
-    ("sample", ["--ngram", "3", "--compare"], "an n-gram model has no state to reset"),
-    ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
-    ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
-    ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
-    ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
-    ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),
-    *((name, ["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram")
-      for name in ("sample", "evaluate")),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("sample", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+        ("sample", ["--ngram", "3", "--stateless"], "an n-gram model has no state to reset"),
+        ("sample", ["--ngram", "3", "--compare"], "an n-gram model has no state to reset"),
+        ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
+        ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
+        ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
+        ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
+        ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),
+        *(
+            (name, ["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram")
+            for name in ("sample", "evaluate")
+        ),
+    ],
+    ids=str,
+)
 def test_refusals_about_counted_models(script, tmp_path, tiny_text, name, options, says):
     (tmp_path / "tiny.toml").write_text(f"[data]\ncorpus = '{tiny_text}'\n")
     done = script(name, *options, *["--config", "tiny.toml"] * ("--stateless" in options))
@@ -556,12 +576,20 @@ def test_refusals_about_counted_models(script, tmp_path, tiny_text, name, option
 
 
 class TestSampleRefuses:
-    @pytest.mark.parametrize("options, says", [
-        (["--top-k", "1000"], "top_k is 1000"), (["--top-k", "many"], "--top-k"),
-        (["--temperature", "nan"], "temperature is nan"), (["--temperature", "warm"], "--temp"),
-        (["--num-samples", "0"], "num_samples is 0"), (["--prompt", "RÖMEÖ 3"], "lacks '3', 'Ö'"),
-        (["--compare", "--top-k", "0"], "top_k is 0"), (["--compare", "--prompt", ""], "is empty"),
-    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--top-k", "1000"], "top_k is 1000"),
+            (["--top-k", "many"], "--top-k"),
+            (["--temperature", "nan"], "temperature is nan"),
+            (["--temperature", "warm"], "--temp"),
+            (["--num-samples", "0"], "num_samples is 0"),
+            (["--prompt", "RÖMEÖ 3"], "lacks '3', 'Ö'"),
+            (["--compare", "--top-k", "0"], "top_k is 0"),
+            (["--compare", "--prompt", ""], "is empty"),
+        ],
+        ids=str,
+    )
     def test_an_option_out_of_range(self, refused, tiny_run, options, says):
         assert says in refused("sample", "--run", tiny_run, *options)
 

@@ -96,27 +96,37 @@ def test_the_commands_print_what_the_page_shows(tmp_path, monkeypatch):
     check(YOUR_OWN_TEXT, tmp_path, units=100, without="sample|generate")
 
 
-@pytest.mark.parametrize("ours, theirs, same", [
-    ("loss 1.25, 12 steps", "loss  1.26, 12 steps", True),
-    ("loss 1.25  1,000 tokens/s", "loss 1.25  990 tokens/s", True),
-    ("loss 1.25", "loss 1.27", False), ("12 steps", "13 steps", False),
-    ("loss 1.25", "lost 1.25", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ours, theirs, same",
+    [
+        ("loss 1.25, 12 steps", "loss  1.26, 12 steps", True),
+        ("loss 1.25  1,000 tokens/s", "loss 1.25  990 tokens/s", True),
+        ("loss 1.25", "loss 1.27", False),
+        ("12 steps", "13 steps", False),
+        ("loss 1.25", "lost 1.25", False),
+    ],
+)
 def test_only_the_last_printed_digit_may_differ(ours, theirs, same):
     assert alike(ours, theirs) == same
 
 
 STUDY = Page(
-    load(DOCS / "study.json", Study).runs, load(DOCS / "study.json", Study).ngrams,
-    load(DOCS / "early_stopping.json", EarlyStopping), load(DOCS / "plateau.json", list[Plateau]),
-)  # fmt: skip
+    load(DOCS / "study.json", Study).runs,
+    load(DOCS / "study.json", Study).ngrams,
+    load(DOCS / "early_stopping.json", EarlyStopping),
+    load(DOCS / "plateau.json", list[Plateau]),
+)
 
 
-@pytest.mark.parametrize("name, tables", [
-    ("study", STUDY.tables()),
-    ("performance", benchmark_page.tables(load(DOCS / "benchmarks.json", Benchmarks))),
-    ("cost", cost.tables(load(DOCS / "cost.json", dict[str, CostRun]))),
-], ids=["study", "performance", "cost"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, tables",
+    [
+        ("study", STUDY.tables()),
+        ("performance", benchmark_page.tables(load(DOCS / "benchmarks.json", Benchmarks))),
+        ("cost", cost.tables(load(DOCS / "cost.json", dict[str, CostRun]))),
+    ],
+    ids=["study", "performance", "cost"],
+)
 def test_tables_are_what_the_records_make(name, tables):
     page = (DOCS / f"{name}.md").read_text()
     assert fill(page, tables.pop) == page and tables == {}

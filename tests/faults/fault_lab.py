@@ -40,15 +40,25 @@ TRAIN = ROOT / "scripts" / "train.py"
 CONFIG = "astra_alpha"
 STEPS_PER_EPOCH = 40
 OPTIONS = {
-    "model.embedding_dim": 4, "model.hidden_dim": 8, "training.epochs": 6,
-    "training.steps_per_epoch": STEPS_PER_EPOCH, "training.batch_size": 4,
-    "training.sequence_length": 16, "training.patience": 6, "training.keep_epochs": "true",
-}  # fmt: skip
+    "model.embedding_dim": 4,
+    "model.hidden_dim": 8,
+    "training.epochs": 6,
+    "training.steps_per_epoch": STEPS_PER_EPOCH,
+    "training.batch_size": 4,
+    "training.sequence_length": 16,
+    "training.patience": 6,
+    "training.keep_epochs": "true",
+}
 LOOKS = 200_000  # a millisecond or more apart: how long anything may take before it counts as hung
 PRELOADED = [
-    "jaxgru.lm.runs.lifecycle", "jaxgru.cli.summary", "jaxgru.cli.options", "jaxgru.lm.runs.figure",
-    "matplotlib.figure", "matplotlib.backends.backend_agg", "orbax.checkpoint",
-]  # fmt: skip
+    "jaxgru.lm.runs.lifecycle",
+    "jaxgru.cli.summary",
+    "jaxgru.cli.options",
+    "jaxgru.lm.runs.figure",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "orbax.checkpoint",
+]
 _processes = threading.Lock()  # multiprocessing looks at all of them whenever one is started
 
 
@@ -317,10 +327,12 @@ def _start_server(folder: Path) -> bool:
     """
     library = strikes.compiled(folder)
     settings = {
-        "LD_PRELOAD": str(library or ""), "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "LD_PRELOAD": str(library or ""),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "COLUMNS": "200",
-    }  # fmt: skip
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "COLUMNS": "200",
+    }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

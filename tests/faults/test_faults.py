@@ -60,23 +60,29 @@ def library(tmp_path_factory) -> Path:
     return library or pytest.skip("needs a C compiler")
 
 
-@pytest.mark.parametrize("plan, struck, code, left, said", [
-    (Plan(), "", 0, LEFT, []),
-    (Plan(6, How.BEFORE, signal.SIGKILL), "rename /1", -9, {"0": 10, "part": 10}, []),
-    (Plan(6, How.AFTER, signal.SIGKILL), "rename /1", -9, LEFT, []),
-    (Plan(5, How.HALF, signal.SIGTERM), "write /part", -15, {"0": 10, "part": 5}, []),
-    (Plan(3, How.FAILS, errno.ESTALE), "rename /0", 0, {"1": 10}, [errno.ESTALE]),
-    (Plan(4, How.FAILS, errno.EROFS, times=9), "open64 /part", 0, {"0": 10}, 3 * [errno.EROFS]),
-    (Plan(2, How.FAILS, errno.EMFILE, reads=True), "opendir ", 0, LEFT, [errno.EMFILE]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan, struck, code, left, said",
+    [
+        (Plan(), "", 0, LEFT, []),
+        (Plan(6, How.BEFORE, signal.SIGKILL), "rename /1", -9, {"0": 10, "part": 10}, []),
+        (Plan(6, How.AFTER, signal.SIGKILL), "rename /1", -9, LEFT, []),
+        (Plan(5, How.HALF, signal.SIGTERM), "write /part", -15, {"0": 10, "part": 5}, []),
+        (Plan(3, How.FAILS, errno.ESTALE), "rename /0", 0, {"1": 10}, [errno.ESTALE]),
+        (Plan(4, How.FAILS, errno.EROFS, times=9), "open64 /part", 0, {"0": 10}, 3 * [errno.EROFS]),
+        (Plan(2, How.FAILS, errno.EMFILE, reads=True), "opendir ", 0, LEFT, [errno.EMFILE]),
+    ],
+)
 def test_a_process_is_struck_at_its_nth_change(library, tmp_path, plan, struck, code, left, said):
     folder = tmp_path / "folder"
     folder.mkdir()
     strike = Strike(tmp_path / "strike", folder, plan)
     ended = subprocess.run(
         [sys.executable, "-c", CHANGES, Path(__file__).parent, strike.path],
-        env=os.environ | {"LD_PRELOAD": str(library)}, cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert (ended.returncode, ended.stderr) == (code, "")
     assert strike.struck.startswith(struck) and bool(strike.struck) == bool(struck)
     assert {path.name: path.stat().st_size for path in folder.iterdir()} == left

@@ -51,9 +51,16 @@ def main() -> int:
         lines = [json.dumps(finding) + "\n" for finding in findings]
         (out / "findings.jsonl").write_text("".join(lines))
     head = (
-        "kind", "cases", "used", "refused", "known", "findings", "slowest, s", "peak, MiB",
+        "kind",
+        "cases",
+        "used",
+        "refused",
+        "known",
+        "findings",
+        "slowest, s",
+        "peak, MiB",
         "took, s",
-    )  # fmt: skip
+    )
     for row in (head, ["---"] * len(head), *rows):
         print("| " + " | ".join(map(str, row)) + " |")
     for (kind, said), count in Counter((f["kind"], f["said"][:150]) for f in findings).items():

@@ -41,10 +41,36 @@ def prepare(folder: Path) -> None:
 
 def name(rng: random.Random) -> str:
     parts = (
-        "..", ".", "/", "~", "x", "latest", "v1", "v2", "", " ", "\0", "\n", "astra_alpha", ".toml",
-        "-", "_", "\\", "CON", "a" * 256, "\udcff", "\u202e", "é", "*", "$(id)", "config.toml",
-        "checkpoints", "\u0663", "configs/", "../configs/astra_alpha.toml",
-    )  # fmt: skip
+        "..",
+        ".",
+        "/",
+        "~",
+        "x",
+        "latest",
+        "v1",
+        "v2",
+        "",
+        " ",
+        "\0",
+        "\n",
+        "astra_alpha",
+        ".toml",
+        "-",
+        "_",
+        "\\",
+        "CON",
+        "a" * 256,
+        "\udcff",
+        "\u202e",
+        "é",
+        "*",
+        "$(id)",
+        "config.toml",
+        "checkpoints",
+        "\u0663",
+        "configs/",
+        "../configs/astra_alpha.toml",
+    )
     return "".join(rng.choice(parts) for _ in range(rng.choice((1, 1, 2, 3))))
 
 
@@ -146,10 +172,12 @@ def _load_all(family: Path) -> None:
         calls += [lambda p=place: load_run_config(find_run(p)), lambda p=place: load_tokenizer(p)]
     calls += [
         lambda: load_safetensors(family / "model.safetensors"),
-        lambda: load_pth_model(family / "model.pth"), lambda: read_tokenizer(family / "model.json"),
-        lambda: read_tokenizer(family / "model.model"), lambda: load_config(family / "model.toml"),
+        lambda: load_pth_model(family / "model.pth"),
+        lambda: read_tokenizer(family / "model.json"),
+        lambda: read_tokenizer(family / "model.model"),
+        lambda: load_config(family / "model.toml"),
         lambda: jaxgru.lm.load(family / "v1"),
-    ]  # fmt: skip
+    ]
     refused = None
     for call in calls:
         try:

@@ -322,20 +322,31 @@ def payloads(folder: Path) -> list[Call]:
     module.write_text(f"open({spot!r}, 'w').close()\n")
     source = f"open({spot!r}, 'w').close()"
     return [
-        Call(os.mkdir, spot), Call(os.system, f"mkdir {spot}"), Call(os.makedirs, spot),
-        Call(subprocess.call, ["mkdir", spot]), Call(subprocess.check_output, ["mkdir", spot]),
-        Call(builtins.eval, source), Call(builtins.exec, source), Call(builtins.open, spot, "w"),
+        Call(os.mkdir, spot),
+        Call(os.system, f"mkdir {spot}"),
+        Call(os.makedirs, spot),
+        Call(subprocess.call, ["mkdir", spot]),
+        Call(subprocess.check_output, ["mkdir", spot]),
+        Call(builtins.eval, source),
+        Call(builtins.exec, source),
+        Call(builtins.open, spot, "w"),
         Call(builtins.__import__, "witness_module"),
-        Call(importlib.import_module, "witness_module"), Call(runpy.run_path, str(module)),
-        Call(shutil.copy, str(module), spot), Call(os.symlink, "x", spot),
+        Call(importlib.import_module, "witness_module"),
+        Call(runpy.run_path, str(module)),
+        Call(shutil.copy, str(module), spot),
+        Call(os.symlink, "x", spot),
         Call(pathlib.Path.touch, Call(pathlib.PosixPath, spot)),
         Call(operator.methodcaller("touch"), Call(pathlib.PosixPath, spot)),
-        Call(functools.partial(os.mkdir, spot)), Call(map, os.mkdir, [spot]),
+        Call(functools.partial(os.mkdir, spot)),
+        Call(map, os.mkdir, [spot]),
         Call(list, Call(map, os.mkdir, [spot])),
-        Call(torch.serialization.load, str(folder / "evil.pkl")), Call(torch.save, 1, spot),
-        Call(io.open, spot, "w"), Call(getattr, Call(builtins.__import__, "os"), "mkdir"),
-        Call(torch.hub.load, str(folder), "x"), Call(zipfile.ZipFile, spot, "w"),
-    ]  # fmt: skip
+        Call(torch.serialization.load, str(folder / "evil.pkl")),
+        Call(torch.save, 1, spot),
+        Call(io.open, spot, "w"),
+        Call(getattr, Call(builtins.__import__, "os"), "mkdir"),
+        Call(torch.hub.load, str(folder), "x"),
+        Call(zipfile.ZipFile, spot, "w"),
+    ]
 
 
 def prove(folder: Path) -> None:

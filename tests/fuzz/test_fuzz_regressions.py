@@ -84,19 +84,27 @@ class TestConfigs:
         says = refusal(ConfigError, load_config, tmp_path / "a.toml")
         assert "is not a TOML file" in says and "recursion" in says
 
-    @pytest.mark.parametrize("text, message", [
-        ("a." * 10_000 + "a = 1", "it is too large for a config: 20,005 bytes and 10,000 dots"),
-        ("#" * 2**17, "it has 131,072 bytes; there may be 65,536"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text, message",
+        [
+            ("a." * 10_000 + "a = 1", "it is too large for a config: 20,005 bytes and 10,000 dots"),
+            ("#" * 2**17, "it has 131,072 bytes; there may be 65,536"),
+        ],
+    )
     def test_larger_than_any_config(self, text, message, tmp_path):
         """10,000 dots took 500 MB; 100,000 did not end."""
         (tmp_path / "a.toml").write_text(text)
         assert message in refusal(ConfigError, load_config, tmp_path / "a.toml")
 
-    @pytest.mark.parametrize("table", [
-        {"name": 1 << 99_999}, {"model": 1 << 99_999}, {"model": {"cell": 1 << 99_999}},
-        {"data": {"corpus": 1 << 99_999}},
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "table",
+        [
+            {"name": 1 << 99_999},
+            {"model": 1 << 99_999},
+            {"model": {"cell": 1 << 99_999}},
+            {"data": {"corpus": 1 << 99_999}},
+        ],
+    )
     def test_endless_numbers(self, table):
         """TOML may write them in hexadecimal; Python does not write them in decimal."""
         assert "a number of thousands of digits" in refusal(ConfigError, from_dict, table)
@@ -116,10 +124,12 @@ class TestConfigs:
 class TestFilesThatAreNone:
     def test_a_corpus(self, pipe):
         for name, says in (
-            (pipe, "it is a pipe or a device"), ("/dev/zero", "it is a pipe or a device"),
-            ("a\0b", "no file can have that name"), ("\ud800", "is not UTF-8"),
+            (pipe, "it is a pipe or a device"),
+            ("/dev/zero", "it is a pipe or a device"),
+            ("a\0b", "no file can have that name"),
+            ("\ud800", "is not UTF-8"),
             ("x" * 300, "File name too long"),
-        ):  # fmt: skip
+        ):
             options = {"data.corpus": str(name)}
             call = lambda options=options: load_dataset(load_config("astra_alpha", options))
             assert says in refusal(UserError, call)
@@ -196,13 +206,16 @@ class TestSafetensors:
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
         return path
 
-    @pytest.mark.parametrize("key, value, says", [
-        ("config", "a." * 9999 + "a = 1", "too large for a config"),
-        ("config", "a = " + "[" * 9999, "recursion"),
-        ("config", "[model]\ncell = 0x" + "f" * 9999, "thousands of digits"),
-        ("tokenizer", "x" * 10**5, "no kind of tokenizer"),
-        ("tokenizer_data", r'{"characters": "a\ud800c"}', "surrogates not allowed"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "key, value, says",
+        [
+            ("config", "a." * 9999 + "a = 1", "too large for a config"),
+            ("config", "a = " + "[" * 9999, "recursion"),
+            ("config", "[model]\ncell = 0x" + "f" * 9999, "thousands of digits"),
+            ("tokenizer", "x" * 10**5, "no kind of tokenizer"),
+            ("tokenizer_data", r'{"characters": "a\ud800c"}', "surrogates not allowed"),
+        ],
+    )
     def test_metadata(self, key, value, says, tmp_path):
         assert says in refusal(
             InteropError, load_safetensors, self.saved(tmp_path / "x.safetensors", key, value)
@@ -260,23 +273,31 @@ class TestStudyCheckpoints:
 class TestRecords:
     KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
 
-    @pytest.mark.parametrize("text, says", [
-        ("", "is empty"), ("{}", "missing required field `epoch`"),
-        ('{"epoch": 1', "is not a file of measurements: Input data was truncated"),
-        ("[" * 99_999, "Expected `object`, got `array`"),
-        ('{"x": ' * 99_999, "recursion"), ("9" * 9999, "is not a file of measurements"),
-        ("\n" * 2**24, "there may be 8,388,608"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text, says",
+        [
+            ("", "is empty"),
+            ("{}", "missing required field `epoch`"),
+            ('{"epoch": 1', "is not a file of measurements: Input data was truncated"),
+            ("[" * 99_999, "Expected `object`, got `array`"),
+            ('{"x": ' * 99_999, "recursion"),
+            ("9" * 9999, "is not a file of measurements"),
+            ("\n" * 2**24, "there may be 8,388,608"),
+        ],
+    )
     def test_metrics_that_are_none(self, text, says, tmp_path):
         (tmp_path / "m.jsonl").write_text(text)
         assert says in refusal(RecordError, load_metrics, tmp_path / "m.jsonl")
 
-    @pytest.mark.parametrize("value, says", [
-        ("3", "Expected `int | float`, got `str` - at `$.stream`"),
-        (10**400, "Expected `int` <= 1000000000 - at `$.stream`"),
-        (None, "Expected `int | float`, got `null` - at `$.stream`"),
-        (float("nan"), "JSON is malformed"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "value, says",
+        [
+            ("3", "Expected `int | float`, got `str` - at `$.stream`"),
+            (10**400, "Expected `int` <= 1000000000 - at `$.stream`"),
+            (None, "Expected `int | float`, got `null` - at `$.stream`"),
+            (float("nan"), "JSON is malformed"),
+        ],
+    )
     def test_a_record_with_another_value(self, value, says, tmp_path):
         record = self.KEPT["runs"][0]["study"] | {"stream": value}
         (tmp_path / "study.json").write_text(json.dumps(record))

@@ -116,8 +116,13 @@ def test_lengths_of_blocks(monkeypatch):
     monkeypatch.undo()
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
     assert [implementations.block_length(10_000, *size) for size in sizes] == [
-        8, 16, 1, 512, 16, 32,
-    ]  # fmt: skip
+        8,
+        16,
+        1,
+        512,
+        16,
+        32,
+    ]
     B, T = jax.export.symbolic_shape("B, T")
     assert implementations.block_length(T, 4, 8) is T and implementations.block_length(7, B, 8) == 7
 

@@ -28,9 +28,11 @@ from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
 
 INIT = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
-    "gru, reset after": partial(jaxgru.init_gru, second_bias=True), "lstm": jaxgru.init_lstm,
-    "rnn": jaxgru.init_rnn, "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
-}  # fmt: skip
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
+    "lstm": jaxgru.init_lstm,
+    "rnn": jaxgru.init_rnn,
+    "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
+}
 RECURRENT = [kind for kind in INIT if kind != "mlp"]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
@@ -451,112 +453,212 @@ GRU = jaxgru.init_gru(KEY, F, H)
 LSTM = jaxgru.init_lstm(KEY, F, H)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda x: jaxgru.unroll(GRU, x[0]), "x is float32 (3, 3); it must be floating-point, (B, T"),
-    (lambda x: jaxgru.unroll(GRU, jnp.ones((2, 3, F), int)), "x is int64 (2, 3, 3); it must be f"),
-    (lambda x: jaxgru.unroll(GRU, x[:, :0]),
-     "x is float32 (2, 0, 3); it must have at least one step"),
-    (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
-    (lambda x: jaxgru.unroll([], x), "there are no layers"),
-    (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))), "the carry's shapes are (3, 4), but"),
-    (lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))), "the carry's shapes are (2, 4), but"),
-    (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
-     "the carry's dtype is bfloat16; these layers' is float32"),
-    (lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((3, 2), bool)),
-     "reset is bool (3, 2); it must be bool (2, 3)"),
-    (lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((2, 3))),
-     "reset is float64 (2, 3); it must be bool (2, 3)"),
-    (lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1, 4])),
-     "lengths go from 1 to 4; they must be in 0 … T = 3"),
-    (lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1.0, 2.0])),
-     "lengths is float64 (2,); it must be integers, one per row: (2,)"),
-    (lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(3)),
-     "the shapes of initial are (3,); these layers need (4,)"),
-    (lambda x: jaxgru.unroll(GRU, None), "x is a NoneType; it must be an array"),
-    (lambda x: jaxgru.unroll(None, x), "layers: no cell has parameters of type NoneType"),
-    (lambda x: jaxgru.unroll({"a": GRU}, x), "layers: no cell has parameters of type dict"),
-    (lambda x: jaxgru.unroll([GRU, GRU], x),
-     "the layer below it has 4 features per step; layer 1 takes 3"),
-    (lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="autodiff"),
-     "x has 2 features per step; the layer takes 3"),
-    (lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
-     "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
-     "Wz float32 (3, 4), Uz float32 (4, 4)"),
-    (lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),
-     "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
-     "Wf float32 (3, 4)"),
-    (lambda x: jaxgru.unroll(GRU.replace(Un=None), x), "Un None, bn float32 (4,)"),
-    (lambda x: jaxgru.unroll(GRU.replace(bz=GRU.bz.astype(jnp.bfloat16)), x), "bz bfloat16 (4,)"),
-    (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), complex)),
-     "the carry's dtype is complex128; these layers' is float32"),
-    (lambda x: jaxgru.unroll(LSTM, x, (jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))),
-     "a layer's carry has parts of float32 and float64; it must have one dtype"),
-    (lambda x: jaxgru.unroll([GRU], x, 0.0), "the carry's shapes are (), but"),
-    (lambda x: jaxgru.unroll([GRU], x, initial=0.0), "the shapes of initial are (); these"),
-    (lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(4, int)), "initial is int64; it must be"),
-    (lambda x: jaxgru.unroll(GRU, x, reset=True), "reset is bool (); it must be bool (2, 3)"),
-    (lambda x: jaxgru.unroll(GRU, x, lengths=3),
-     "lengths is int64 (); it must be integers, one per row: (2,)"),
-    (lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), reset=[True, False, True]),
-     "reset is bool (3,); it must be bool (2,)"),
-    (lambda x: jaxgru.step(GRU, x[:, 0], None),
-     "carry is None; it must be the one before this step, or initial_carry's"),
-    (lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),
-     "x is int64 (2, 3); it must be floating-point, (B, F)"),
-    (lambda x: jaxgru.unroll(GRU, x, reverse=jnp.array(True)),
-     "reverse is a ArrayImpl; it must be True or False"),
-    (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
-    (lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
-     "carry must be a pair: of the forward and of the backward layers"),
-    (lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
-     "shapes are ((2, 4), (2, 4)), but these layers and this batch need ((2, 4),): one"),
-    (lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
-     "the layer below it has 8 features per step; layer 1 takes 3"),
-    (lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(bi=jnp.zeros(1)), x),
-     "the parameters of layer 0 do not fit together, or not to an input of 3 features"),
-    (lambda x: jaxgru.unroll(jax.tree.map(lambda w: jnp.stack([w, w]), GRU), x),
-     "the parameters of layer 0 do not fit together, or not to an input of 3 features"),
-    (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
-    (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
-    (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
-    (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
-    (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
-    (lambda x: jaxgru.init_gru(KEY, 3, 4, reset_gate="never"),
-     "reset_gate is 'never'; it must be before or after"),
-    (lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int), "dtype is <class 'int'>; it must be one of"),
-    (lambda x: jaxgru.init_rnn(KEY, 3, 4, dtype="foo"), "dtype is 'foo'; it must be one of flo"),
-    (lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
-     "a weight in layers is int32; it must be a floating-point array"),
-    (lambda x: jaxgru.unroll([jax.tree.map(lambda w: w.tolist(), GRU)], x),
-     "a weight in layers is a float; it must be a floating-point array"),
-    (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
-    (lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a")),
-     "the dropout rate is 'a'; it must be at least 0 and below 1"),
-    (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
-    (lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), implementation="fast"),
-     "the implementation is 'fast'; it must be one of auto, scan, autodiff"),
-    (lambda x: jaxgru.bidirectional(GRU, GRU, x, time_major="no"),
-     "time_major is a str; it must be True or False"),
-    (lambda x: jaxgru.init_gru(KEY, 3, 4, second_bias="no"),
-     "second_bias is a str; it must be True or False"),
-    (lambda x: jaxgru.unroll(GRU, x, lengths=[2**70, 1]),
-     "lengths has a whole number that is too large"),
-    (lambda x: jaxgru.unroll(GRU, x, lengths=[2**40, 1]),
-     "lengths go from 1 to 1099511627776; they must be in 0 … T = 3"),
-    (lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
-     "first_row of the dropout is -1; it must be a whole number from 0 to 2"),
-    (lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
-     "first_step of the dropout is 1099511627776; it must be a whole number"),
-    (lambda x: jaxgru.unroll(GRU, x, dropout=x),
-     "dropout is an array, float32 (2, 3, 3); it must be a Dropout("),
-    (lambda x: jaxgru.initial_carry(GRU, x),
-     "batch_size is an array, float32 (2, 3, 3); it must be a whole number"),
-    (lambda x: jaxgru.unroll(GRU, x, implementation=["scan"]), "implementation is ['scan']; it"),
-    (lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
-     "x is float32 (2, 3, 3); it must be floating-point, (B, F)"),
-    (lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
-     "there are 2 forward and 1 backward layers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda x: jaxgru.unroll(GRU, x[0]),
+            "x is float32 (3, 3); it must be floating-point, (B, T",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, jnp.ones((2, 3, F), int)),
+            "x is int64 (2, 3, 3); it must be f",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[:, :0]),
+            "x is float32 (2, 0, 3); it must have at least one step",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
+        (lambda x: jaxgru.unroll([], x), "there are no layers"),
+        (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))), "the carry's shapes are (3, 4), but"),
+        (lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))), "the carry's shapes are (2, 4), but"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
+            "the carry's dtype is bfloat16; these layers' is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((3, 2), bool)),
+            "reset is bool (3, 2); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reset=jnp.zeros((2, 3))),
+            "reset is float64 (2, 3); it must be bool (2, 3)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1, 4])),
+            "lengths go from 1 to 4; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1.0, 2.0])),
+            "lengths is float64 (2,); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(3)),
+            "the shapes of initial are (3,); these layers need (4,)",
+        ),
+        (lambda x: jaxgru.unroll(GRU, None), "x is a NoneType; it must be an array"),
+        (lambda x: jaxgru.unroll(None, x), "layers: no cell has parameters of type NoneType"),
+        (lambda x: jaxgru.unroll({"a": GRU}, x), "layers: no cell has parameters of type dict"),
+        (
+            lambda x: jaxgru.unroll([GRU, GRU], x),
+            "the layer below it has 4 features per step; layer 1 takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x[..., :2], implementation="autodiff"),
+            "x has 2 features per step; the layer takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
+            "Wz float32 (3, 4), Uz float32 (4, 4)",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
+            "Wf float32 (3, 4)",
+        ),
+        (lambda x: jaxgru.unroll(GRU.replace(Un=None), x), "Un None, bn float32 (4,)"),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(bz=GRU.bz.astype(jnp.bfloat16)), x),
+            "bz bfloat16 (4,)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), complex)),
+            "the carry's dtype is complex128; these layers' is float32",
+        ),
+        (
+            lambda x: jaxgru.unroll(LSTM, x, (jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))),
+            "a layer's carry has parts of float32 and float64; it must have one dtype",
+        ),
+        (lambda x: jaxgru.unroll([GRU], x, 0.0), "the carry's shapes are (), but"),
+        (lambda x: jaxgru.unroll([GRU], x, initial=0.0), "the shapes of initial are (); these"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, initial=jnp.zeros(4, int)),
+            "initial is int64; it must be",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, reset=True), "reset is bool (); it must be bool (2, 3)"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=3),
+            "lengths is int64 (); it must be integers, one per row: (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), reset=[True, False, True]),
+            "reset is bool (3,); it must be bool (2,)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], None),
+            "carry is None; it must be the one before this step, or initial_carry's",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),
+            "x is int64 (2, 3); it must be floating-point, (B, F)",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, reverse=jnp.array(True)),
+            "reverse is a ArrayImpl; it must be True or False",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
+            "carry must be a pair: of the forward and of the backward layers",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
+            "shapes are ((2, 4), (2, 4)), but these layers and this batch need ((2, 4),): one",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
+            "the layer below it has 8 features per step; layer 1 takes 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(bi=jnp.zeros(1)), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
+        (
+            lambda x: jaxgru.unroll(jax.tree.map(lambda w: jnp.stack([w, w]), GRU), x),
+            "the parameters of layer 0 do not fit together, or not to an input of 3 features",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
+        (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
+        (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, reset_gate="never"),
+            "reset_gate is 'never'; it must be before or after",
+        ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
+            "dtype is <class 'int'>; it must be one of",
+        ),
+        (
+            lambda x: jaxgru.init_rnn(KEY, 3, 4, dtype="foo"),
+            "dtype is 'foo'; it must be one of flo",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
+            "a weight in layers is int32; it must be a floating-point array",
+        ),
+        (
+            lambda x: jaxgru.unroll([jax.tree.map(lambda w: w.tolist(), GRU)], x),
+            "a weight in layers is a float; it must be a floating-point array",
+        ),
+        (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a")),
+            "the dropout rate is 'a'; it must be at least 0 and below 1",
+        ),
+        (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
+        (
+            lambda x: jaxgru.step(GRU, x[:, 0], jnp.zeros((2, H)), implementation="fast"),
+            "the implementation is 'fast'; it must be one of auto, scan, autodiff",
+        ),
+        (
+            lambda x: jaxgru.bidirectional(GRU, GRU, x, time_major="no"),
+            "time_major is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.init_gru(KEY, 3, 4, second_bias="no"),
+            "second_bias is a str; it must be True or False",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**70, 1]),
+            "lengths has a whole number that is too large",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, lengths=[2**40, 1]),
+            "lengths go from 1 to 1099511627776; they must be in 0 … T = 3",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
+            "first_row of the dropout is -1; it must be a whole number from 0 to 2",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
+            "first_step of the dropout is 1099511627776; it must be a whole number",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, dropout=x),
+            "dropout is an array, float32 (2, 3, 3); it must be a Dropout(",
+        ),
+        (
+            lambda x: jaxgru.initial_carry(GRU, x),
+            "batch_size is an array, float32 (2, 3, 3); it must be a whole number",
+        ),
+        (
+            lambda x: jaxgru.unroll(GRU, x, implementation=["scan"]),
+            "implementation is ['scan']; it",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
+            "x is float32 (2, 3, 3); it must be floating-point, (B, F)",
+        ),
+        (
+            lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
+            "there are 2 forward and 1 backward layers",
+        ),
+    ],
+)
 def test_bad_input_is_one_sentence(call, says):
     with unchecked(), pytest.raises(ValueError) as raised:
         call(jnp.ones((2, 3, F), jnp.float32))
@@ -603,9 +705,12 @@ def gradient_shapes(function, *arguments):
 
 
 ALL_OPTIONS = dict(
-    reset=np.array([[False, True, False]] * 2), lengths=np.array([3, 2]), reverse=True,
-    return_carries=True, dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
-)  # fmt: skip
+    reset=np.array([[False, True, False]] * 2),
+    lengths=np.array([3, 2]),
+    reverse=True,
+    return_carries=True,
+    dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "autodiff"])

@@ -18,8 +18,10 @@ from jaxgru.lm import ModelConfig
 SIZES = {"vocab_size": 5, "embedding_dim": 3, "hidden_dim": 4}
 KINDS = {
     "gru": {"second_bias": True, "reset_gate": "before"},
-    "gru, reset after": {}, "lstm": {"cell": "lstm"}, "rnn": {"cell": "rnn"},
-}  # fmt: skip
+    "gru, reset after": {},
+    "lstm": {"cell": "lstm"},
+    "rnn": {"cell": "rnn"},
+}
 
 
 @pytest.fixture(autouse=True)

@@ -251,24 +251,35 @@ class TestRefusals:
             parts = hk.LSTMState(resets(5, 3), resets(5, 3))
             run(lambda: hk.ResetCore(hk.LSTM(6)), (x, parts))
 
-    @pytest.mark.parametrize("core, state, says", [
-        (hk.GRU, None, "initial_state is a NoneType; it must be an array"),
-        (hk.GRU, np.zeros((2, 6)), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
-        (hk.LSTM, np.zeros((3, 6)), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
-        (hk.GRU, np.ones((3, 6), bool), "initial_state is bool; it must be floating-point"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "core, state, says",
+        [
+            (hk.GRU, None, "initial_state is a NoneType; it must be an array"),
+            (hk.GRU, np.zeros((2, 6)), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
+            (hk.LSTM, np.zeros((3, 6)), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
+            (hk.GRU, np.ones((3, 6), bool), "initial_state is bool; it must be floating-point"),
+        ],
+    )
     def test_a_state_that_does_not_fit(self, core, state, says):
         x = np.zeros((5, 3, 4))
         with pytest.raises(ValueError, match=says):
             hk.transform(lambda: dynamic_unroll(core(6), x, state)).init(None)  # draws nothing
 
-    @pytest.mark.parametrize("x, says", [
-        (None, "input_sequence is a NoneType; it must be an array"),
-        (np.zeros((5, 3, 4), int), r"input_sequence is int64 \(5, 3, 4\); it must be floating-"),
-        (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
-        (np.zeros((0, 3, 4)),
-         r"input_sequence has shape \(0, 3, 4\); it must have at least one step"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "x, says",
+        [
+            (None, "input_sequence is a NoneType; it must be an array"),
+            (
+                np.zeros((5, 3, 4), int),
+                r"input_sequence is int64 \(5, 3, 4\); it must be floating-",
+            ),
+            (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
+            (
+                np.zeros((0, 3, 4)),
+                r"input_sequence has shape \(0, 3, 4\); it must have at least one step",
+            ),
+        ],
+    )
     def test_inputs(self, x, says):
         model = hk.transform(lambda: dynamic_unroll(hk.GRU(6), x, np.zeros((3, 6))))
         with pytest.raises(ValueError, match=says):
@@ -327,15 +338,18 @@ class TestRefusals:
         with unchecked(), pytest.raises(ValueError, match="w is a NoneType; it must be an array"):
             from_haiku({"w": None, "b": jnp.zeros(4)})
 
-    @pytest.mark.parametrize("shapes, says", [
-        (dict(w_i=(5, 12), w_h=(4, 9), b=12), r"w_h has shape \(4, 9\); it must be \(4, 12\)"),
-        (dict(w_i=(5, 12), w_h=(4, 12), b=9), r"b has shape \(9,\); it must be \(12,\)"),
-        (dict(w_i=12, w_h=(4, 12), b=12), r"w_i has shape \(12,\); it must be \(12, 12\)"),
-        (dict(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),
-        (dict(w=(3, 20), b=20), r"w has shape \(3, 20\); it must be \(6, 20\)"),
-        (dict(w=(3, 5), b=5), r"b has shape \(5,\); it must be \(4,\)"),
-        (dict(w=(), b=()), r"the tensor b has shape \(\); it must be \(0,\)"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "shapes, says",
+        [
+            (dict(w_i=(5, 12), w_h=(4, 9), b=12), r"w_h has shape \(4, 9\); it must be \(4, 12\)"),
+            (dict(w_i=(5, 12), w_h=(4, 12), b=9), r"b has shape \(9,\); it must be \(12,\)"),
+            (dict(w_i=12, w_h=(4, 12), b=12), r"w_i has shape \(12,\); it must be \(12, 12\)"),
+            (dict(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),
+            (dict(w=(3, 20), b=20), r"w has shape \(3, 20\); it must be \(6, 20\)"),
+            (dict(w=(3, 5), b=5), r"b has shape \(5,\); it must be \(4,\)"),
+            (dict(w=(), b=()), r"the tensor b has shape \(\); it must be \(0,\)"),
+        ],
+    )
     def test_weights_of_other_shapes(self, shapes, says):
         with pytest.raises(InteropError, match=says):
             from_haiku({name: jnp.zeros(shape) for name, shape in shapes.items()})

@@ -275,12 +275,15 @@ UNDRAWN = functools.partial(nn.GRUCell, kernel_init=undrawn)
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("cell, says", [
-        (nn.GRUCell(6, gate_fn=nn.hard_sigmoid), "gate_fn of this GRUCell is not sigmoid"),
-        (nn.LSTMCell(6, activation_fn=nn.relu), "activation_fn of this LSTMCell is not tanh"),
-        (nn.SimpleCell(6, residual=True), "this SimpleCell is residual"),
-        (nn.MGUCell(6), "the cell is a MGUCell; it must be a flax.linen GRUCell, LSTMCell"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "cell, says",
+        [
+            (nn.GRUCell(6, gate_fn=nn.hard_sigmoid), "gate_fn of this GRUCell is not sigmoid"),
+            (nn.LSTMCell(6, activation_fn=nn.relu), "activation_fn of this LSTMCell is not tanh"),
+            (nn.SimpleCell(6, residual=True), "this SimpleCell is residual"),
+            (nn.MGUCell(6), "the cell is a MGUCell; it must be a flax.linen GRUCell, LSTMCell"),
+        ],
+    )
     def test_cells(self, cell, says):
         x = normal(2, 3, 4, dtype=np.float32)
         with pytest.raises(InteropError, match=says):
@@ -293,24 +296,30 @@ class TestRefusals:
         with unchecked(), pytest.raises(InteropError, match="a ScannedRNN takes a pair"):
             ScannedRNN().init(jax.random.key(0), np.zeros((3, 6)), np.zeros((5, 3, 4)))
 
-    @pytest.mark.parametrize("carry, says", [
-        (None, "the carry is a NoneType; it must be an array"),
-        (0.0, r"the carry has shape \(\); initialize_carry makes the first one"),
-        ((), r"the carry has shape \(0,\); initialize_carry makes the first one"),
-        ({"h": np.zeros((3, 6))}, "the carry is a dict; it must be an array"),
-        (np.zeros((2, 6)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
-        (np.ones((3, 6), int), "the carry is int32; it must be floating-point"),
-        ((np.zeros((3, 6)),) * 2, r"the carry is a tuple; this cell's is an array \(3, 6\)"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "carry, says",
+        [
+            (None, "the carry is a NoneType; it must be an array"),
+            (0.0, r"the carry has shape \(\); initialize_carry makes the first one"),
+            ((), r"the carry has shape \(0,\); initialize_carry makes the first one"),
+            ({"h": np.zeros((3, 6))}, "the carry is a dict; it must be an array"),
+            (np.zeros((2, 6)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
+            (np.ones((3, 6), int), "the carry is int32; it must be floating-point"),
+            ((np.zeros((3, 6)),) * 2, r"the carry is a tuple; this cell's is an array \(3, 6\)"),
+        ],
+    )
     def test_a_carry_that_does_not_fit(self, carry, says):
         x = np.zeros((5, 3, 4)), resets(5, 3)
         with unchecked(), pytest.raises(ValueError, match=says):
             ScannedRNN(UNDRAWN).init(jax.random.key(0), carry, x)
 
-    @pytest.mark.parametrize("carry, says", [
-        ("zeros", "initial_carry is a str; it must be an array"),
-        (np.zeros((2, 6)), r"initial_carry has shape \(2, 6\); it must be \(3, 6\)"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "carry, says",
+        [
+            ("zeros", "initial_carry is a str; it must be an array"),
+            (np.zeros((2, 6)), r"initial_carry has shape \(2, 6\); it must be \(3, 6\)"),
+        ],
+    )
     def test_a_carry_that_does_not_fit_an_rnn(self, carry, says):
         with unchecked(), pytest.raises(ValueError, match=says):
             RNN(UNDRAWN(6)).init(jax.random.key(0), np.zeros((3, 5, 4)), initial_carry=carry)
@@ -381,14 +390,25 @@ class TestRefusals:
         with pytest.raises(ScopeCollectionNotFound):
             RNN(nn.GRUCell(6)).apply({}, normal(2, 3, 4, dtype=np.float32))
 
-    @pytest.mark.parametrize("name, dense, says", [
-        ("h", {}, "the tensor h/kernel is missing"), ("h", 0, "the tensor h/kernel is missing"),
-        ("i", {"kernel": np.zeros((4, 6))}, "the tensor i/bias is missing"),
-        ("h", {"kernel": np.zeros((4, 6))}, r"h/kernel has shape \(4, 6\); it must be \(6, 6\)"),
-        ("h", {"kernel": None}, "h/kernel is a NoneType; it must be an array"),
-        ("h", {"kernel": np.zeros((6, 6)), "bias": np.zeros(6)},
-         "there is a tensor h/bias that does not belong there"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, dense, says",
+        [
+            ("h", {}, "the tensor h/kernel is missing"),
+            ("h", 0, "the tensor h/kernel is missing"),
+            ("i", {"kernel": np.zeros((4, 6))}, "the tensor i/bias is missing"),
+            (
+                "h",
+                {"kernel": np.zeros((4, 6))},
+                r"h/kernel has shape \(4, 6\); it must be \(6, 6\)",
+            ),
+            ("h", {"kernel": None}, "h/kernel is a NoneType; it must be an array"),
+            (
+                "h",
+                {"kernel": np.zeros((6, 6)), "bias": np.zeros(6)},
+                "there is a tensor h/bias that does not belong there",
+            ),
+        ],
+    )
     def test_a_cell_with_other_weights(self, name, dense, says):
         cell = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}}
         with pytest.raises(ValueError, match=says):

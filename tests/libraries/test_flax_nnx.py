@@ -119,9 +119,11 @@ def test_any_batch_axes_order_and_direction():
         rnn = partial(rnn_class(cell, return_carry=True), rngs=nnx.Rngs(0))
         both = nnx.Bidirectional(rnn_class(cell), rnn_class(other), return_carry=True)
         return (
-            rnn(x), rnn(x[0, 0], reverse=True), rnn(x[0], reverse=True, keep_order=True),
+            rnn(x),
+            rnn(x[0, 0], reverse=True),
+            rnn(x[0], reverse=True, keep_order=True),
             both(x[0], seq_lengths=np.array([5, 2, 1]), rngs=nnx.Rngs(0)),
-        )  # fmt: skip
+        )
 
     x = normal(2, 3, 5, 4, dtype=np.float32)
     ours, theirs = (jax.jit(partial(calls, rnn_class=cls))(x) for cls in (RNN, nnx.RNN))
@@ -295,12 +297,15 @@ def test_what_flax_takes_besides_arrays_of_floats():
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("cell_class, options, says", [
-        (nnx.GRUCell, dict(gate_fn=jax.nn.hard_sigmoid), "gate_fn of this GRUCell is not sigm"),
-        (nnx.LSTMCell, dict(activation_fn=jax.nn.relu), "activation_fn of this LSTMCell is no"),
-        (nnx.SimpleCell, dict(residual=True), "this SimpleCell is residual"),
-        (nnx.GRUCell, dict(promote_dtype=lambda *a, **k: None), "promote_dtype of its own"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "cell_class, options, says",
+        [
+            (nnx.GRUCell, dict(gate_fn=jax.nn.hard_sigmoid), "gate_fn of this GRUCell is not sigm"),
+            (nnx.LSTMCell, dict(activation_fn=jax.nn.relu), "activation_fn of this LSTMCell is no"),
+            (nnx.SimpleCell, dict(residual=True), "this SimpleCell is residual"),
+            (nnx.GRUCell, dict(promote_dtype=lambda *a, **k: None), "promote_dtype of its own"),
+        ],
+    )
     def test_cells(self, cell_class, options, says):
         for use in (RNN, from_nnx):
             with pytest.raises(InteropError, match=says):
@@ -316,17 +321,23 @@ class TestRefusals:
         with pytest.raises(InteropError, match="state_axes is given"):
             RNN(made(nnx.GRUCell), state_axes={nnx.Param: 0})
 
-    @pytest.mark.parametrize("arguments, says", [
-        (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
-        (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
-        (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
-        (dict(initial_carry=0.0), r"initial_carry has shape \(\); it must be \(3, 6\)"),
-        (dict(initial_carry=np.zeros((2, 6))), r"carry has shape \(2, 6\); it must be"),
-        (dict(initial_carry=[[0.0] * 5] * 3), r"carry has shape \(3, 5\); it must be"),
-        (dict(initial_carry=np.ones((3, 6), bool)), "initial_carry is bool; it must be floating"),
-        (dict(initial_carry="zeros"), "initial_carry is a str; it must be an array"),
-        (dict(initial_carry=(None, None)), "initial_carry is a tuple; this cell's is an array"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "arguments, says",
+        [
+            (dict(reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
+            (dict(seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be \(3,\)"),
+            (dict(seq_lengths=np.ones(3)), "seq_lengths are float32; they must be integers"),
+            (dict(initial_carry=0.0), r"initial_carry has shape \(\); it must be \(3, 6\)"),
+            (dict(initial_carry=np.zeros((2, 6))), r"carry has shape \(2, 6\); it must be"),
+            (dict(initial_carry=[[0.0] * 5] * 3), r"carry has shape \(3, 5\); it must be"),
+            (
+                dict(initial_carry=np.ones((3, 6), bool)),
+                "initial_carry is bool; it must be floating",
+            ),
+            (dict(initial_carry="zeros"), "initial_carry is a str; it must be an array"),
+            (dict(initial_carry=(None, None)), "initial_carry is a tuple; this cell's is an array"),
+        ],
+    )
     def test_shapes(self, arguments, says):
         with unchecked(), pytest.raises(ValueError, match=says):
             RNN(made(nnx.GRUCell))(normal(3, 5, 4, dtype=np.float32), **arguments)
@@ -336,14 +347,17 @@ class TestRefusals:
         with pytest.raises(InteropError, match=r"carry must be a pair of arrays \(3, 6\), as an L"):
             RNN(made(nnx.LSTMCell))(normal(3, 5, 4, dtype=np.float32), initial_carry=carry)
 
-    @pytest.mark.parametrize("cell_class, part, name, shape, says", [
-        (nnx.GRUCell, "dense_i", "kernel", (4, 16), r"dense_i.kernel .*; it must be \(4, 18\)"),
-        (nnx.GRUCell, "dense_h", "kernel", (6,), r"dense_h.kernel .*; it must be \(6, 18\)"),
-        (nnx.GRUCell, "dense_i", "bias", (15,), r"dense_i.bias has shape \(15,\); it must"),
-        (nnx.SimpleCell, "dense_i", "bias", (18,), r"dense_i.bias .*; it must be \(6,\)"),
-        (nnx.OptimizedLSTMCell, "dense_h", "bias", (6,), r"it must be \(24,\)"),
-        (nnx.LSTMCell, "hf", "kernel", (4, 6), r"hf.kernel .*; it must be \(6, 6\)"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "cell_class, part, name, shape, says",
+        [
+            (nnx.GRUCell, "dense_i", "kernel", (4, 16), r"dense_i.kernel .*; it must be \(4, 18\)"),
+            (nnx.GRUCell, "dense_h", "kernel", (6,), r"dense_h.kernel .*; it must be \(6, 18\)"),
+            (nnx.GRUCell, "dense_i", "bias", (15,), r"dense_i.bias has shape \(15,\); it must"),
+            (nnx.SimpleCell, "dense_i", "bias", (18,), r"dense_i.bias .*; it must be \(6,\)"),
+            (nnx.OptimizedLSTMCell, "dense_h", "bias", (6,), r"it must be \(24,\)"),
+            (nnx.LSTMCell, "hf", "kernel", (4, 6), r"hf.kernel .*; it must be \(6, 6\)"),
+        ],
+    )
     def test_weights_of_other_shapes(self, cell_class, part, name, shape, says):
         cell = made(cell_class)
         setattr(getattr(cell, part), name, nnx.Param(jnp.ones(shape)))

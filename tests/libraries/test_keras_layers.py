@@ -142,13 +142,16 @@ def test_biases_in_one_direction_only(ahead):
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("make, says", [
-        (lambda: keras.layers.Dense(3), "a Dense cannot be converted; a keras GRU, LSTM"),
-        (lambda: keras.layers.GRU(3), "the GRU has no weights yet: build it first"),
-        (lambda: made("LSTM", activation="relu"), "activations of this LSTM are not tanh"),
-        (lambda: made("LSTM", recurrent_activation="relu"), "activations of this LSTM are no"),
-        (lambda: made("LSTM", dtype=jnp.bfloat16), "the weights are bfloat16; they must be"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "make, says",
+        [
+            (lambda: keras.layers.Dense(3), "a Dense cannot be converted; a keras GRU, LSTM"),
+            (lambda: keras.layers.GRU(3), "the GRU has no weights yet: build it first"),
+            (lambda: made("LSTM", activation="relu"), "activations of this LSTM are not tanh"),
+            (lambda: made("LSTM", recurrent_activation="relu"), "activations of this LSTM are no"),
+            (lambda: made("LSTM", dtype=jnp.bfloat16), "the weights are bfloat16; they must be"),
+        ],
+    )
     def test_keras_layers(self, make, says):
         with pytest.raises(InteropError, match=says):
             from_keras(make())

@@ -100,11 +100,15 @@ class TestTwoDirections:
     """Bidirectional stacks: `jaxgru.bidirectional` of the layers of both directions."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("T, B, E, H, L, lengths, dtype, tolerance", [
-        (5, 3, 4, 6, 2, None, np.float64, 1e-10), (1, 1, 2, 1, 1, None, np.float64, 1e-10),
-        (5, 3, 4, 6, 2, [4, 1, 5], np.float64, 1e-10),
-        pytest.param(5, 3, 4, 6, 2, None, np.float32, 1e-4, marks=pytest.mark.slow),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "T, B, E, H, L, lengths, dtype, tolerance",
+        [
+            (5, 3, 4, 6, 2, None, np.float64, 1e-10),
+            (1, 1, 2, 1, 1, None, np.float64, 1e-10),
+            (5, 3, 4, 6, 2, [4, 1, 5], np.float64, 1e-10),
+            pytest.param(5, 3, 4, 6, 2, None, np.float32, 1e-4, marks=pytest.mark.slow),
+        ],
+    )
     def test_forward_and_gradients(self, kind, T, B, E, H, L, lengths, dtype, tolerance):
         """Up to rounding: PyTorch's float32 gradients are up to 2e-5 from its float64 ones.
 
@@ -182,9 +186,13 @@ class TestTwoDirections:
 class TestThereAndBack:
     @settings(max_examples=15, deadline=None)
     @given(
-        kind=st.sampled_from(sorted(KINDS)), E=st.integers(1, 4), H=st.integers(1, 4),
-        L=st.integers(1, 3), double=st.booleans(), seed=st.integers(0, 99),
-    )  # fmt: skip
+        kind=st.sampled_from(sorted(KINDS)),
+        E=st.integers(1, 4),
+        H=st.integers(1, 4),
+        L=st.integers(1, 3),
+        double=st.booleans(),
+        seed=st.integers(0, 99),
+    )
     def test_bit_for_bit(self, kind, E, H, L, double, seed):
         theirs = module(kind, E, H, L, torch.float64 if double else torch.float32, seed)
         layers = from_torch(theirs)
@@ -253,33 +261,48 @@ def test_one_layer_needs_no_list():
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("make, says", [
-        (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
-        (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
-        (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
-        (lambda: torch.nn.GRUCell(2, 3), "a GRUCell cannot be converted"),
-        (lambda: torch.nn.GRU(2, 3, dtype=torch.bfloat16), "are bfloat16"),
-        (lambda: torch.nn.GRU(2, 3, device="meta"), "on the device meta, where weights have no"),
-        (lambda: None, "a NoneType cannot be converted"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "make, says",
+        [
+            (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
+            (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
+            (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
+            (lambda: torch.nn.GRUCell(2, 3), "a GRUCell cannot be converted"),
+            (lambda: torch.nn.GRU(2, 3, dtype=torch.bfloat16), "are bfloat16"),
+            (
+                lambda: torch.nn.GRU(2, 3, device="meta"),
+                "on the device meta, where weights have no",
+            ),
+            (lambda: None, "a NoneType cannot be converted"),
+        ],
+    )
     def test_modules(self, make, says):
         with pytest.raises(InteropError, match=says):
             from_torch(make())
 
-    @pytest.mark.parametrize("change, says", [
-        (lambda m: torch.nn.utils.weight_norm(m, "weight_hh_l0"),
-         "has forward hooks, .* call torch.nn.utils.remove_weight_norm"),
-        (lambda m: torch.nn.utils.spectral_norm(m, "weight_hh_l0"), "has forward hooks"),
-        (lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5), "has forward hooks"),
-        (lambda m: m.register_forward_hook(lambda m, x, y: y), "has forward hooks"),
-        (lambda m: setattr(m, "forward", lambda x: x), "or a forward of its own"),
-        (lambda m: torch.nn.utils.parametrizations.weight_norm(m, "weight_hh_l0"),
-         "weight_hh_l0 of this ParametrizedLSTM is parametrized, .*remove_parametrizations"),
-        (lambda m: m.register_parameter("bias_n", torch.nn.Parameter(torch.ones(3))),
-         "this LSTM: there is a tensor bias_n that does not belong there"),
-        (lambda m: m.register_buffer("scale", torch.ones(3)), "a tensor scale that does not"),
-        (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "a tensor lora.bias that does"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (
+                lambda m: torch.nn.utils.weight_norm(m, "weight_hh_l0"),
+                "has forward hooks, .* call torch.nn.utils.remove_weight_norm",
+            ),
+            (lambda m: torch.nn.utils.spectral_norm(m, "weight_hh_l0"), "has forward hooks"),
+            (lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5), "has forward hooks"),
+            (lambda m: m.register_forward_hook(lambda m, x, y: y), "has forward hooks"),
+            (lambda m: setattr(m, "forward", lambda x: x), "or a forward of its own"),
+            (
+                lambda m: torch.nn.utils.parametrizations.weight_norm(m, "weight_hh_l0"),
+                "weight_hh_l0 of this ParametrizedLSTM is parametrized, .*remove_parametrizations",
+            ),
+            (
+                lambda m: m.register_parameter("bias_n", torch.nn.Parameter(torch.ones(3))),
+                "this LSTM: there is a tensor bias_n that does not belong there",
+            ),
+            (lambda m: m.register_buffer("scale", torch.ones(3)), "a tensor scale that does not"),
+            (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "a tensor lora.bias that does"),
+        ],
+    )
     @pytest.mark.filterwarnings("ignore::FutureWarning")
     def test_what_may_change_what_a_module_computes(self, change, says):
         """Behind hooks the weights are stale until the next call: they are not those computed."""

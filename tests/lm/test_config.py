@@ -48,9 +48,11 @@ LOSSES = {
     "astra_alpha": ([(2.2413, 1.6276), (2.2416, 1.6332)], [1.7015, 1.6462]),
     "astra_beta": ([(1.9937, 1.3542), (1.9930, 1.3519)], [1.4872, 1.4498]),
     "astra_gamma": ([(1.7853, math.nan), (1.7801, 1.0990)], [math.nan, 1.4519]),
-    "scribe_alpha": ([(4.3808, 2.9495)], [4.0641]), "scribe_beta": ([(3.9959, 2.0360)], [4.7648]),
-    "scribe_gamma": ([(5.8324, 2.6766)], [4.4206]), "leviathan": ([(2.4545, 1.1935)], [1.4981]),
-}  # fmt: skip
+    "scribe_alpha": ([(4.3808, 2.9495)], [4.0641]),
+    "scribe_beta": ([(3.9959, 2.0360)], [4.7648]),
+    "scribe_gamma": ([(5.8324, 2.6766)], [4.4206]),
+    "leviathan": ([(2.4545, 1.1935)], [1.4981]),
+}
 STOPPED_AT = {"scribe_alpha": 8, "scribe_beta": 6, "scribe_gamma": 8}
 
 models = pytest.mark.parametrize("name", PUBLISHED)
@@ -87,10 +89,17 @@ class TestPublishedConfigs:
         config = load_config(name)
         model, training = config.model, config.training
         assert PUBLISHED[name] == (
-            model.cell, model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers,
-            training.dropout, training.epochs, training.steps_per_epoch, training.learning_rate,
+            model.cell,
+            model.vocab_size,
+            model.embedding_dim,
+            model.hidden_dim,
+            model.num_layers,
+            training.dropout,
+            training.epochs,
+            training.steps_per_epoch,
+            training.learning_rate,
             load_published(name).num_params,
-        )  # fmt: skip
+        )
         assert config.name == name
 
     @models
@@ -285,16 +294,25 @@ class TestFrozen:
 
 
 class TestOverrides:
-    @pytest.mark.parametrize("dotted, text, value", [
-        ("training.epochs", "5", 5), ("training.epochs", "1_000", 1000),
-        ("training.learning_rate", "1e-4", 1e-4), ("training.learning_rate", "1", 1.0),
-        ("training.learning_rate", ".001", 1e-3), ("training.dropout", "0", 0.0),
-        ("model.layer_norm", "true", True), ("model.layer_norm", "True", True),
-        ("model.second_bias", "false", False), ("model.second_bias", "FALSE", False),
-        ("model.cell", "gru", "gru"),
-        ("data.corpus", "some folder/my text.txt", "some folder/my text.txt"),
-        ("data.corpus", "2024", "2024"), ("data.corpus", "true", "true"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "dotted, text, value",
+        [
+            ("training.epochs", "5", 5),
+            ("training.epochs", "1_000", 1000),
+            ("training.learning_rate", "1e-4", 1e-4),
+            ("training.learning_rate", "1", 1.0),
+            ("training.learning_rate", ".001", 1e-3),
+            ("training.dropout", "0", 0.0),
+            ("model.layer_norm", "true", True),
+            ("model.layer_norm", "True", True),
+            ("model.second_bias", "false", False),
+            ("model.second_bias", "FALSE", False),
+            ("model.cell", "gru", "gru"),
+            ("data.corpus", "some folder/my text.txt", "some folder/my text.txt"),
+            ("data.corpus", "2024", "2024"),
+            ("data.corpus", "true", "true"),
+        ],
+    )
     def test_are_read_as_typed(self, dotted, text, value):
         section, field = dotted.split(".")
         config = load_config("astra_alpha", parse_fields({dotted: text}))
@@ -324,24 +342,32 @@ BAD_VALUES = {
     "model.hidden_dim": ["0", "-128", "wide", "128.0", TOO_MANY],
     "model.num_layers": ["0", "true", "1024", TOO_MANY],
     "model.context_length": ["-1", "1024", "3.5", "7"],
-    "model.second_bias": ["1", "yes", "Falsch"], "model.reset_gate": ["never", "true"],
+    "model.second_bias": ["1", "yes", "Falsch"],
+    "model.reset_gate": ["never", "true"],
     "model.layer_norm": ["0", "no"],
     "training.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
-    "training.dropout_site": ["input", "0"], "training.compute_dtype": ["float16", "16"],
-    "data.tokenizer": ["bpe", "1"], "data.batches": ["crop", "true"],
+    "training.dropout_site": ["input", "0"],
+    "training.compute_dtype": ["float16", "16"],
+    "data.tokenizer": ["bpe", "1"],
+    "data.batches": ["crop", "true"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000, TOO_MANY],
     "training.steps_per_epoch": ["0", TOO_MANY],
     "training.batch_size": ["0", "-64", "64.0", TOO_MANY],
     "training.gradient_accumulation": ["0", "1.5", TOO_MANY],
-    "training.shard_parameters": ["1", "yes", ""], "training.sequence_length": ["0", TOO_MANY],
+    "training.shard_parameters": ["1", "yes", ""],
+    "training.sequence_length": ["0", TOO_MANY],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
-    "training.weight_decay": ["-0.01", "inf"], "training.beta1": ["1", "-0.1"],
-    "training.beta2": ["1.0", "-1"], "training.epsilon": ["0", "-1e-8"],
-    "training.max_grad_norm": ["0", "-1", "inf"], "training.remat": ["1", "yes"],
-    "training.keep_epochs": ["0", "all"], "training.patience": ["-1", "1.5"],
+    "training.weight_decay": ["-0.01", "inf"],
+    "training.beta1": ["1", "-0.1"],
+    "training.beta2": ["1.0", "-1"],
+    "training.epsilon": ["0", "-1e-8"],
+    "training.max_grad_norm": ["0", "-1", "inf"],
+    "training.remat": ["1", "yes"],
+    "training.keep_epochs": ["0", "all"],
+    "training.patience": ["-1", "1.5"],
     "training.seed": ["-1", "4294967296", "0.5"],
-}  # fmt: skip
+}
 
 
 class TestRefusals:
@@ -358,12 +384,15 @@ class TestRefusals:
             load_config("astra_alpha", parse_fields({dotted: text}))
         assert "must be" in str(refusal.value)
 
-    @pytest.mark.parametrize("set_dropout", [
-        lambda rate: TrainingConfig(dropout=rate),
-        lambda rate: dataclasses.replace(TrainingConfig(), dropout=rate),
-        lambda rate: from_dict({"training": {"dropout": rate}}),
-        lambda rate: load_config("leviathan", {"training.dropout": rate}),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "set_dropout",
+        [
+            lambda rate: TrainingConfig(dropout=rate),
+            lambda rate: dataclasses.replace(TrainingConfig(), dropout=rate),
+            lambda rate: from_dict({"training": {"dropout": rate}}),
+            lambda rate: load_config("leviathan", {"training.dropout": rate}),
+        ],
+    )
     def test_whichever_way_a_value_is_set(self, set_dropout):
         says = "training.dropout is 1.0; it must be at least 0 and below 1."
         with pytest.raises(ConfigError, match=re.escape(says)):
@@ -445,16 +474,22 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="there is no config"):
             load_config(name)
 
-    @pytest.mark.parametrize("table, unknown, meant", [
-        ({"model": {"hidden_dims": 3}}, "model.hidden_dims", "nearest is 'model.hidden_dim'"),
-        ({"training": {"learning-rate": 1.0}}, "training.learning-rate",
-         "'training.learning_rate'"),
-        ({"training": {"lr": 1.0}}, "training.lr", "nearest is 'training.learning_rate'"),
-        ({"model": {"rnn_size": 3}}, "model.rnn_size", "nearest is 'model.hidden_dim'"),
-        ({"model": {"heads": 3}}, "model.heads", "there are model.cell, "),
-        ({"trainning": {}}, "trainning", "nearest is 'training'"),
-        ({"hidden_dim": 3}, "hidden_dim", "there are "),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "table, unknown, meant",
+        [
+            ({"model": {"hidden_dims": 3}}, "model.hidden_dims", "nearest is 'model.hidden_dim'"),
+            (
+                {"training": {"learning-rate": 1.0}},
+                "training.learning-rate",
+                "'training.learning_rate'",
+            ),
+            ({"training": {"lr": 1.0}}, "training.lr", "nearest is 'training.learning_rate'"),
+            ({"model": {"rnn_size": 3}}, "model.rnn_size", "nearest is 'model.hidden_dim'"),
+            ({"model": {"heads": 3}}, "model.heads", "there are model.cell, "),
+            ({"trainning": {}}, "trainning", "nearest is 'training'"),
+            ({"hidden_dim": 3}, "hidden_dim", "there are "),
+        ],
+    )
     def test_an_unknown_field_or_section_names_the_nearest(self, table, unknown, meant):
         with pytest.raises(ConfigError) as refusal:
             from_dict(table)

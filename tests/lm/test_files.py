@@ -240,8 +240,10 @@ def test_files_below_a_folder_are_files_and_nothing_else(tmp_path):
     write_text(tmp_path / "empty", "")
     assert files_below(tmp_path) == {"a/b/abc": 3, "empty": 0}
     for make in (
-        os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("."),
-    ):  # fmt: skip
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("."),
+    ):
         make(tmp_path / "a" / "odd")
         for call in (files_below, hashes):
             with pytest.raises(OSError, match="a/odd is a link, a pipe or a device"):

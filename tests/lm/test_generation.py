@@ -47,11 +47,15 @@ def generated(params, prompt, *, seed=0, sample=0, temperature=0.8, **options) -
 
 
 class TestChunks:
-    @pytest.mark.parametrize("options", [
-        {"temperature": 0.0},
-        {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 5, "sample": 2},
-        {"stateful": False},
-    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"temperature": 0.0},
+            {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 5, "sample": 2},
+            {"stateful": False},
+        ],
+        ids=str,
+    )
     @pytest.mark.parametrize("chunk", [5, 1000])
     def test_are_the_prompt_and_one_generation(self, params, monkeypatch, chunk, options):
         """The state, the key and the last token are handed from chunk to chunk."""
@@ -211,12 +215,17 @@ class TestDefaultPrompt:
 class TestRefusals:
     """Before anything is generated: `stream_text` itself raises, not its first chunk."""
 
-    @pytest.mark.parametrize("options, says", [
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_k": 16}, "top_k is 16; it must be at least 1 and at most the vocabulary's 15"),
-        ({"top_p": 1.1}, "top_p is 1.1"), ({"num_tokens": 0}, "num_tokens is 0"),
-        ({"seed": 2**64}, "seed is 18446744073709551616"),
-    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ({"temperature": float("inf")}, "temperature is inf"),
+            ({"top_k": 16}, "top_k is 16; it must be at least 1 and at most the vocabulary's 15"),
+            ({"top_p": 1.1}, "top_p is 1.1"),
+            ({"num_tokens": 0}, "num_tokens is 0"),
+            ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ],
+        ids=str,
+    )
     def test_an_option_out_of_range(self, params, options, says):
         with pytest.raises(UserError, match=says):
             stream_text(params, TOKENIZER, "a", Options(**options))

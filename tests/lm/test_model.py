@@ -201,29 +201,35 @@ def test_no_rows(params):
     )
 
 
-@pytest.mark.parametrize("tokens, carry, message", [
-    (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
-    (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
-    (jnp.zeros((2, 6)), None, r"tokens is float32 \(2, 6\); it must be integers"),
-    ("ROMEO", None, "tokens is a str; it must be an array"),
-    (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
-    (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
-    (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),
-    (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
-    (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "tokens, carry, message",
+    [
+        (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
+        (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
+        (jnp.zeros((2, 6)), None, r"tokens is float32 \(2, 6\); it must be integers"),
+        ("ROMEO", None, "tokens is a str; it must be an array"),
+        (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
+        (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),
+        (TOKENS, (jnp.zeros((2, 4), jnp.float16),) * 2, "dtype is float16"),
+        (TOKENS, (jnp.zeros((2, 4), int),) * 2, "dtype is int32"),
+    ],
+)
 def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
     with unchecked(), pytest.raises(ValueError, match=message):
         apply(perturbed(KINDS["gru"]), tokens, carry)
 
 
-@pytest.mark.parametrize("token, carry, message", [
-    (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
-    (jnp.zeros(2), (jnp.zeros((2, 4)),) * 2, "token is float32 .*; it must be integers"),
-    (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
-    (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
-    (TOKENS[:, 0], (jnp.zeros((2, 4), jnp.float16),) * 2, "the carry's dtype is float16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "token, carry, message",
+    [
+        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
+        (jnp.zeros(2), (jnp.zeros((2, 4)),) * 2, "token is float32 .*; it must be integers"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
+        (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
+        (TOKENS[:, 0], (jnp.zeros((2, 4), jnp.float16),) * 2, "the carry's dtype is float16"),
+    ],
+)
 def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
     with unchecked(), pytest.raises(ValueError, match=message):
         step(perturbed(KINDS["gru"]), token, carry)

@@ -99,10 +99,12 @@ def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(params):
     def outputs(params, tokens, carry, logits, numbers):
         return [
             generate(params, KEY, tokens, 3, carry, temperature=numbers[0], top_p=numbers[1])[:2],
-            apply(params, tokens, carry), jaxgru.lm.step(params, tokens[:, 0], carry),
-            window_nll(params, tokens.ravel(), 2), stream_nll(params, tokens.ravel()),
+            apply(params, tokens, carry),
+            jaxgru.lm.step(params, tokens[:, 0], carry),
+            window_nll(params, tokens.ravel(), 2),
+            stream_nll(params, tokens.ravel()),
             token_nll(logits, tokens),
-        ]  # fmt: skip
+        ]
 
     native = params, PROMPT, carry, logits, (np.float32(0.7), np.float32(0.9))
     with unchecked():  # the annotations say that a parameter or a carry is JAX's
@@ -249,9 +251,13 @@ def test_the_prompts_dtype_is_not_the_tokens(dtype):
 
 
 OPTIONS = [
-    {"temperature": 0}, {"temperature": 0.8}, {"temperature": 1e-40}, {"top_k": 3}, {"top_p": 0.5},
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 1e-40},
+    {"top_k": 3},
+    {"top_p": 0.5},
     {"top_k": 3, "top_p": 0.5},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("params", ["gru"], indirect=True)

@@ -155,9 +155,12 @@ def test_the_whole_script(script, config, tmp_path):
     runs = json.loads(output.read_text())
     of_key = ("framework", "batch_size", "learning_rate", "seed")
     assert [(*map(r.get, of_key), len(r["losses"])) for r in runs] == [
-        ("PyTorch", 4, 3e-3, 0, 1), ("jaxgru", 5, 3e-3, 0, 1), ("jaxgru", 4, 1e-2, 0, 1),
-        ("jaxgru", 4, 3e-3, 0, 1), ("jaxgru", 4, 3e-3, 2, 2),
-    ]  # fmt: skip
+        ("PyTorch", 4, 3e-3, 0, 1),
+        ("jaxgru", 5, 3e-3, 0, 1),
+        ("jaxgru", 4, 1e-2, 0, 1),
+        ("jaxgru", 4, 3e-3, 0, 1),
+        ("jaxgru", 4, 3e-3, 2, 2),
+    ]
     for run in runs:
         assert run["config"] == config.name and run["constant"] == [[0.0, 0.0]] * len(run["losses"])
         assert np.log(config.model.vocab_size) > run["losses"][0] >= run["losses"][-1]

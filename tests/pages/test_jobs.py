@@ -170,13 +170,16 @@ class TestScript:
         assert "leviathan: to do" in done.out
         assert script("reproduce", "--list", "--runs", tmp_path).out == done.out
 
-    @pytest.mark.parametrize("options, says", [
-        ([], "give one of --all and --only"),
-        (["--all", "--only", "leviathan"], "give one of --all and --only"),
-        (["--only", "astra_delta"], "the study has no 'astra_delta'"),
-        (["--all", "--minutes", "0"], "--minutes is 0; it must be above 0."),
-        (["--all", "--minutes", "nan"], "--minutes is nan; it must be above 0."),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ([], "give one of --all and --only"),
+            (["--all", "--only", "leviathan"], "give one of --all and --only"),
+            (["--only", "astra_delta"], "the study has no 'astra_delta'"),
+            (["--all", "--minutes", "0"], "--minutes is 0; it must be above 0."),
+            (["--all", "--minutes", "nan"], "--minutes is nan; it must be above 0."),
+        ],
+    )
     def test_refusals(self, script, fake, options, says):
         done = script("reproduce", *options)
         assert done.code == 2 and says in done.err and done.err.count("\n") == 1

@@ -157,19 +157,26 @@ def test_costs_make_a_page(folder, data):
     assert records.load(folder / "cost.json", dict[str, CostRun]) == runs
 
 
-@pytest.mark.parametrize("kind, data, says", [
-    (Kept, {"runs": [run_json("astra_omega")]}, "there is no config 'astra_omega'"),
-    (Kept, {"runs": [run_json(changes={"model.dropot": 0})]}, "the nearest is 'training.dropout'"),
-    (Kept, {"runs": [run_json(changes={"training.dropout": 2})]}, "training.dropout is 2"),
-    (Kept, {"runs": [run_json(changes={"training.seed": 2})]}, "does not change 'training.se"),
-    (Kept, {"runs": [run_json(losses=())]}, "of length >= 1 - at `$.runs[0].epochs`"),
-    (Kept, {"runs": [without(run_json(), num_characters=0)]}, "`int` >= 1"),
-    (Kept, {"runs": [without(run_json(), memory_curve=[])]}, "of length >= 1"),
-    (Study, {"runs": [], "ngrams": {"astra_alpha": [1.0] * 8}}, "of length >= 2"),
-    (Study, {"runs": [], "ngrams": NGRAMS | {"scribe_alpha": [1.0]}}, "of length >= 8"),
-    (Benchmarks, {"runs": {"yesterday": {}}}, "matching regex"),
-    (dict[str, CostRun], {"cpu": {}}, "missing required field `hardware`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, data, says",
+    [
+        (Kept, {"runs": [run_json("astra_omega")]}, "there is no config 'astra_omega'"),
+        (
+            Kept,
+            {"runs": [run_json(changes={"model.dropot": 0})]},
+            "the nearest is 'training.dropout'",
+        ),
+        (Kept, {"runs": [run_json(changes={"training.dropout": 2})]}, "training.dropout is 2"),
+        (Kept, {"runs": [run_json(changes={"training.seed": 2})]}, "does not change 'training.se"),
+        (Kept, {"runs": [run_json(losses=())]}, "of length >= 1 - at `$.runs[0].epochs`"),
+        (Kept, {"runs": [without(run_json(), num_characters=0)]}, "`int` >= 1"),
+        (Kept, {"runs": [without(run_json(), memory_curve=[])]}, "of length >= 1"),
+        (Study, {"runs": [], "ngrams": {"astra_alpha": [1.0] * 8}}, "of length >= 2"),
+        (Study, {"runs": [], "ngrams": NGRAMS | {"scribe_alpha": [1.0]}}, "of length >= 8"),
+        (Benchmarks, {"runs": {"yesterday": {}}}, "matching regex"),
+        (dict[str, CostRun], {"cpu": {}}, "missing required field `hardware`"),
+    ],
+)
 def test_what_is_refused_is_said(tmp_path, kind, data, says):
     with pytest.raises(RecordError) as refused:
         read(tmp_path, data, kind)

@@ -310,11 +310,15 @@ def test_first_below():
     assert FILLED == 0.01
 
 
-@pytest.mark.parametrize("n, expected", [
-    (1, [(1, 1, 1)]), (15, [(1, 1, 1), (15, 15, 15)]),
-    (18, [(1, 1, 1), (15, 15, 15), (16, 18, 17)]),
-    (256, [(1, 1, 1), (15, 15, 15), (16, 18, 17), (215, 256, 235.5)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "n, expected",
+    [
+        (1, [(1, 1, 1)]),
+        (15, [(1, 1, 1), (15, 15, 15)]),
+        (18, [(1, 1, 1), (15, 15, 15), (16, 18, 17)]),
+        (256, [(1, 1, 1), (15, 15, 15), (16, 18, 17), (215, 256, 235.5)]),
+    ],
+)
 def test_quarters_of_an_octave(n, expected):
     """Of the numbers 1 … n: a mean of neighbours is the middle of the first and the last."""
     seen = in_quarter_octaves(range(1, n + 1))

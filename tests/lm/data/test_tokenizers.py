@@ -108,13 +108,20 @@ class TestSentencePiece:
         assert [theirs.id_to_piece(i) for i in range(3)] == ["<unk>", "<s>", "</s>"]
         assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
 
-    @pytest.mark.parametrize("text", [
-        "the <unk> of <unk> said <s> and </s>\n", "<s> <s></s>\n", "progress: ▅▅▁ 30 %\n▅\n",
-        "cp1252\x85as Latin-1\n",
-        "one\x0btwo\x0cthree\x1cfour\x1ffive\u2028six\n",
-        "a\ufeffb c\u200bd\n", "ｆｕｌｌ ﬁ ﷺ e\u0301 ｶﾞ 각\n",
-        "x" * 999 + "e\u0301", "日本語のテキスト。",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "the <unk> of <unk> said <s> and </s>\n",
+            "<s> <s></s>\n",
+            "progress: ▅▅▁ 30 %\n▅\n",
+            "cp1252\x85as Latin-1\n",
+            "one\x0btwo\x0cthree\x1cfour\x1ffive\u2028six\n",
+            "a\ufeffb c\u200bd\n",
+            "ｆｕｌｌ ﬁ ﷺ e\u0301 ｶﾞ 각\n",
+            "x" * 999 + "e\u0301",
+            "日本語のテキスト。",
+        ],
+    )
     def test_a_text_is_encoded_by_the_vocabulary_that_was_learned_from_it(self, text):
         self.check_text(text * 3)
 
@@ -256,13 +263,22 @@ class TestSaveAndLoad:
         np.testing.assert_array_equal(loaded.encode(line), scribe.encode(line))
         assert loaded.decode(loaded.encode(line)) == line
 
-    @pytest.mark.parametrize("name, data", [
-        ("tokenizer.json", b""), ("tokenizer.json", b"not JSON"), ("tokenizer.json", b'"abc"'),
-        ("tokenizer.json", b"[1]"), ("tokenizer.json", b"{}"),
-        ("tokenizer.json", b'{"characters": 3}'), ("tokenizer.json", b'{"characters": "aa"}'),
-        ("tokenizer.json", b'{"characters": "a'), ("tokenizer.json", b'\xff{"characters": "a"}'),
-        ("tokenizer.model", b"not a model"), ("tokenizer.model", b""),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, data",
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"not JSON"),
+            ("tokenizer.json", b'"abc"'),
+            ("tokenizer.json", b"[1]"),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b'{"characters": 3}'),
+            ("tokenizer.json", b'{"characters": "aa"}'),
+            ("tokenizer.json", b'{"characters": "a'),
+            ("tokenizer.json", b'\xff{"characters": "a"}'),
+            ("tokenizer.model", b"not a model"),
+            ("tokenizer.model", b""),
+        ],
+    )
     def test_a_broken_file_is_refused_in_one_sentence(self, tmp_path, capfd, name, data):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(TokenizerError, match="cannot be read") as refusal:

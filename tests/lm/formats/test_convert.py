@@ -203,34 +203,41 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
     assert os.listdir(tmp_path) == ["m.safetensors"]
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["m.safetensors"], "OUT"),
-    (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
-    (["nowhere", "x.safetensors"], "there is no nowhere"),
-    (["n" * 300, "x.safetensors"], "nnn cannot be read: File name too long"),
-    (["n" * 300 + ".pth", "x.safetensors"], "nnn.pth cannot be read: File name too long"),
-    (["m.safetensors", "n" * 300 + ".pth"], "cannot be written: File name too long"),
-    (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
-    (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
-    (["m.safetensors", "x"], "x must end in .safetensors, .onnx or .pth"),
-    (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
-    (["m.pth", "x.pth"], "m.pth is already a .pth file"),
-    (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
-    (["m.safetensors", "none/x.pth"], "none/x.pth cannot be written: No such file"),
-    (["folder.pth", "x.safetensors"], "there is no run in folder.pth"),
-    (["m.safetensors", "x.pth", "--tokenizer", "m.safetensors"], "--tokenizer is for a .pth"),
-    (["m.pth", "x.safetensors"], "m.pth cannot be used: it is damaged"),
-    (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
-    (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
-    (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
-    (["--pretrained", "astra", "x.pth"],
-     "argument --pretrained: invalid choice: 'astra' (choose from "),
-    (["--pretrained", "astra_alpha"], "OUT"),
-    (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
-    (["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
-     "--tokenizer is for a .pth; astra_alpha has its own"),
-    (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["m.safetensors"], "OUT"),
+        (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
+        (["nowhere", "x.safetensors"], "there is no nowhere"),
+        (["n" * 300, "x.safetensors"], "nnn cannot be read: File name too long"),
+        (["n" * 300 + ".pth", "x.safetensors"], "nnn.pth cannot be read: File name too long"),
+        (["m.safetensors", "n" * 300 + ".pth"], "cannot be written: File name too long"),
+        (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
+        (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
+        (["m.safetensors", "x"], "x must end in .safetensors, .onnx or .pth"),
+        (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
+        (["m.pth", "x.pth"], "m.pth is already a .pth file"),
+        (["m.safetensors", "folder.pth", "--force"], "folder.pth is a folder"),
+        (["m.safetensors", "none/x.pth"], "none/x.pth cannot be written: No such file"),
+        (["folder.pth", "x.safetensors"], "there is no run in folder.pth"),
+        (["m.safetensors", "x.pth", "--tokenizer", "m.safetensors"], "--tokenizer is for a .pth"),
+        (["m.pth", "x.safetensors"], "m.pth cannot be used: it is damaged"),
+        (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
+        (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
+        (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
+        (
+            ["--pretrained", "astra", "x.pth"],
+            "argument --pretrained: invalid choice: 'astra' (choose from ",
+        ),
+        (["--pretrained", "astra_alpha"], "OUT"),
+        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
+        (
+            ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
+            "--tokenizer is for a .pth; astra_alpha has its own",
+        ),
+        (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
+    ],
+)
 def test_refused(arguments, says, script, saved, tmp_path):
     (tmp_path / "notes.txt").write_text("notes")
     (tmp_path / "notes.model").write_text("notes")

@@ -48,10 +48,18 @@ def gru_file(V=5, E=3, H=4, L=2, seed=0):
     state["fc.linear_projection.weight"] = draw(V, H)
     state["fc.linear_projection.bias"] = draw(V)
     return {
-        "state_dict": state, "model_class": "MyGRUModel", "model_name": "Astra_alpha",
-        "n_classes": V, "embd_dim": E, "hidden_dim": H, "dropout": 0.1, "vocab_size": V,
-        "num_layers": L, "timestamp": "2025-01-02T03:04:05.678901", "version": 1,
-    }  # fmt: skip
+        "state_dict": state,
+        "model_class": "MyGRUModel",
+        "model_name": "Astra_alpha",
+        "n_classes": V,
+        "embd_dim": E,
+        "hidden_dim": H,
+        "dropout": 0.1,
+        "vocab_size": V,
+        "num_layers": L,
+        "timestamp": "2025-01-02T03:04:05.678901",
+        "version": 1,
+    }
 
 
 def lstm_file(V=5, E=3, H=4, L=2, seed=0):
@@ -72,10 +80,17 @@ def lstm_file(V=5, E=3, H=4, L=2, seed=0):
     state["linear_projection.linear_projection.weight"] = draw(V, H)
     state["linear_projection.linear_projection.bias"] = draw(V)
     return {
-        "state_dict": state, "model_class": "MyLSTMModel", "model_name": "Leviathan",
-        "in_features": E, "hidden_dim": H, "dropout": 0.2, "vocab_size": V, "n_layers": L,
-        "timestamp": "2025-01-02T03:04:05.678901", "version": 1,
-    }  # fmt: skip
+        "state_dict": state,
+        "model_class": "MyLSTMModel",
+        "model_name": "Leviathan",
+        "in_features": E,
+        "hidden_dim": H,
+        "dropout": 0.2,
+        "vocab_size": V,
+        "n_layers": L,
+        "timestamp": "2025-01-02T03:04:05.678901",
+        "version": 1,
+    }
 
 
 FILES = {"gru": gru_file, "lstm": lstm_file}
@@ -202,11 +217,15 @@ class TestWriting:
             assert not np.asarray(two.cz).any() and not np.asarray(two.cr).any()
             assert same_bits(two.replace(cz=None, cr=None), one)
 
-    @pytest.mark.parametrize("model", [
-        ModelConfig(cell="rnn"),
-        ModelConfig(layer_norm=True, reset_gate="before"),
-        ModelConfig(), ModelConfig(cell="lstm"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "model",
+        [
+            ModelConfig(cell="rnn"),
+            ModelConfig(layer_norm=True, reset_gate="before"),
+            ModelConfig(),
+            ModelConfig(cell="lstm"),
+        ],
+    )
     def test_models_that_the_study_does_not_have(self, model, path):
         model = only_model(model, vocab_size=3, embedding_dim=2, hidden_dim=2)
         with pytest.raises(InteropError, match="cannot be written: the study has only GRUs"):
@@ -316,28 +335,37 @@ class TestRefusals:
         assert path.stat().st_size < 20_000
         assert "claim to be larger than the file" in refusal(path)
 
-    @pytest.mark.parametrize("value, says", [
-        ({}, r"neither a checkpoint of the study .* keys are \[\]"),
-        (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
-        (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
-        ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
-        ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is not a dense tensor"),
-        ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
-        ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
-    ], ids=range(7))  # fmt: skip
+    @pytest.mark.parametrize(
+        "value, says",
+        [
+            ({}, r"neither a checkpoint of the study .* keys are \[\]"),
+            (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
+            (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
+            ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
+            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is not a dense tensor"),
+            ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
+            ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
+        ],
+        ids=range(7),
+    )
     def test_a_dict_of_something_else(self, value, says, path):
         torch.save(value, path)
         assert re.search(says, refusal(path))
 
-    @pytest.mark.parametrize("change, says", [
-        (lambda state: state.pop(BAD), f"{BAD} is missing"),
-        (lambda state: state.update(more=torch.zeros(2)), "a tensor more that does not"),
-        (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
-        (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
-        (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
-        (lambda state: state.update({"fc.linear_projection.weight": torch.zeros(0, 0)}),
-         "hidden_dim is 0"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "change, says",
+        [
+            (lambda state: state.pop(BAD), f"{BAD} is missing"),
+            (lambda state: state.update(more=torch.zeros(2)), "a tensor more that does not"),
+            (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
+            (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
+            (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
+            (
+                lambda state: state.update({"fc.linear_projection.weight": torch.zeros(0, 0)}),
+                "hidden_dim is 0",
+            ),
+        ],
+    )
     def test_a_bare_state_dict_that_does_not_fit_together(self, change, says, path):
         state = gru_file()["state_dict"]
         change(state)
@@ -483,14 +511,18 @@ class TestAsARun:
         assert config.data.tokenizer == "characters"  # of the tokenizer that was given
         assert capsys.readouterr().err == ""
 
-    @pytest.mark.parametrize("name, cell, V, E, H, L, dropout", [
-        ("astra_alpha", "gru", 65, 64, 128, 1, 0.1), ("astra_beta", "gru", 65, 128, 256, 2, 0.1),
-        ("astra_gamma", "gru", 65, 256, 512, 3, 0.1),
-        ("scribe_alpha", "gru", 1000, 128, 256, 2, 0.1),
-        ("scribe_beta", "gru", 1000, 256, 512, 3, 0.1),
-        ("scribe_gamma", "gru", 1000, 384, 768, 4, 0.15),
-        ("leviathan", "lstm", 65, 768, 1024, 3, 0.2),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name, cell, V, E, H, L, dropout",
+        [
+            ("astra_alpha", "gru", 65, 64, 128, 1, 0.1),
+            ("astra_beta", "gru", 65, 128, 256, 2, 0.1),
+            ("astra_gamma", "gru", 65, 256, 512, 3, 0.1),
+            ("scribe_alpha", "gru", 1000, 128, 256, 2, 0.1),
+            ("scribe_beta", "gru", 1000, 256, 512, 3, 0.1),
+            ("scribe_gamma", "gru", 1000, 384, 768, 4, 0.15),
+            ("leviathan", "lstm", 65, 768, 1024, 3, 0.2),
+        ],
+    )
     def test_the_seven_are_known_by_their_sizes(self, name, cell, V, E, H, L, dropout):
         class_ = {"gru": "MyGRUModel", "lstm": "MyLSTMModel"}[cell]
         model = only_model(

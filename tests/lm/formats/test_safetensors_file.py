@@ -330,11 +330,14 @@ class TestRefusals:
             with pytest.raises(InteropError, match="cannot be used"):
                 load_safetensors(path)
 
-    @pytest.mark.parametrize("tokenizer, says", [
-        (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
-        (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
-        (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "tokenizer, says",
+        [
+            (Words("abc"), "the tokenizer is a Words, which could not be loaded again"),
+            (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
+            (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
+        ],
+    )
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
         for save in (save_safetensors, save_onnx):

@@ -136,13 +136,16 @@ def test_no_run_and_no_checkpoint(tmp_path):
         jaxgru.lm.load(run)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"hidden_dim": 5}, r"head.Wo is \(4, 3\) in the checkpoint and \(5, 3\) in the config"),
-    ({"num_layers": 3}, "layers.2.* is missing in the checkpoint"),
-    ({"num_layers": 1}, r"layers.1.Un is \(4, 4\) in the checkpoint and missing in the config"),
-    ({"second_bias": False}, "layers.0.cr is .* missing in the config"),
-    ({"cell": "rnn", "second_bias": False}, "does not fit its config"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden_dim": 5}, r"head.Wo is \(4, 3\) in the checkpoint and \(5, 3\) in the config"),
+        ({"num_layers": 3}, "layers.2.* is missing in the checkpoint"),
+        ({"num_layers": 1}, r"layers.1.Un is \(4, 4\) in the checkpoint and missing in the config"),
+        ({"second_bias": False}, "layers.0.cr is .* missing in the config"),
+        ({"cell": "rnn", "second_bias": False}, "does not fit its config"),
+    ],
+)
 def test_a_checkpoint_that_does_not_fit_its_config(tmp_path, change, message):
     run, config, *_ = make_run(tmp_path)
     model = dataclasses.replace(config.model, **change)

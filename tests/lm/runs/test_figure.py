@@ -31,12 +31,14 @@ def test_the_losses_of_all_runs(monkeypatch):
     shown = {label: list(zip(*line.get_data(), strict=True)) for label, line in lines.items()}
     assert shown.pop("training, published")[0] == (1, 2.5)  # the second is not known
     assert shown == {
-        "training, measured": [(1, 2.0), (2, 1.5)], "_child1": [(1, 1.0)],
-        "whole validation split, measured": [(1, 3.0), (2, 2.5)], "_child3": [(1, 2.0)],
+        "training, measured": [(1, 2.0), (2, 1.5)],
+        "_child1": [(1, 1.0)],
+        "whole validation split, measured": [(1, 3.0), (2, 2.5)],
+        "_child3": [(1, 2.0)],
         "training, earlier run": [(1, 2.75), (2, 2.25)],
         "one validation batch, published": [(1, 3.5), (2, 3.25)],
         "one validation batch, earlier run": [(1, 3.75)],
-    }  # fmt: skip
+    }
     assert lines["_child1"].get_alpha() < lines["training, measured"].get_alpha()
 
 

@@ -108,10 +108,13 @@ def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
         assert contents(run) == before
 
 
-@pytest.mark.parametrize("error", [
-    OSError(errno.ENOSPC, "No space left on device"),
-    ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+    ],
+)
 def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
     run = make_run(tmp_path)
     half = run / "checkpoints" / "4.orbax-checkpoint-tmp"

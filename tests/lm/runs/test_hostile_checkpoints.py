@@ -331,11 +331,15 @@ class TestProgress:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "hole"])
-@pytest.mark.parametrize("name, call", [
-    ("config.toml", jaxgru.lm.load), ("tokenizer.json", jaxgru.lm.load),
-    ("tokenizer.json", load_tokenizer),
-    ("metrics.jsonl", lambda run: load_metrics(run / "metrics.jsonl")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("config.toml", jaxgru.lm.load),
+        ("tokenizer.json", jaxgru.lm.load),
+        ("tokenizer.json", load_tokenizer),
+        ("metrics.jsonl", lambda run: load_metrics(run / "metrics.jsonl")),
+    ],
+)
 def test_the_other_files_of_a_run(run, name, call, kind):
     path = run / name
     path.unlink(missing_ok=True)

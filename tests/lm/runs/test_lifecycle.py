@@ -17,10 +17,15 @@ from jaxgru.lm.runs import commits, terminal
 
 TRAIN = SCRIPTS / "train.py"
 OPTIONS = {
-    "model.embedding_dim": 4, "model.hidden_dim": 8, "training.epochs": 4,
-    "training.steps_per_epoch": 40, "training.batch_size": 4, "training.sequence_length": 16,
-    "training.patience": 4, "training.keep_epochs": "true",
-}  # fmt: skip
+    "model.embedding_dim": 4,
+    "model.hidden_dim": 8,
+    "training.epochs": 4,
+    "training.steps_per_epoch": 40,
+    "training.batch_size": 4,
+    "training.sequence_length": 16,
+    "training.patience": 4,
+    "training.keep_epochs": "true",
+}
 
 
 def command(runs, text, *arguments):

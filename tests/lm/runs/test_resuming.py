@@ -46,13 +46,16 @@ def start(tmp_path, tiny_text):
 class TestBound:
     """To all that the checkpoint was made with."""
 
-    @pytest.mark.parametrize("old, new, says", [
-        ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
-        ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
-        ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
-        ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
-        ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.1, and this is 0.2"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "old, new, says",
+        [
+            ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
+            ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
+            ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
+            ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
+            ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.1, and this is 0.2"),
+        ],
+    )
     def test_to_its_config(self, run_copy, old, new, says):
         edit(run_copy / "config.toml", old, new)
         before = contents(run_copy)
@@ -155,12 +158,15 @@ class TestLength:
         edit(family / "v1" / "config.toml", "lengthened = 0", "lengthened = 1")
         assert find_job(tmp_path, job) is None
 
-    @pytest.mark.parametrize("overrides, says", [
-        ({"training.epochs": 1}, "training.epochs is 1, but 2 epochs of .* have begun"),
-        ({"training.patience": 9}, "training.patience cannot change within a run"),
-        ({"training.learning_rate": 1}, "training.learning_rate cannot change within a run"),
-        ({"training.epochs": "many"}, "training.epochs is 'many'"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "overrides, says",
+        [
+            ({"training.epochs": 1}, "training.epochs is 1, but 2 epochs of .* have begun"),
+            ({"training.patience": 9}, "training.patience cannot change within a run"),
+            ({"training.learning_rate": 1}, "training.learning_rate cannot change within a run"),
+            ({"training.epochs": "many"}, "training.epochs is 'many'"),
+        ],
+    )
     def test_what_cannot_be_is_refused_and_nothing_changes(self, run_copy, overrides, says):
         before = contents(run_copy)
         with pytest.raises(jaxgru.UserError, match=says):
