@@ -16,12 +16,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import (
-    AnyArray,
-    Size,
-    check_flags,
-)
-from jaxgru.cells.products import rows
+from jaxgru.cells.base import AnyArray, Size, check_flags
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,

@@ -176,9 +176,8 @@ class SentencePieceTokenizer:
         lines = [line[i : i + step] for line in lines for i in range(0, len(line), step)]
         seen = set().union(*map(normalize, lines))
         characters = seen | set(normal)
-        lines += sorted(
-            characters - seen - {RESERVED}
-        )  # accents that a cut parts from their letter
+        # accents that a cut parts from their letter
+        lines += sorted(characters - seen - {RESERVED})
         cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
         if not normal.strip(SPACE + RESERVED):
             raise TokenizerError(f"{cannot}, which has no words.")
