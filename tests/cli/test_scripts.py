@@ -703,6 +703,7 @@ class TestEvaluateNGram:
         [
             (["--ngram", "9"], "the order is 9; it must be 1 to 8."),
             (["--ngram", "2", "--save"], "--save writes into a run folder"),
+            (["--run", "astra_beta", "--save"], "--save writes into a run folder"),
             (["--ngram", "2", "--run", "x"], "not allowed with argument"),
             (["--ngram", "2", "--config", "x"], "there is no config 'x'"),
             (["--pretrained", "astra_alpha", "--config", "x"], "--config is for --ngram"),
