@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells import CellParams, cell_of, described, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, widest
 
 
@@ -170,8 +170,12 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
     cell = cell_of(layer)
+    contradiction = (
+        f"the parameters of layer {i} do not fit together, or not to an input of {features} "
+        f"features: {described(layer)}."
+    )
     if (sizes := cell.sizes(layer)) is None:
-        raise ValueError(_contradiction(layer, i, features))
+        raise ValueError(contradiction)
     E, H = sizes
     check_features(features, E, i)
 
@@ -181,19 +185,8 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
 
     before, after = jax.eval_shape(one_step, layer)
     if before != after:
-        raise ValueError(_contradiction(layer, i, features))
+        raise ValueError(contradiction)
     return H
-
-
-def _contradiction(layer: CellParams, i: int, features: int) -> str:
-    parts = (
-        f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
-        for name, leaf in vars(layer).items()
-    )
-    return (
-        f"the parameters of layer {i} do not fit together, or not to an input of {features} "
-        f"features: {', '.join(parts)}."
-    )
 
 
 def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:

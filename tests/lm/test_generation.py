@@ -253,7 +253,7 @@ class TestRefusals:
             ({"temperature": -0.1}, "temperature is -0.1"),
             ({"temperature": float("nan")}, "temperature is nan"),
             ({"temperature": float("inf")}, "temperature is inf"),
-            ({"top_k": 0}, "top_k is 0; it must be at least 1 and at most the vocabulary's 15"),
+            ({"top_k": 0}, "top_k is 0; it must be a whole number from 1 to the vocabulary's 15"),
             ({"top_k": 16}, "top_k is 16"),
             ({"top_p": 0.0}, "top_p is 0.0"),
             ({"top_p": 1.1}, "top_p is 1.1"),
