@@ -22,7 +22,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxgru.errors import shown
+from jaxgru.errors import a_type, shown
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
@@ -37,7 +37,7 @@ def check_flags(**flags: Any) -> None:
     """Raise ValueError if an option is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"{name} is a {type(value).__name__}; it must be True or False.")
+            raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -289,7 +289,7 @@ def initializers(
             return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
         if not callable(given):
             raise ValueError(
-                f"{name} is a {type(given).__name__}; it must be an initializer, such as "
+                f"{name} is {a_type(given)}; it must be an initializer, such as "
                 "jax.nn.initializers.orthogonal()."
             )
 

@@ -9,7 +9,8 @@ import jax
 
 from jaxgru.errors import needs
 from jaxgru.lm.config import Config
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_VOCABULARY
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
+from jaxgru.lm.formats.pth import CORPUS_TOKENIZERS
 from jaxgru.lm.model import flatten, init, num_params
 from jaxgru.lm.runs.initial import load_text
 
@@ -21,13 +22,13 @@ with needs("train"):
 def as_trained(config: Config) -> Config:
     """Return the config with the sizes that training gives it, which the text can decide.
 
-    Tiny Shakespeare is read only if its vocabulary is not the config's.
+    Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
 
     Raises:
       UserError: the text cannot be read or trained on.
     """
-    data, vocab_size = config.data, config.model.vocab_size
-    known = data.tokenizer != "characters" or vocab_size == TINY_SHAKESPEARE_VOCABULARY
+    data = config.data
+    known = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
     if data.corpus == TINY_SHAKESPEARE and known and not config.training.init:
         return config
     return load_text(config)[0]

@@ -238,13 +238,13 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     """Return zeros as the carry before the first step: of one layer, or a tuple for a list.
 
     Raises:
-      ValueError: the batch size is negative or not a whole number.
+      ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
     """
     symbolic = is_symbolic_dim(batch_size)
     whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
-    if not symbolic and not (whole and batch_size >= 0):
+    if not symbolic and not (whole and 0 <= batch_size < 2**31):
         raise ValueError(
-            f"batch_size is {shown(batch_size)}; it must be a whole number, 0 or more."
+            f"batch_size is {shown(batch_size)}; it must be a whole number from 0 to 2^31 − 1."
         )
     stack, one = as_stack("layers", layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)

@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes
@@ -84,7 +85,7 @@ def dynamic_unroll(
             raise InteropError("should_reset has more than one part; it must be one array.")
     if type(own) not in (hk.GRU, hk.LSTM):
         raise InteropError(
-            f"the core is a {type(own).__name__}; it must be an hk.GRU or hk.LSTM (an "
+            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an "
             "hk.VanillaRNN has ReLU where jaxgru's RNN has tanh)."
         )
     inputs = as_array("input_sequence", inputs)

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes
@@ -101,7 +102,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
-            f"the cell is a {type(cell).__name__}; it must be an equinox.nn.GRUCell or LSTMCell."
+            f"the cell is {a_type(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
         )
     if cell.weight_ih is None or cell.weight_hh is None:
         raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
@@ -114,7 +115,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     if cell.use_bias:  # or Equinox ignores them
         want |= {"bias": (gates * H,)} | ({} if lstm else {"bias_n": (H,)})
     have = {name: weight.shape for name, weight in given.items()}
-    check_shapes(f"a {type(cell).__name__}", have, want)
+    check_shapes(a_type(cell), have, want)
     weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
     if lstm:
         return layer_of(LSTMParams, "ifgo", **weights)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
@@ -145,7 +146,7 @@ class ScannedRNN(nn.Module):
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         if isinstance(self.cell, nn.Module):
             raise InteropError(
-                f"the cell of a ScannedRNN is a {type(self.cell).__name__} already; it must be the "
+                f"the cell of a ScannedRNN is {a_type(self.cell)} already; it must be the "
                 "class, because its size is that of the carry."
             )
         inputs, resets = with_steps("inputs", x[0], time_major=True), as_array("resets", x[1])

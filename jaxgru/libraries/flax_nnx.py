@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
@@ -183,15 +184,13 @@ def _check_weights(cell: Any) -> None:
         if isinstance(part, nnx.Module):
             if type(part) is not nnx.Linear:
                 raise InteropError(
-                    f"{name} of this {type(cell).__name__} is a {type(part).__name__}; only an "
+                    f"{name} of this {type(cell).__name__} is {a_type(part)}; only an "
                     "nnx.Linear is known to be a product with its kernel."
                 )
             have |= _shapes(part, f"{name}.")
     want = {f"{part}.kernel": (F, width) for part in inputs}
     want |= {f"{part}.kernel": (H, width) for part in states}
-    check_shapes(
-        f"a {type(cell).__name__}", have, want | {f"{n}.bias": (width,) for n in with_bias}
-    )
+    check_shapes(a_type(cell), have, want | {f"{n}.bias": (width,) for n in with_bias})
 
 
 def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:

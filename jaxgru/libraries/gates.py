@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError
 
@@ -157,14 +158,14 @@ def check_known(weights: Any, theirs: str) -> None:
 def check_mapping(params: Any) -> None:
     """Raise InteropError unless a cell's parameters are a mapping from names."""
     if not isinstance(params, Mapping):
-        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+        raise InteropError(f"the parameters are {a_type(params)}; they must be a mapping.")
 
 
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for what the other library has no cell for."""
     if isinstance(layer, list | tuple):
         theirs = "convert its layers one by one"
-    return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
+    return InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
 
 
 def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:

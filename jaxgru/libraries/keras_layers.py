@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.libraries.gates import (
@@ -75,13 +76,13 @@ def from_keras(
         return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
     if type(layer) not in CELLS:
         raise InteropError(
-            f"a {type(layer).__name__} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
+            f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
             "Bidirectional can."
         )
     if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
         raise InteropError(
-            f"this {type(layer).__name__} may compute something else: its cell is a "
-            f"{type(layer.cell).__name__}, or a call was replaced."
+            f"this {type(layer).__name__} may compute something else: its cell is "
+            f"{a_type(layer.cell)}, or a call was replaced."
         )
     if not layer.built:
         raise InteropError(f"the {type(layer).__name__} has no weights yet: build it first.")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import is_pair
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.libraries.gates import (
@@ -125,7 +126,9 @@ def to_torch(
 def _check_module(torch: ModuleType, module: Any) -> None:
     kinds, name = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), type(module).__name__
     if not isinstance(module, kinds):
-        raise InteropError(f"a {name} cannot be converted; a torch.nn.GRU, LSTM or RNN can.")
+        raise InteropError(
+            f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN can."
+        )
     if torch.nn.utils.parametrize.is_parametrized(module):
         names = ", ".join(module.parametrizations)
         raise InteropError(
@@ -135,9 +138,9 @@ def _check_module(torch: ModuleType, module: Any) -> None:
     if type(module) not in kinds:
         theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
-            f"a {name} may compute something other than a torch.nn.{theirs}, of which it is a "
-            f"subclass: if it does not, load its state_dict into a torch.nn.{theirs} and convert "
-            "that."
+            f"{a_type(module)} may compute something other than a torch.nn.{theirs}, of which it "
+            f"is a subclass: if it does not, load its state_dict into a torch.nn.{theirs} and "
+            "convert that."
         )
     if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
         raise InteropError(

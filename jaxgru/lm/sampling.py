@@ -167,7 +167,7 @@ def _whole(name: str, value: SupportsIndex, most: int, named: str) -> int:
 def _number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
     if isinstance(value, Tracer):
         return value
-    number, is_bool = math.nan, isinstance(value, bool) or getattr(value, "dtype", None) == bool
+    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
     if not (is_bool or isinstance(value, str | bytes)):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)

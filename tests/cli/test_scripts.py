@@ -155,6 +155,9 @@ class TestTrain:
     def test_summary_heeds_the_options(self, script):
         done = script("train", "--config", "astra_alpha", "--summary", "--model.second_bias=false")
         assert "86,657" in done.out and "86,913" not in done.out
+        options = "--summary", "--data.tokenizer=sentencepiece"  # which cannot have 65 pieces
+        done = script("train", "--config", "astra_alpha", *options)
+        assert done.code == 2 and "cannot make 65 pieces of this text" in done.err
 
     @pytest.mark.parametrize("given", [["--config", "astra_gamma"], ["--config=leviathan"], []])
     def test_help_lists_every_field_with_the_configs_value(self, script, given):
@@ -587,9 +590,9 @@ class TestEvaluateRefuses:
     def test_a_corpus_that_changed_or_is_gone(self, refused, run_copy, tmp_path, tiny_text):
         moved = tmp_path / "text.txt"
         edit(run_copy / "config.toml", str(tiny_text), str(moved))
-        says = f"there is no text {moved}; if it was moved, give its place with --text."
+        says = f"there is no text {moved}; give its place with --text."
         assert says in refused("evaluate", "--run", run_copy)
-        says = f"there is no text {moved}; if it was moved, give its place with --data.corpus."
+        says = f"there is no text {moved}; give its place with --data.corpus."
         assert says in refused("train", "--resume", run_copy)
         moved.write_text("something else")
         message = refused("evaluate", "--run", run_copy)
@@ -601,7 +604,7 @@ class TestEvaluateRefuses:
         """A shared file has the name alone, so this may well be there."""
         save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
         evaluate = "evaluate", "--run", "m.safetensors"
-        says = "there is no text ./tiny.txt; if it was moved, give its place with --text."
+        says = "there is no text ./tiny.txt; give its place with --text."
         assert says in refused(*evaluate)
         (tmp_path / "tiny.txt").write_text(tiny_text.read_text() + "\n")
         assert "tiny.txt has changed or is another text" in refused(*evaluate)

@@ -115,7 +115,7 @@ def test_the_byte_order_of_numpy_arrays_is_not_the_numbers(params):
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
 @pytest.mark.parametrize("flag", [None, "no", 0, 1, jnp.int32(1), jnp.array([True])])
 def test_stateful_is_true_or_false(params, flag):
-    with unchecked(), pytest.raises(ValueError, match="^stateful is a .*; it must be True or Fal"):
+    with unchecked(), pytest.raises(ValueError, match="^stateful is an? .*; it must be True or F"):
         generate(params, KEY, PROMPT, 3, stateful=flag)
 
 

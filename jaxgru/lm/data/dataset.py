@@ -48,9 +48,7 @@ def load_dataset(
     """
     data = config.data
     if data.sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
-        raise UserError(
-            f"there is no text {data.corpus}; if it was moved, give its place with {option}."
-        )
+        raise UserError(f"there is no text {data.corpus}; give its place with {option}.")
     corpus = load_corpus(data.corpus)
     if data.sha256 not in ("", corpus.sha256):
         raise UserError(

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxgru.errors import MissingPackage, UserError, needs
+from jaxgru.errors import MissingPackage, UserError, a_type, needs
 from jaxgru.lm.files import read_bytes, write_bytes
 
 BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
@@ -163,6 +163,9 @@ class SentencePieceTokenizer:
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer
 
+        cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
+        if "\0" in text:
+            raise TokenizerError(f"{cannot}, which has NUL characters.")
         normalize = SentencePieceNormalizer(
             rule_name="nmt_nfkc",  # as the trainer does by default
             add_dummy_prefix=True,
@@ -178,7 +181,6 @@ class SentencePieceTokenizer:
         characters = seen | set(normal)
         # accents that a cut parts from their letter
         lines += sorted(characters - seen - {RESERVED})
-        cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
         if not normal.strip(SPACE + RESERVED):
             raise TokenizerError(f"{cannot}, which has no words.")
         if vocab_size < (least := len(characters) + 3):
@@ -345,7 +347,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
       TokenizerError: as `saved_bytes`.
       OSError: the folder cannot be written.
     """
-    write_bytes(folder / tokenizer.file_name, saved_bytes(tokenizer))
+    data = saved_bytes(tokenizer)
+    write_bytes(folder / tokenizer.file_name, data)
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
@@ -357,7 +360,7 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     if type(tokenizer) not in TOKENIZERS:
         known = " or ".join(cls.__name__ for cls in TOKENIZERS)
         raise TokenizerError(
-            f"the tokenizer is a {type(tokenizer).__name__}, which could not be loaded again; it "
+            f"the tokenizer is {a_type(tokenizer)}, which could not be loaded again; it "
             f"must be a {known}."
         )
     try:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams
-from jaxgru.errors import command, shown, warn
+from jaxgru.errors import a_type, command, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import (
     Config,
@@ -238,7 +238,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
                 "it was run."
             ) from error
     if not isinstance(checkpoint, dict):
-        raise InteropError(f"{where}: it holds a {type(checkpoint).__name__}, not a dict.")
+        raise InteropError(f"{where}: it holds {a_type(checkpoint)}, not a dict.")
     return checkpoint
 
 
