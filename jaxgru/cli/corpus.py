@@ -12,8 +12,7 @@ from jaxgru.lm.files import resolved, write_bytes
 def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
-        __doc__,
-        ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"],
+        __doc__, ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"]
     )
     parser.add_argument(
         "--corpus",

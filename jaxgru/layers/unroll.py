@@ -189,10 +189,7 @@ def bidirectional(
         y = jnp.concatenate([y_ahead, y_back], axis=-1)
         ends.append((end, back_end))
     ahead_ends, back_ends = zip(*ends, strict=True)
-    return y, (
-        ahead_ends[0] if one_ahead else ahead_ends,
-        back_ends[0] if one_back else back_ends,
-    )
+    return y, (ahead_ends[0] if one_ahead else ahead_ends, back_ends[0] if one_back else back_ends)
 
 
 def step(

@@ -19,15 +19,7 @@ from jaxgru.cells import CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError
-from jaxgru.libraries.gates import (
-    SIGMOID,
-    TANH,
-    as_state,
-    cast,
-    computes,
-    reshaped,
-    with_steps,
-)
+from jaxgru.libraries.gates import SIGMOID, TANH, as_state, cast, computes, reshaped, with_steps
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:

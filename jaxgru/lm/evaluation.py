@@ -210,10 +210,7 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 
 
 def evaluate(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    num_characters: int,
-    window: int = 128,
+    params: Params, tokens: Int[AnyArray, "N"], num_characters: int, window: int = 128
 ) -> Losses:
     """Compute the loss of all tokens under all three treatments.
 

@@ -26,13 +26,7 @@ import numpy as np
 from jaxgru.cells import CellParams, GRUParams
 from jaxgru.errors import a_type, command, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
-from jaxgru.lm.config import (
-    Config,
-    ConfigError,
-    ModelConfig,
-    config_names,
-    load_config,
-)
+from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import Kind, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
