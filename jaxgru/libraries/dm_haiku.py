@@ -75,38 +75,11 @@ def dynamic_unroll(
         there is no step, `should_reset` is a structure, one sequence is not time-major, or an
         argument has another shape.
     """
-    own: Any = core
-    inputs, resets = input_sequence, None
-    if type(core) is hk.ResetCore:
-        if not isinstance(input_sequence, tuple | list) or len(input_sequence) != 2:
-            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
-        own, (inputs, resets) = core.core, input_sequence
-        if not hasattr(resets, "dtype"):
-            raise InteropError("should_reset has more than one part; it must be one array.")
-    if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(
-            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an "
-            "hk.VanillaRNN has ReLU where jaxgru's RNN has tanh)."
-        )
-    inputs = as_array("input_sequence", inputs)
-    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise InteropError(
-            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
-            "and features, and have a batch axis or none."
-        )
-    one = inputs.ndim == 2
-    if one and not time_major:  # Haiku takes F for T
-        raise InteropError(
-            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
-            "before the time, so it needs time_major=True."
-        )
-    with_steps("input_sequence", inputs, time_major)
-    pair, H = isinstance(own, hk.LSTM), own.hidden_size
+    own, inputs, resets = _inputs(core, input_sequence, time_major)
+    one, pair = inputs.ndim == 2, isinstance(own, hk.LSTM)
     batch = () if one else (inputs.shape[1 if time_major else 0],)
-    state = as_state("initial_state", initial_state, pair, (*batch, H))
+    state = as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
     state = hk.LSTMState(*state) if pair else state
-    if resets is not None:
-        resets = reshaped("should_reset", resets, inputs.shape[:-1], inputs.shape[:-1])
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
     if one:  # one sequence as a batch of one
@@ -132,12 +105,44 @@ def dynamic_unroll(
         )
         return outputs, hk.LSTMState(*states[-1]) if pair else states[-1]
 
-    in_core = partial(_in_scope, own, all_steps)
-    outputs, state = (in_core if own is core else partial(_in_scope, core, in_core))(inputs, state)
+    run = partial(_in_scope, own, all_steps)
+    run = run if own is core else partial(_in_scope, core, run)
+    outputs, state = run(inputs, state)
     if one:
         outputs = outputs.squeeze(1)
         state = jax.tree.map(lambda s: s.squeeze(1 if return_all_states else 0), state)
     return outputs, state
+
+
+def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Array | None]:
+    """Return the GRU or LSTM in a core, its inputs, and where its state is reset."""
+    own, resets = core, None
+    if type(core) is hk.ResetCore:
+        if not isinstance(inputs, tuple | list) or len(inputs) != 2:
+            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
+        own, (inputs, resets) = core.core, inputs
+        if not hasattr(resets, "dtype"):
+            raise InteropError("should_reset has more than one part; it must be one array.")
+    if type(own) not in (hk.GRU, hk.LSTM):
+        raise InteropError(
+            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an hk.VanillaRNN has "
+            "ReLU where jaxgru's RNN has tanh)."
+        )
+    inputs = as_array("input_sequence", inputs)
+    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise InteropError(
+            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
+            "and features, and have a batch axis or none."
+        )
+    if inputs.ndim == 2 and not time_major:  # Haiku takes F for T
+        raise InteropError(
+            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
+            "before the time, so it needs time_major=True."
+        )
+    with_steps("input_sequence", inputs, time_major)
+    if resets is not None:
+        resets = reshaped("should_reset", resets, inputs.shape[:-1])
+    return own, inputs, resets
 
 
 class _Scope(hk.Module):

@@ -84,9 +84,8 @@ def rnn(
     """
     axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs, time_major)
     leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
-    T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
-    steps = (T, B) if time_major else (B, T)
+    steps = (leading[0], B) if time_major else (B, leading[-1])
     pair = isinstance(layer, LSTMParams)
     carry = as_state("initial_carry", carry, pair, (*batch, H), (B, H))
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
@@ -119,16 +118,7 @@ def rnn(
         implementation=implementation,
     )
     if return_carry and lengths is not None:
-        last = (lengths - 1).reshape((1, B, 1) if time_major else (B, 1, 1))
-        # As in Flax, −1 is T − 1, and what is beyond either end has the value there, but no
-        # gradient. Each row takes from itself, so a sharded batch stays where it is.
-        within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
-
-        def pick(c: Array) -> Array:
-            picked = jnp.take_along_axis(c, last, axis, mode="clip")
-            return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
-
-        carry = jax.tree.map(pick, carries[0])
+        carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths)
     y = y.reshape(*leading, H)
@@ -136,6 +126,18 @@ def rnn(
         return y
     carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
     return carry[::-1] if pair else carry, y
+
+
+def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
+    """Return the carry after so many steps of each row, as Flax does.
+
+    There −1 is T − 1, and what is beyond either end has the value there, but no gradient. Each row
+    takes from itself, so a sharded batch stays where it is.
+    """
+    T, last = carries.shape[axis], jnp.expand_dims(lengths - 1, (axis, 2))
+    within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
+    picked = jnp.take_along_axis(carries, last, axis, mode="clip")
+    return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
 
 
 def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:

@@ -187,8 +187,10 @@ def with_steps(name: str, x: Any, time_major: bool = False) -> AnyArray:
     return x
 
 
-def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
-    """Return x, of a given shape, in a new shape.
+def reshaped(
+    name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...] | None = None
+) -> Array:
+    """Return x, of a given shape, in a new shape; None: in its own.
 
     Raises:
       InteropError: x has another shape.
@@ -196,7 +198,7 @@ def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) ->
     x = as_array(name, x)
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
-    return jnp.asarray(x).reshape(new)
+    return jnp.asarray(x).reshape(shape if new is None else new)
 
 
 def as_state(
@@ -211,10 +213,7 @@ def as_state(
         raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
     if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
-    parts = [
-        reshaped(name, part, shape, shape if new is None else new)
-        for part in (state if pair else [state])
-    ]
+    parts = [reshaped(name, part, shape, new) for part in (state if pair else [state])]
     for part in parts:
         if not jnp.issubdtype(part.dtype, jnp.floating):
             raise InteropError(f"{name} is {part.dtype}; it must be floating-point.")
