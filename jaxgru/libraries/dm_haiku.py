@@ -25,19 +25,7 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
-from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import (
-    as_state,
-    cast,
-    check_mapping,
-    check_reset_gate,
-    joined,
-    layer_of,
-    refusal,
-    reshaped,
-    single_bias,
-    with_steps,
-)
+from jaxgru.libraries import InteropError, check_shapes, common
 
 
 def dynamic_unroll(
@@ -78,7 +66,7 @@ def dynamic_unroll(
     own, inputs, resets = _inputs(core, input_sequence, time_major)
     one, pair = inputs.ndim == 2, isinstance(own, hk.LSTM)
     batch = () if one else (inputs.shape[1 if time_major else 0],)
-    state = as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
+    state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
     state = hk.LSTMState(*state) if pair else state
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
@@ -94,7 +82,7 @@ def dynamic_unroll(
         dtype = jnp.result_type(products, *jax.tree.leaves(state))
         state = jax.tree.map(lambda s: s.astype(dtype), state)
         outputs, *states = unroll_layers(
-            cast(layer, products, dtype),
+            common.cast(layer, products, dtype),
             inputs,
             tuple(state) if pair else state,
             reset=None if resets is None else jnp.asarray(resets, bool),
@@ -139,9 +127,9 @@ def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Ar
             f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
             "before the time, so it needs time_major=True."
         )
-    with_steps("input_sequence", inputs, time_major)
+    common.with_steps("input_sequence", inputs, time_major)
     if resets is not None:
-        resets = reshaped("should_reset", resets, inputs.shape[:-1])
+        resets = common.reshaped("should_reset", resets, inputs.shape[:-1])
     return own, inputs, resets
 
 
@@ -213,7 +201,7 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
     """
-    check_mapping(params)
+    common.check_mapping(params)
     if set(params) not in ({"w_i", "w_h", "b"}, {"w", "b"}):
         names = ", ".join(sorted(map(str, params)))
         raise InteropError(
@@ -226,12 +214,12 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
         E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
         check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
         gru = partial(GRUParams, reset_gate="before")
-        return layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
+        return common.layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
     H = weights["b"].size // 4
     E = max((*shapes["w"][:1], H + 1)) - H
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
     W, U = jnp.split(weights["w"], [E])
-    p = layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
+    p = common.layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
     return dataclasses.replace(p, bf=p.bf + 1)
 
 
@@ -248,15 +236,16 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     """
     match layer:
         case GRUParams():
-            check_reset_gate(layer, "before", "hk.GRU")
-            W, U, b = (joined(single_bias(layer), side, "zrn") for side in "WUb")
+            common.check_reset_gate(layer, "before", "hk.GRU")
+            W, U, b = (common.joined(common.single_bias(layer), side, "zrn") for side in "WUb")
             return {"w_i": W, "w_h": U, "b": b}
         case LSTMParams():
             W, U, b = (
-                joined(dataclasses.replace(layer, bf=layer.bf - 1), side, "igfo") for side in "WUb"
+                common.joined(dataclasses.replace(layer, bf=layer.bf - 1), side, "igfo")
+                for side in "WUb"
             )
             return {"w": jnp.concatenate([W, U]), "b": b}
-    raise refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
+    raise common.refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
 
 
 def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:

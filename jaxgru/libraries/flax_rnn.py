@@ -18,8 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.unroll import unroll
-from jaxgru.libraries import InteropError
-from jaxgru.libraries.gates import SIGMOID, TANH, as_state, cast, computes, reshaped, with_steps
+from jaxgru.libraries import InteropError, common
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
@@ -28,9 +27,9 @@ def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -
     if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
         raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
-    if not computes(getattr(cell, "gate_fn", jax.nn.sigmoid), SIGMOID):
+    if not common.computes(getattr(cell, "gate_fn", jax.nn.sigmoid), common.SIGMOID):
         raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
-    if not computes(cell.activation_fn, TANH):
+    if not common.computes(cell.activation_fn, common.TANH):
         raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
     if getattr(cell, "residual", False):
         raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
@@ -43,7 +42,7 @@ def chosen(module: Any, **options: Any) -> dict[str, Any]:
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
-    shape = with_steps("inputs", inputs, time_major).shape
+    shape = common.with_steps("inputs", inputs, time_major).shape
     return shape[1:] if time_major else (*shape[:-2], shape[-1])
 
 
@@ -82,12 +81,12 @@ def rnn(
     Raises:
       ValueError: an argument has another shape.
     """
-    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs, time_major)
+    axis, inputs = 0 if time_major else 1, common.with_steps("inputs", inputs, time_major)
     leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (leading[0], B) if time_major else (B, leading[-1])
     pair = isinstance(layer, LSTMParams)
-    carry = as_state("initial_carry", carry, pair, (*batch, H), (B, H))
+    carry = common.as_state("initial_carry", carry, pair, (*batch, H), (B, H))
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
@@ -97,17 +96,17 @@ def rnn(
 
     x = inputs.reshape(*steps, inputs.shape[-1])
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
-    reset = None if reset is None else reshaped("reset", reset, leading, steps)
+    reset = None if reset is None else common.reshaped("reset", reset, leading, steps)
     if initial is not None:
-        initial = ours(as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
-    lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
+        initial = ours(common.as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
+    lengths = None if lengths is None else common.reshaped("seq_lengths", lengths, batch, (B,))
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths)
         reset = None if reset is None else _flip(reset, axis, lengths)
     y, carry, *carries = unroll(
-        cast(layer, products, states),
+        common.cast(layer, products, states),
         x,
         ours(carry),
         reset=reset,

@@ -20,16 +20,7 @@ import numpy as np
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import is_pair
-from jaxgru.libraries import InteropError, check_shapes, import_torch
-from jaxgru.libraries.gates import (
-    added,
-    check_dtype,
-    check_known,
-    check_reset_gate,
-    complement_z,
-    layer_of,
-    refusal,
-)
+from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
 
 def from_torch(module: Any) -> Any:
@@ -79,7 +70,7 @@ def to_torch(
         weights are not known, as under `jit`.
     """
     torch = import_torch()
-    check_known((layers, backward), "a PyTorch module")
+    common.check_known((layers, backward), "a PyTorch module")
     if backward is None and is_pair(layers):
         layers, backward = layers
     layers = layers if isinstance(layers, Sequence) else [layers]
@@ -165,26 +156,26 @@ def _check_module(torch: ModuleType, module: Any) -> None:
 
 def _array(parameter: Any) -> np.ndarray:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
+    common.check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
     return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
 
 
 def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
     if module.mode == "GRU":
-        return complement_z(layer_of(GRUParams, "rzn", **weights, c=c))
-    weights["b"] = None if b is None else added(b, c)
+        return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
+    weights["b"] = None if b is None else common.added(b, c)
     if module.mode == "LSTM":
-        return layer_of(LSTMParams, "ifgo", **weights)
-    return layer_of(RNNParams, [""], **weights)
+        return common.layer_of(LSTMParams, "ifgo", **weights)
+    return common.layer_of(RNNParams, [""], **weights)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
     match p:
         case GRUParams():
-            check_reset_gate(p, "after", "torch.nn.GRU")
-            p, zero = complement_z(p), np.zeros_like(p.bz)
+            common.check_reset_gate(p, "after", "torch.nn.GRU")
+            p, zero = common.complement_z(p), np.zeros_like(p.bz)
             W, U, b = (p.Wr, p.Wz, p.Wn), (p.Ur, p.Uz, p.Un), (p.br, p.bz, p.bn)
             c = [zero if c is None else c for c in (p.cr, p.cz, p.cn)]
         case LSTMParams():
@@ -194,7 +185,7 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
         case RNNParams():
             W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
         case _:
-            raise refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
+            raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
     return (
         np.concatenate([np.asarray(gate).T for gate in W]),
         np.concatenate([np.asarray(gate).T for gate in U]),
