@@ -40,6 +40,11 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
 
 
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number of Python's or NumPy's, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
@@ -272,7 +277,7 @@ def initializers(
         initializer is no function or returns something else than such numbers of the shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
-        if not isinstance(size, int | np.integer) or size < 1:
+        if not is_whole(size) or size < 1:
             raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
     try:
         floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

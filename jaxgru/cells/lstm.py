@@ -90,13 +90,9 @@ def init_lstm(
         else than such numbers.
     """
     opened = bias_init is None
+    b_init = zeros if opened else bias_init
     W, U, b = initializers(
-        in_features,
-        hidden_dim,
-        dtype,
-        kernel_init,
-        recurrent_kernel_init,
-        zeros if opened else bias_init,
+        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, b_init
     )
     k = jax.random.split(key, 8)
     k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)

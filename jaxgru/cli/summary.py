@@ -43,7 +43,9 @@ def print_summary(config: Config, full: bool = False) -> None:
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     shapes = defaultdict(list)
     for name, leaf in flatten(params).items():
-        shapes[name if full else _layer(name)].append(leaf.shape)
+        parts = name.split(".")  # "embedding", "layers", "0", "Wz"
+        layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
+        shapes[name if full else layer].append(leaf.shape)
     model, training = config.model, config.training
     site = f", dropout {training.dropout} ({training.dropout_site})" if training.dropout else ""
     total = num_params(params)
@@ -56,11 +58,6 @@ def print_summary(config: Config, full: bool = False) -> None:
         count = sum(map(math.prod, members))
         table.add_row(name, _shown(members, full), f"{count:,}", f"{_mebibytes(count):.3f}")
     Console().print(table)
-
-
-def _layer(parameter: str) -> str:
-    """Return the part of the model that has a parameter: "embedding", "layers.0", …, "head"."""
-    return ".".join(parameter.split(".")[: 2 if parameter.startswith("layers.") else 1])
 
 
 def _shown(shapes: list[tuple[int, ...]], full: bool) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import AnyArray, Size, check_flags
+from jaxgru.cells.base import AnyArray, Size, check_flags, is_whole
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,
@@ -237,9 +236,8 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     Raises:
       ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
     """
-    symbolic = is_symbolic_dim(batch_size)
-    whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
-    if not symbolic and not (whole and 0 <= batch_size < 2**31):
+    known = not is_symbolic_dim(batch_size)
+    if known and not (is_whole(batch_size) and 0 <= batch_size < 2**31):
         raise ValueError(
             f"batch_size is {shown(batch_size)}; it must be a whole number from 0 to 2^31 − 1."
         )

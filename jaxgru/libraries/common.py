@@ -71,6 +71,16 @@ def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
     return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
 
 
+def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Return W (G·H, E), U (G·H, H), b and c (G·H), as PyTorch has them; a missing c is zeros."""
+    sides = [[getattr(layer, side + gate, None) for gate in order] for side in "WUbc"]
+    zeros = np.zeros_like(sides[2][0])
+    return tuple(
+        np.concatenate([np.asarray(zeros if gate is None else gate).T for gate in gates])
+        for gates in sides
+    )
+
+
 def dtype_of_biases(layer: CellParams) -> jnp.dtype:
     """Return the dtype of a layer's biases, and so of its state."""
     return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype

@@ -175,20 +175,9 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     match p:
         case GRUParams():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
-            p, zero = common.complement_z(p), np.zeros_like(p.bz)
-            W, U, b = (p.Wr, p.Wz, p.Wn), (p.Ur, p.Uz, p.Un), (p.br, p.bz, p.bn)
-            c = [zero if c is None else c for c in (p.cr, p.cz, p.cn)]
+            return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():
-            W, U = (p.Wi, p.Wf, p.Wg, p.Wo), (p.Ui, p.Uf, p.Ug, p.Uo)
-            b = (p.bi, p.bf, p.bg, p.bo)
-            c = [np.zeros_like(p.bi)] * 4
+            return common.stacked(p, "ifgo")
         case RNNParams():
-            W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
-        case _:
-            raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
-    return (
-        np.concatenate([np.asarray(gate).T for gate in W]),
-        np.concatenate([np.asarray(gate).T for gate in U]),
-        np.concatenate([np.asarray(gate) for gate in b]),
-        np.concatenate([np.asarray(gate) for gate in c]),
-    )
+            return common.stacked(p, [""])
+    raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")

@@ -70,7 +70,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(Tokenizer):
     """One token per character; the vocabulary is the distinct characters, in token order."""
 
     kind: Kind = "characters"
@@ -102,19 +102,14 @@ class CharacterTokenizer:
         return json.dumps({"characters": self.vocabulary}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
-        unknown = sorted(set(text) - set(self._token_of))
-        if unknown:
-            names = ", ".join(map(repr, unknown[:10])) + (", …" if len(unknown) > 10 else "")
-            raise TokenizerError(f"the vocabulary of {self.vocab_size} characters lacks {names}.")
+        if unknown := set(text) - set(self._token_of):
+            raise _lacks(f"{self.vocab_size} characters", unknown)
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
 
     def decode(self, tokens: Tokens) -> str:
-        """Return the tokens' text."""
         return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
-        """Decode the tokens that continue a text, chunk by chunk."""
         return map(self.decode, chunks)
 
     def may_follow(self, prompt: str) -> None:
@@ -125,7 +120,7 @@ class CharacterTokenizer:
         return len(tokens)
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226).
 
     SentencePiece normalises a text: white space of any length becomes one space, so newlines are
@@ -233,7 +228,6 @@ class SentencePieceTokenizer:
         return self._model
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
         unknown = {c for c in set(text) if "\ud800" <= c <= "\udfff"}  # C++ cannot take them
         if not unknown:
             encode, unk = self._processor.encode, self._processor.unk_id()
@@ -248,11 +242,7 @@ class SentencePieceTokenizer:
             tokens = np.concatenate(parts)
             if (tokens != unk).all() and not unknown:
                 return tokens
-        names = [repr(c) for c in sorted(unknown)] or ["characters of the text"]
-        raise TokenizerError(
-            f"the vocabulary of {self.vocab_size} pieces lacks "
-            f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
-        )
+        raise _lacks(f"{self.vocab_size} pieces", unknown)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text, with single spaces for white space."""
@@ -305,6 +295,12 @@ class SentencePieceTokenizer:
                 return start + max(at - len(before), 0)
             left -= length
         return len(text)
+
+
+def _lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
+    names = [repr(c) for c in sorted(characters)] or ["characters of the text"]
+    more = ", …" if len(names) > 10 else ""
+    return TokenizerError(f"the vocabulary of {vocabulary} lacks {', '.join(names[:10])}{more}.")
 
 
 def _absent(name: str, text: str) -> str:

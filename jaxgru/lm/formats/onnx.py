@@ -31,7 +31,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CELLS, CellParams, GRUParams, LSTMParams, MLPParams, RNNParams, sizes
+from jaxgru.cells import (
+    CELLS,
+    CellParams,
+    GRUParams,
+    LSTMParams,
+    MLPParams,
+    RNNParams,
+    cell_of,
+    sizes,
+)
 from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
@@ -268,10 +277,6 @@ def _check_dtypes(name: str, dtypes: set[str]) -> None:
     common.check_dtype(name, *dtypes)
 
 
-def _cell(p: CellParams) -> str:
-    return _kind(p).partition(",")[0]
-
-
 def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
     """Add a layer's nodes and carry: x (T, B, E) → h of every step (T, B, H)."""
     layer, H = f"layers.{i}", sizes(p)[1]
@@ -292,7 +297,7 @@ def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
     )
     states = [graph.node("Unsqueeze", state, first) for state in carry]
     graph.node(
-        _cell(p).upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
+        cell_of(p).name.upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
     )
     for state in carry.values():
         graph.node("Squeeze", f"{state}.1", first, outputs=[state])
@@ -324,14 +329,8 @@ def _packed(p: CellParams) -> dict[str, Any]:
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
     p = common.complement_z(p) if isinstance(p, GRUParams) else p
-    order, zeros = _ORDER[_cell(p)], np.zeros(sizes(p)[1], next(iter(vars(p).values())).dtype)
-    gates = {side: [getattr(p, side + gate, zeros) for gate in order] for side in "WUbc"}
-    biases = [zeros if bias is None else bias for bias in gates["b"] + gates["c"]]
-    return {
-        "W": np.concatenate([w.T for w in gates["W"]])[None],
-        "R": np.concatenate([u.T for u in gates["U"]])[None],
-        "B": np.concatenate(biases)[None],
-    }
+    W, R, b, c = common.stacked(p, _ORDER[cell_of(p).name])
+    return {"W": W[None], "R": R[None], "B": np.concatenate([b, c])[None]}
 
 
 def _unpacked(
