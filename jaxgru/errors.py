@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import reprlib
 import shlex
 import sys
@@ -79,6 +80,13 @@ def shown(value: Any) -> str:
         return _REPR.repr(value)
     except ValueError:  # Python refuses to convert a number of so many digits
         return "a number of thousands of digits"
+
+
+def a_type(value: Any) -> str:
+    """Return the name of a value's class with its article: "an int", "an LSTMCell", "a GRU"."""
+    name = type(value).__name__
+    vowel = re.match(r"[AEIOaeio]|[FHLMNRSX](?![a-z])|nd", name)  # as it is spoken
+    return f"{'an' if vowel else 'a'} {name}"
 
 
 def warn(sentence: str) -> None:

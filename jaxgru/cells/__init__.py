@@ -70,12 +70,16 @@ def sizes(params: CellParams) -> tuple[int, int]:
       ValueError: the shapes of its parameters contradict each other.
     """
     if (known := cell_of(params).sizes(params)) is None:
-        parts = (
-            f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
-            for name, leaf in vars(params).items()
-        )
-        raise ValueError(f"the parameters of a layer do not fit together: {', '.join(parts)}.")
+        raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return known
+
+
+def described(params: CellParams) -> str:
+    """Return the names, dtypes and shapes of a layer's parameters, for a message."""
+    return ", ".join(
+        f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
+        for name, leaf in vars(params).items()
+    )
 
 
 def zero_carry(params: CellParams, batch_size: Size) -> Carry:

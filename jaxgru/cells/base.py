@@ -22,7 +22,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxgru.errors import shown
+from jaxgru.errors import a_type, shown
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
@@ -37,7 +37,12 @@ def check_flags(**flags: Any) -> None:
     """Raise ValueError if an option is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"{name} is a {type(value).__name__}; it must be True or False.")
+            raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number of Python's or NumPy's, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -272,7 +277,7 @@ def initializers(
         initializer is no function or returns something else than such numbers of the shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
-        if not isinstance(size, int | np.integer) or size < 1:
+        if not is_whole(size) or size < 1:
             raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
     try:
         floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
@@ -289,7 +294,7 @@ def initializers(
             return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
         if not callable(given):
             raise ValueError(
-                f"{name} is a {type(given).__name__}; it must be an initializer, such as "
+                f"{name} is {a_type(given)}; it must be an initializer, such as "
                 "jax.nn.initializers.orthogonal()."
             )
 

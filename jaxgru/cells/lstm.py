@@ -90,13 +90,9 @@ def init_lstm(
         else than such numbers.
     """
     opened = bias_init is None
+    b_init = zeros if opened else bias_init
     W, U, b = initializers(
-        in_features,
-        hidden_dim,
-        dtype,
-        kernel_init,
-        recurrent_kernel_init,
-        zeros if opened else bias_init,
+        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, b_init
     )
     k = jax.random.split(key, 8)
     k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
@@ -128,10 +124,8 @@ def sizes(p: LSTMParams) -> tuple[int, int] | None:
 
 def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    shape, dtype = (batch_size, *p.bf.shape), p.bf.dtype
-    return LSTMState(
-        jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
-    )  # two buffers: each can be donated
+    zeros = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
+    return LSTMState(zeros(), zeros())  # two buffers: each can be donated
 
 
 # --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).

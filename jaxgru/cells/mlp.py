@@ -31,9 +31,7 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.products import product
 
-UNROLLED = (
-    16  # up to so many positions, a program has a product for each; XLA takes minutes for 100
-)
+UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 
 
 @struct

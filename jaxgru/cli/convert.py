@@ -55,10 +55,8 @@ def main() -> None:
     kind = format_of(source) if source else None
     if given is not None and (kind is None or kind.has_tokenizer):
         parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
-    if source is None:
-        params, config, tokenizer = load(name)
-    elif given is None:
-        params, config, tokenizer = load(source)
+    if source is None or given is None:
+        params, config, tokenizer = load(source or name)
     else:
         params, config, tokenizer = load_pth(source, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link

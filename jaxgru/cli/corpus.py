@@ -12,8 +12,7 @@ from jaxgru.lm.files import resolved, write_bytes
 def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
-        __doc__,
-        ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"],
+        __doc__, ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"]
     )
     parser.add_argument(
         "--corpus",
@@ -37,7 +36,8 @@ def main() -> None:
         write_text(arguments.output, corpus.text, arguments.force)
     print(f"source      {corpus.source}")
     print(f"characters  {len(corpus.text)}")
-    print(f"lines       {num_lines(corpus.text)}")
+    lines = corpus.text.count("\n") + (not corpus.text.endswith("\n"))  # the last may lack an end
+    print(f"lines       {lines}")
     print(f"SHA-256     {corpus.sha256}")
     if arguments.output is not None:
         print(f"written to  {arguments.output}")
@@ -62,8 +62,3 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
         write_bytes(resolved(path), data)
     except OSError as error:
         raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
-
-
-def num_lines(text: str) -> int:
-    """Return the number of lines; a last one without a line end counts, too."""
-    return text.count("\n") + (not text.endswith("\n"))

@@ -6,11 +6,10 @@ With --ngram, print the loss of a counted n-gram model on that split.
 from __future__ import annotations
 
 import dataclasses
-import os
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import Parser, load_model
+from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus
@@ -18,9 +17,7 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.files import check_writable
-from jaxgru.lm.formats import format_of
 from jaxgru.lm.generation import default_prompt
-from jaxgru.lm.runs.folders import find_run
 from jaxgru.lm.runs.measurements import best_kept_epoch, save_record
 
 with needs("train"):
@@ -60,30 +57,29 @@ def main() -> None:
     """Parse the arguments, evaluate the model and print tables."""
     parser = make_parser()
     arguments = parser.parse_args()
-    run = arguments.run
-    is_file = run is not None and bool(format_of(run) or os.path.isfile(run))
-    folder = None
+    counted = arguments.ngram is not None
+    model = None if counted else trained_model(arguments)
+    run = None if model is None or model.format else model.path
     if arguments.save:
-        if run is None or is_file:
+        if run is None:
             parser.error("--save writes into a run folder; give one with --run.")
         if arguments.text is not None:
             parser.error("--save is for the run's own text; it does not go with --text.")
-        folder = find_run(run)
         try:
-            check_writable(folder)
+            check_writable(run)
         except OSError as error:
-            parser.error(f"--save: {run} cannot be written: {error.strerror}.")
-    if arguments.random_batches and arguments.ngram is not None:
+            parser.error(f"--save: {arguments.run} cannot be written: {error.strerror}.")
+    if arguments.random_batches and counted:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
-    if arguments.text is not None and arguments.ngram is not None:
+    if arguments.text is not None and counted:
         parser.error("--text is for a model; --ngram counts the text of --config.")
     console = Console(highlight=False)
-    if arguments.ngram is not None:
+    if model is None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         console.print(_ngram(config.name, arguments.ngram, dataset))
         return
 
-    params, config, tokenizer = load_model(arguments)
+    params, config, tokenizer = model.load()
     dataset = load_text(config, tokenizer, arguments.text)
     window, whole = config.training.sequence_length, dataset.train is dataset.validation
     name = config.name
@@ -100,17 +96,17 @@ def main() -> None:
             arguments.random_batches,
             default_prompt(config.data, tokenizer),
         )
-        if arguments.random_batches and run and not is_file:
+        if arguments.random_batches and run:
             status.update("measuring the best epoch")
-            best = best_kept_epoch(find_run(run), dataset.validation, window)
+            best = best_kept_epoch(run, dataset.validation, window)
             if best:
                 batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
                 record["random_batches"]["best"] = {"epoch": best[0], **batches}
     console.print(_losses(name, window, record), _text(record["text"], whole), sep="\n")
     if "chain" in record:
         console.print(_markov_chain(record["chain"]))
-    if folder:
-        save_record(folder, record)
+    if arguments.save and run:
+        save_record(run, record)
 
 
 def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset:

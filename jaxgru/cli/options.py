@@ -18,9 +18,7 @@ import jax
 
 from jaxgru.errors import UserError, command
 from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, field_types, nearest
-from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.load import load
-from jaxgru.lm.model import Params
+from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.parallel.hardware import no_device
 from jaxgru.lm.pretrained import pretrained_names
 
@@ -169,17 +167,15 @@ def early_value(option: str) -> str | None:
         return None  # the option lacks its value; the whole parser will report it
 
 
-def load_model(arguments: argparse.Namespace) -> tuple[Params, Config, Tokenizer]:
-    """Load the trained model that `Parser.add_model`'s options name.
+def trained_model(arguments: argparse.Namespace) -> Found:
+    """Return where the trained model is that `Parser.add_model`'s options name.
 
     Raises:
-      UserError: the model cannot be loaded, or --config is given.
+      UserError: there is none, or --config is given.
     """
     if arguments.config is not None:
         raise UserError("--config is for --ngram only; a trained model has its own config.")
-    if arguments.pretrained is not None:
-        return load(arguments.pretrained)
-    return load(arguments.run)
+    return find_model(arguments.pretrained or arguments.run)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

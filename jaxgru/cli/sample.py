@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import Parser, load_model
+from jaxgru.cli.options import Parser, trained_model
 from jaxgru.cli.printing import print_comparison, print_samples
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
@@ -63,7 +63,7 @@ def main() -> None:
         tokenizer = dataset.tokenizer
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
-        model, config, tokenizer = load_model(arguments)
+        model, config, tokenizer = trained_model(arguments).load()
     prompt = arguments.prompt
     if prompt is None:
         prompt = default_prompt(config.data, tokenizer)

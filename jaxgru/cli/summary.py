@@ -9,7 +9,8 @@ import jax
 
 from jaxgru.errors import needs
 from jaxgru.lm.config import Config
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_VOCABULARY
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
+from jaxgru.lm.formats.pth import CORPUS_TOKENIZERS
 from jaxgru.lm.model import flatten, init, num_params
 from jaxgru.lm.runs.initial import load_text
 
@@ -21,13 +22,13 @@ with needs("train"):
 def as_trained(config: Config) -> Config:
     """Return the config with the sizes that training gives it, which the text can decide.
 
-    Tiny Shakespeare is read only if its vocabulary is not the config's.
+    Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
 
     Raises:
       UserError: the text cannot be read or trained on.
     """
-    data, vocab_size = config.data, config.model.vocab_size
-    known = data.tokenizer != "characters" or vocab_size == TINY_SHAKESPEARE_VOCABULARY
+    data = config.data
+    known = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
     if data.corpus == TINY_SHAKESPEARE and known and not config.training.init:
         return config
     return load_text(config)[0]
@@ -42,7 +43,9 @@ def print_summary(config: Config, full: bool = False) -> None:
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     shapes = defaultdict(list)
     for name, leaf in flatten(params).items():
-        shapes[name if full else _layer(name)].append(leaf.shape)
+        parts = name.split(".")  # "embedding", "layers", "0", "Wz"
+        layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
+        shapes[name if full else layer].append(leaf.shape)
     model, training = config.model, config.training
     site = f", dropout {training.dropout} ({training.dropout_site})" if training.dropout else ""
     total = num_params(params)
@@ -55,11 +58,6 @@ def print_summary(config: Config, full: bool = False) -> None:
         count = sum(map(math.prod, members))
         table.add_row(name, _shown(members, full), f"{count:,}", f"{_mebibytes(count):.3f}")
     Console().print(table)
-
-
-def _layer(parameter: str) -> str:
-    """Return the part of the model that has a parameter: "embedding", "layers.0", …, "head"."""
-    return ".".join(parameter.split(".")[: 2 if parameter.startswith("layers.") else 1])
 
 
 def _shown(shapes: list[tuple[int, ...]], full: bool) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells import CellParams, cell_of, described, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, widest
+from jaxgru.errors import a_type
 
 
 def as_array(name: str, value: Any) -> AnyArray:
@@ -30,6 +31,8 @@ def as_array(name: str, value: Any) -> AnyArray:
     """
     if isinstance(value, jax.Array):
         return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, which JAX has not: fill it first.")
     try:
         array = jax.tree.map(_native, value)
         array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
@@ -38,7 +41,7 @@ def as_array(name: str, value: Any) -> AnyArray:
         raise ValueError(f"{name} has a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
         is_array = isinstance(value, np.ndarray)
-        seen = f"{value.dtype} {value.shape}" if is_array else f"a {type(value).__name__}"
+        seen = f"{value.dtype} {value.shape}" if is_array else f"{a_type(value)}"
         raise ValueError(
             f"{name} is {seen}; it must be an array of a dtype that JAX has."
         ) from None
@@ -121,7 +124,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     for leaf in jax.tree.leaves(stack):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            seen = f"a {type(leaf).__name__}" if dtype is None else dtype
+            seen = f"{a_type(leaf)}" if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
     return jax.tree.map(partial(as_jax, f"a weight in {name}"), stack), one
 
@@ -170,8 +173,12 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
     cell = cell_of(layer)
+    contradiction = (
+        f"the parameters of layer {i} do not fit together, or not to an input of {features} "
+        f"features: {described(layer)}."
+    )
     if (sizes := cell.sizes(layer)) is None:
-        raise ValueError(_contradiction(layer, i, features))
+        raise ValueError(contradiction)
     E, H = sizes
     check_features(features, E, i)
 
@@ -181,19 +188,8 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
 
     before, after = jax.eval_shape(one_step, layer)
     if before != after:
-        raise ValueError(_contradiction(layer, i, features))
+        raise ValueError(contradiction)
     return H
-
-
-def _contradiction(layer: CellParams, i: int, features: int) -> str:
-    parts = (
-        f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
-        for name, leaf in vars(layer).items()
-    )
-    return (
-        f"the parameters of layer {i} do not fit together, or not to an input of {features} "
-        f"features: {', '.join(parts)}."
-    )
 
 
 def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:

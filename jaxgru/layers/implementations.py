@@ -42,9 +42,7 @@ from jaxgru.cells.base import (
 from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
-from jaxgru.layers.arguments import (
-    check_features,
-)
+from jaxgru.layers.arguments import check_features
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 

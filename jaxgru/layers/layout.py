@@ -12,9 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import (
-    Size,
-)
+from jaxgru.cells.base import Size
 from jaxgru.cells.products import contract, dot
 
 

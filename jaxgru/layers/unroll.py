@@ -10,18 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import (
-    AnyArray,
-    Size,
-    check_flags,
-)
-from jaxgru.cells.products import rows
+from jaxgru.cells.base import AnyArray, Size, check_flags, is_whole
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,
@@ -194,10 +188,7 @@ def bidirectional(
         y = jnp.concatenate([y_ahead, y_back], axis=-1)
         ends.append((end, back_end))
     ahead_ends, back_ends = zip(*ends, strict=True)
-    return y, (
-        ahead_ends[0] if one_ahead else ahead_ends,
-        back_ends[0] if one_back else back_ends,
-    )
+    return y, (ahead_ends[0] if one_ahead else ahead_ends, back_ends[0] if one_back else back_ends)
 
 
 def step(
@@ -243,13 +234,12 @@ def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -
     """Return zeros as the carry before the first step: of one layer, or a tuple for a list.
 
     Raises:
-      ValueError: the batch size is negative or not a whole number.
+      ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
     """
-    symbolic = is_symbolic_dim(batch_size)
-    whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
-    if not symbolic and not (whole and batch_size >= 0):
+    known = not is_symbolic_dim(batch_size)
+    if known and not (is_whole(batch_size) and 0 <= batch_size < 2**31):
         raise ValueError(
-            f"batch_size is {shown(batch_size)}; it must be a whole number, 0 or more."
+            f"batch_size is {shown(batch_size)}; it must be a whole number from 0 to 2^31 − 1."
         )
     stack, one = as_stack("layers", layers)
     carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)

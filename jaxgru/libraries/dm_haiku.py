@@ -22,21 +22,10 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
-from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import (
-    as_state,
-    cast,
-    check_mapping,
-    check_reset_gate,
-    joined,
-    layer_of,
-    refusal,
-    reshaped,
-    single_bias,
-    with_steps,
-)
+from jaxgru.libraries import InteropError, check_shapes, common
 
 
 def dynamic_unroll(
@@ -74,38 +63,11 @@ def dynamic_unroll(
         there is no step, `should_reset` is a structure, one sequence is not time-major, or an
         argument has another shape.
     """
-    own: Any = core
-    inputs, resets = input_sequence, None
-    if type(core) is hk.ResetCore:
-        if not isinstance(input_sequence, tuple | list) or len(input_sequence) != 2:
-            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
-        own, (inputs, resets) = core.core, input_sequence
-        if not hasattr(resets, "dtype"):
-            raise InteropError("should_reset has more than one part; it must be one array.")
-    if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(
-            f"the core is a {type(own).__name__}; it must be an hk.GRU or hk.LSTM (an "
-            "hk.VanillaRNN has ReLU where jaxgru's RNN has tanh)."
-        )
-    inputs = as_array("input_sequence", inputs)
-    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise InteropError(
-            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
-            "and features, and have a batch axis or none."
-        )
-    one = inputs.ndim == 2
-    if one and not time_major:  # Haiku takes F for T
-        raise InteropError(
-            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
-            "before the time, so it needs time_major=True."
-        )
-    with_steps("input_sequence", inputs, time_major)
-    pair, H = isinstance(own, hk.LSTM), own.hidden_size
+    own, inputs, resets = _inputs(core, input_sequence, time_major)
+    one, pair = inputs.ndim == 2, isinstance(own, hk.LSTM)
     batch = () if one else (inputs.shape[1 if time_major else 0],)
-    state = as_state("initial_state", initial_state, pair, (*batch, H))
+    state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
     state = hk.LSTMState(*state) if pair else state
-    if resets is not None:
-        resets = reshaped("should_reset", resets, inputs.shape[:-1], inputs.shape[:-1])
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
     if one:  # one sequence as a batch of one
@@ -120,7 +82,7 @@ def dynamic_unroll(
         dtype = jnp.result_type(products, *jax.tree.leaves(state))
         state = jax.tree.map(lambda s: s.astype(dtype), state)
         outputs, *states = unroll_layers(
-            cast(layer, products, dtype),
+            common.cast(layer, products, dtype),
             inputs,
             tuple(state) if pair else state,
             reset=None if resets is None else jnp.asarray(resets, bool),
@@ -131,12 +93,44 @@ def dynamic_unroll(
         )
         return outputs, hk.LSTMState(*states[-1]) if pair else states[-1]
 
-    in_core = partial(_in_scope, own, all_steps)
-    outputs, state = (in_core if own is core else partial(_in_scope, core, in_core))(inputs, state)
+    run = partial(_in_scope, own, all_steps)
+    run = run if own is core else partial(_in_scope, core, run)
+    outputs, state = run(inputs, state)
     if one:
         outputs = outputs.squeeze(1)
         state = jax.tree.map(lambda s: s.squeeze(1 if return_all_states else 0), state)
     return outputs, state
+
+
+def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Array | None]:
+    """Return the GRU or LSTM in a core, its inputs, and where its state is reset."""
+    own, resets = core, None
+    if type(core) is hk.ResetCore:
+        if not isinstance(inputs, tuple | list) or len(inputs) != 2:
+            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
+        own, (inputs, resets) = core.core, inputs
+        if not hasattr(resets, "dtype"):
+            raise InteropError("should_reset has more than one part; it must be one array.")
+    if type(own) not in (hk.GRU, hk.LSTM):
+        raise InteropError(
+            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an hk.VanillaRNN has "
+            "ReLU where jaxgru's RNN has tanh)."
+        )
+    inputs = as_array("input_sequence", inputs)
+    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise InteropError(
+            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
+            "and features, and have a batch axis or none."
+        )
+    if inputs.ndim == 2 and not time_major:  # Haiku takes F for T
+        raise InteropError(
+            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
+            "before the time, so it needs time_major=True."
+        )
+    common.with_steps("input_sequence", inputs, time_major)
+    if resets is not None:
+        resets = common.reshaped("should_reset", resets, inputs.shape[:-1])
+    return own, inputs, resets
 
 
 class _Scope(hk.Module):
@@ -207,7 +201,7 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
     """
-    check_mapping(params)
+    common.check_mapping(params)
     if set(params) not in ({"w_i", "w_h", "b"}, {"w", "b"}):
         names = ", ".join(sorted(map(str, params)))
         raise InteropError(
@@ -220,12 +214,12 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
         E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
         check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
         gru = partial(GRUParams, reset_gate="before")
-        return layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
+        return common.layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
     H = weights["b"].size // 4
     E = max((*shapes["w"][:1], H + 1)) - H
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
     W, U = jnp.split(weights["w"], [E])
-    p = layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
+    p = common.layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
     return dataclasses.replace(p, bf=p.bf + 1)
 
 
@@ -242,15 +236,16 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     """
     match layer:
         case GRUParams():
-            check_reset_gate(layer, "before", "hk.GRU")
-            W, U, b = (joined(single_bias(layer), side, "zrn") for side in "WUb")
+            common.check_reset_gate(layer, "before", "hk.GRU")
+            W, U, b = (common.joined(common.single_bias(layer), side, "zrn") for side in "WUb")
             return {"w_i": W, "w_h": U, "b": b}
         case LSTMParams():
             W, U, b = (
-                joined(dataclasses.replace(layer, bf=layer.bf - 1), side, "igfo") for side in "WUb"
+                common.joined(dataclasses.replace(layer, bf=layer.bf - 1), side, "igfo")
+                for side in "WUb"
             )
             return {"w": jnp.concatenate([W, U]), "b": b}
-    raise refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
+    raise common.refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
 
 
 def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:

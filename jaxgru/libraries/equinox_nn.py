@@ -20,22 +20,10 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
-from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import (
-    as_state,
-    cast,
-    check_reset_gate,
-    complement_z,
-    dtype_of_biases,
-    joined,
-    layer_of,
-    refusal,
-    reshaped,
-    single_bias,
-    with_steps,
-)
+from jaxgru.libraries import InteropError, check_shapes, common
 
 
 def unroll(
@@ -68,19 +56,21 @@ def unroll(
         weights; or an argument has another shape.
     """
     layer = from_equinox(cell)
-    xs = with_steps("xs", xs)
+    xs = common.with_steps("xs", xs)
     if not jnp.issubdtype(xs.dtype, jnp.floating):
         raise InteropError(f"xs is {xs.dtype} {xs.shape}; it must be floating-point.")
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
     if state is not None:
-        state = as_state("the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H))
+        state = common.as_state(
+            "the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H)
+        )
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
     ys, state = unroll_layers(
-        cast(layer, dtype, dtype),
+        common.cast(layer, dtype, dtype),
         xs.reshape(B, T, F),
         jax.tree.map(lambda leaf: leaf.astype(dtype), state),
-        reset=None if reset is None else reshaped("reset", reset, (*batch, T), (B, T)),
+        reset=None if reset is None else common.reshaped("reset", reset, (*batch, T), (B, T)),
         reverse=reverse,
         implementation=implementation,
     )
@@ -101,7 +91,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
-            f"the cell is a {type(cell).__name__}; it must be an equinox.nn.GRUCell or LSTMCell."
+            f"the cell is {a_type(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
         )
     if cell.weight_ih is None or cell.weight_hh is None:
         raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
@@ -114,12 +104,12 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     if cell.use_bias:  # or Equinox ignores them
         want |= {"bias": (gates * H,)} | ({} if lstm else {"bias_n": (H,)})
     have = {name: weight.shape for name, weight in given.items()}
-    check_shapes(f"a {type(cell).__name__}", have, want)
+    check_shapes(a_type(cell), have, want)
     weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
     if lstm:
-        return layer_of(LSTMParams, "ifgo", **weights)
+        return common.layer_of(LSTMParams, "ifgo", **weights)
     gru = partial(GRUParams, cn=given.get("bias_n"))
-    return complement_z(layer_of(gru, "rzn", **weights))
+    return common.complement_z(common.layer_of(gru, "rzn", **weights))
 
 
 _STATIC = ("input_size", "hidden_size", "use_bias")
@@ -138,15 +128,15 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """
     match layer:
         case GRUParams():
-            check_reset_gate(layer, "after", "equinox.nn.GRUCell")
-            p, make, order = complement_z(single_bias(layer)), eqx.nn.GRUCell, "rzn"
+            common.check_reset_gate(layer, "after", "equinox.nn.GRUCell")
+            p, make, order = common.complement_z(common.single_bias(layer)), eqx.nn.GRUCell, "rzn"
         case LSTMParams():
             p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
         case _:
-            raise refusal(layer, "Equinox has a GRUCell and an LSTMCell")
-    (E, H), dtype = sizes(layer), dtype_of_biases(layer)
+            raise common.refusal(layer, "Equinox has a GRUCell and an LSTMCell")
+    (E, H), dtype = sizes(layer), common.dtype_of_biases(layer)
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
-    W, U, b = (joined(p, side, order) for side in "WUb")
+    W, U, b = (common.joined(p, side, order) for side in "WUb")
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
     if isinstance(p, GRUParams):
         arrays["bias_n"] = jnp.zeros_like(p.bn) if p.cn is None else p.cn

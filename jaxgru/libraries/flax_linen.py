@@ -21,18 +21,10 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
-from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
-from jaxgru.libraries.gates import (
-    as_state,
-    check_mapping,
-    check_reset_gate,
-    complement_z,
-    refusal,
-    single_bias,
-    with_steps,
-)
 
 CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
 
@@ -145,10 +137,13 @@ class ScannedRNN(nn.Module):
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         if isinstance(self.cell, nn.Module):
             raise InteropError(
-                f"the cell of a ScannedRNN is a {type(self.cell).__name__} already; it must be the "
+                f"the cell of a ScannedRNN is {a_type(self.cell)} already; it must be the "
                 "class, because its size is that of the carry."
             )
-        inputs, resets = with_steps("inputs", x[0], time_major=True), as_array("resets", x[1])
+        inputs, resets = (
+            common.with_steps("inputs", x[0], time_major=True),
+            as_array("resets", x[1]),
+        )
         part = carry[0] if isinstance(carry, tuple | list) and carry else carry
         shape = as_array("the carry", part).shape
         if not shape or not shape[-1]:
@@ -196,7 +191,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: they have the names or the shapes of no such cell.
     """
-    check_mapping(params)
+    common.check_mapping(params)
     if (kind := frozenset(params)) not in _LAYERS:
         raise InteropError(
             f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
@@ -218,7 +213,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     for name in biased:
         fields[("c" if name == "hn" else "b") + name[1:]] = weights[f"{name}/bias"]
     p = layer(**fields)
-    return complement_z(p) if isinstance(p, GRUParams) else p
+    return common.complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -232,8 +227,8 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     """
     match layer:
         case GRUParams():
-            check_reset_gate(layer, "after", "flax.linen.GRUCell")
-            p = complement_z(single_bias(layer))
+            common.check_reset_gate(layer, "after", "flax.linen.GRUCell")
+            p = common.complement_z(common.single_bias(layer))
             inner = jnp.zeros_like(p.bn) if p.cn is None else p.cn
             gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": inner}
         case LSTMParams():
@@ -241,7 +236,7 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
         case RNNParams():
             p, gates, biases = layer, [""], {"i": layer.b}
         case _:
-            raise refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
+            raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
     kernels = {f"i{g}": getattr(p, f"W{g}") for g in gates}
     kernels |= {f"h{g}": getattr(p, f"U{g}") for g in gates}
     return {
@@ -277,7 +272,7 @@ def _layer_of(cell: Any) -> CellParams:
 def _checked(name: str, carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
     """Return a carry as an array or a pair, before Flax computes with it."""
     shape = (*one_step[:-1], cell.features)
-    return as_state(name, carry, isinstance(start, tuple), shape)
+    return common.as_state(name, carry, isinstance(start, tuple), shape)
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

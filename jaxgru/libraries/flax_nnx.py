@@ -18,19 +18,10 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.unroll import unroll
-from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
-from jaxgru.libraries.gates import (
-    check_reset_gate,
-    complement_z,
-    dtype_of_biases,
-    joined,
-    layer_of,
-    refusal,
-    single_bias,
-    without_inner_bias,
-)
 
 CELLS = (nnx.GRUCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.SimpleCell)
 
@@ -162,11 +153,11 @@ def from_nnx(cell: Any) -> CellParams:
         )  # fmt: skip
     W, U = cell.dense_i.kernel[...], cell.dense_h.kernel[...]
     if kind is nnx.OptimizedLSTMCell:
-        return layer_of(LSTMParams, "ifgo", W=W, U=U, b=cell.dense_h.bias[...])
+        return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=cell.dense_h.bias[...])
     b = cell.dense_i.bias[...]
     if kind is nnx.SimpleCell:
         return RNNParams(W=W, U=U, b=b)
-    return complement_z(layer_of(GRUParams, "rzn", W=W, U=U, b=b))
+    return common.complement_z(common.layer_of(GRUParams, "rzn", W=W, U=U, b=b))
 
 
 def _check_weights(cell: Any) -> None:
@@ -183,15 +174,13 @@ def _check_weights(cell: Any) -> None:
         if isinstance(part, nnx.Module):
             if type(part) is not nnx.Linear:
                 raise InteropError(
-                    f"{name} of this {type(cell).__name__} is a {type(part).__name__}; only an "
+                    f"{name} of this {type(cell).__name__} is {a_type(part)}; only an "
                     "nnx.Linear is known to be a product with its kernel."
                 )
             have |= _shapes(part, f"{name}.")
     want = {f"{part}.kernel": (F, width) for part in inputs}
     want |= {f"{part}.kernel": (H, width) for part in states}
-    check_shapes(
-        f"a {type(cell).__name__}", have, want | {f"{n}.bias": (width,) for n in with_bias}
-    )
+    check_shapes(a_type(cell), have, want | {f"{n}.bias": (width,) for n in with_bias})
 
 
 def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -216,25 +205,26 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     order, bias = "ifgo", "dense_h"
     match layer:
         case GRUParams():
-            check_reset_gate(layer, "after", "flax.nnx.GRUCell")
-            p = complement_z(without_inner_bias(single_bias(layer), "flax.nnx.GRUCell"))
+            common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
+            layer = common.without_inner_bias(common.single_bias(layer), "flax.nnx.GRUCell")
+            p = common.complement_z(layer)
             make, order, bias = nnx.GRUCell, "rzn", "dense_i"
         case LSTMParams():
             p, make = layer, lstm
         case RNNParams():
             p, make, order, bias = layer, nnx.SimpleCell, [""], "dense_i"
         case _:
-            raise refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
+            raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
     if make is nnx.LSTMCell:
         weights = {f"i{g}": {"kernel": getattr(p, f"W{g}")} for g in order}
         weights["if_"] = weights.pop("if")
         for g in order:
             weights[f"h{g}"] = {"kernel": getattr(p, f"U{g}"), "bias": getattr(p, f"b{g}")}
     else:
-        W, U, b = (joined(p, side, order) for side in "WUb")
+        W, U, b = (common.joined(p, side, order) for side in "WUb")
         weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}
         weights[bias]["bias"] = b
-    (E, H), dtype = sizes(layer), dtype_of_biases(layer)
+    (E, H), dtype = sizes(layer), common.dtype_of_biases(layer)
     options: dict[str, Any] = dict(param_dtype=dtype)
     if make is nnx.SimpleCell:
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'

@@ -18,16 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.unroll import unroll
-from jaxgru.libraries import InteropError
-from jaxgru.libraries.gates import (
-    SIGMOID,
-    TANH,
-    as_state,
-    cast,
-    computes,
-    reshaped,
-    with_steps,
-)
+from jaxgru.libraries import InteropError, common
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
@@ -36,9 +27,9 @@ def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -
     if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
         raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
-    if not computes(getattr(cell, "gate_fn", jax.nn.sigmoid), SIGMOID):
+    if not common.computes(getattr(cell, "gate_fn", jax.nn.sigmoid), common.SIGMOID):
         raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
-    if not computes(cell.activation_fn, TANH):
+    if not common.computes(cell.activation_fn, common.TANH):
         raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
     if getattr(cell, "residual", False):
         raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
@@ -51,7 +42,7 @@ def chosen(module: Any, **options: Any) -> dict[str, Any]:
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
-    shape = with_steps("inputs", inputs, time_major).shape
+    shape = common.with_steps("inputs", inputs, time_major).shape
     return shape[1:] if time_major else (*shape[:-2], shape[-1])
 
 
@@ -90,13 +81,12 @@ def rnn(
     Raises:
       ValueError: an argument has another shape.
     """
-    axis, inputs = 0 if time_major else 1, with_steps("inputs", inputs, time_major)
+    axis, inputs = 0 if time_major else 1, common.with_steps("inputs", inputs, time_major)
     leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
-    T = leading[0 if time_major else -1]
     B, H = math.prod(batch), sizes(layer)[1]
-    steps = (T, B) if time_major else (B, T)
+    steps = (leading[0], B) if time_major else (B, leading[-1])
     pair = isinstance(layer, LSTMParams)
-    carry = as_state("initial_carry", carry, pair, (*batch, H), (B, H))
+    carry = common.as_state("initial_carry", carry, pair, (*batch, H), (B, H))
     products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
@@ -106,17 +96,17 @@ def rnn(
 
     x = inputs.reshape(*steps, inputs.shape[-1])
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
-    reset = None if reset is None else reshaped("reset", reset, leading, steps)
+    reset = None if reset is None else common.reshaped("reset", reset, leading, steps)
     if initial is not None:
-        initial = ours(as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
-    lengths = None if lengths is None else reshaped("seq_lengths", lengths, batch, (B,))
+        initial = ours(common.as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
+    lengths = None if lengths is None else common.reshaped("seq_lengths", lengths, batch, (B,))
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths)
         reset = None if reset is None else _flip(reset, axis, lengths)
     y, carry, *carries = unroll(
-        cast(layer, products, states),
+        common.cast(layer, products, states),
         x,
         ours(carry),
         reset=reset,
@@ -127,16 +117,7 @@ def rnn(
         implementation=implementation,
     )
     if return_carry and lengths is not None:
-        last = (lengths - 1).reshape((1, B, 1) if time_major else (B, 1, 1))
-        # As in Flax, −1 is T − 1, and what is beyond either end has the value there, but no
-        # gradient. Each row takes from itself, so a sharded batch stays where it is.
-        within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
-
-        def pick(c: Array) -> Array:
-            picked = jnp.take_along_axis(c, last, axis, mode="clip")
-            return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
-
-        carry = jax.tree.map(pick, carries[0])
+        carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths)
     y = y.reshape(*leading, H)
@@ -144,6 +125,18 @@ def rnn(
         return y
     carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
     return carry[::-1] if pair else carry, y
+
+
+def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
+    """Return the carry after so many steps of each row, as Flax does.
+
+    There −1 is T − 1, and what is beyond either end has the value there, but no gradient. Each row
+    takes from itself, so a sharded batch stays where it is.
+    """
+    T, last = carries.shape[axis], jnp.expand_dims(lengths - 1, (axis, 2))
+    within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
+    picked = jnp.take_along_axis(carries, last, axis, mode="clip")
+    return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
 
 
 def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:

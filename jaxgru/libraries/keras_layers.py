@@ -18,18 +18,9 @@ import keras
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
-from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import (
-    check_dtype,
-    check_known,
-    complement_z,
-    dtype_of_biases,
-    joined,
-    layer_of,
-    refusal,
-    single_bias,
-)
+from jaxgru.libraries import InteropError, check_shapes, common
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
@@ -75,13 +66,13 @@ def from_keras(
         return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
     if type(layer) not in CELLS:
         raise InteropError(
-            f"a {type(layer).__name__} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
+            f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
             "Bidirectional can."
         )
     if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
         raise InteropError(
-            f"this {type(layer).__name__} may compute something else: its cell is a "
-            f"{type(layer.cell).__name__}, or a call was replaced."
+            f"this {type(layer).__name__} may compute something else: its cell is "
+            f"{a_type(layer.cell)}, or a call was replaced."
         )
     if not layer.built:
         raise InteropError(f"the {type(layer).__name__} has no weights yet: build it first.")
@@ -99,7 +90,7 @@ def from_keras(
             )
     given = [as_array("a weight", weight) for weight in given]
     for weight in given:
-        check_dtype("the weights", str(weight.dtype))
+        common.check_dtype("the weights", str(weight.dtype))
     names = [weight.name for weight in layer.weights]
     check_shapes(
         f"the weights of this {type(layer).__name__}",
@@ -108,13 +99,15 @@ def from_keras(
     )
     W, U, b = [*given, None][:3]
     if isinstance(layer, keras.layers.LSTM):
-        return layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
+        return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
     if isinstance(layer, keras.layers.SimpleRNN):
-        return layer_of(RNNParams, [""], W=W, U=U, b=b)
+        return common.layer_of(RNNParams, [""], W=W, U=U, b=b)
     if not layer.reset_after:
-        return complement_z(layer_of(partial(GRUParams, reset_gate="before"), "zrn", W=W, U=U, b=b))
+        return common.complement_z(
+            common.layer_of(partial(GRUParams, reset_gate="before"), "zrn", W=W, U=U, b=b)
+        )
     b, c = (None, None) if b is None else (b[0], b[1])
-    return complement_z(layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
+    return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
 
 
 def to_keras(
@@ -142,20 +135,20 @@ def to_keras(
             f"to_keras does not take {', '.join(taken)}: the {'pair' if two else 'layer'} "
             "determines it."
         )
-    check_known(layer, "a Keras layer")
+    common.check_known(layer, "a Keras layer")
     if isinstance(layer, tuple):
         shapes = [jax.tree.map(jnp.shape, p) for p in map(_as_in_keras, layer)]
         if len(layer) != 2 or shapes[0] != shapes[1]:
             raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
         first, second = (to_keras(p, **options) for p in layer)
-        (E, _), dtype = sizes(layer[0]), dtype_of_biases(layer[0])
+        (E, _), dtype = sizes(layer[0]), common.dtype_of_biases(layer[0])
         both = keras.layers.Bidirectional(first, dtype=str(dtype))
         both.build((None, None, E))
         both.set_weights(first.get_weights() + second.get_weights())
         return both
     p = _as_in_keras(layer)
-    (E, H), dtype = sizes(p), dtype_of_biases(p)
-    check_dtype("the layer's weights", str(dtype))
+    (E, H), dtype = sizes(p), common.dtype_of_biases(p)
+    common.check_dtype("the layer's weights", str(dtype))
     match p:
         case GRUParams():
             make, order = partial(keras.layers.GRU, reset_after=p.reset_gate == "after"), "zrn"
@@ -163,9 +156,9 @@ def to_keras(
             make, order = keras.layers.LSTM, "ifgo"
         case _:
             make, order = keras.layers.SimpleRNN, [""]
-    W, U, b = (joined(p, side, order) for side in "WUb")
+    W, U, b = (common.joined(p, side, order) for side in "WUb")
     if isinstance(p, GRUParams) and p.reset_gate == "after":
-        b = jnp.stack([b, joined(p, "c", order)])
+        b = jnp.stack([b, common.joined(p, "c", order)])
     made = make(H, dtype=str(dtype), **options)
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])
@@ -182,12 +175,12 @@ OF_A_PAIR = {"backward_layer", "go_backwards", "merge_mode"}
 def _as_in_keras(layer: CellParams) -> CellParams:
     """Return the layer with Keras's z, and with exactly the biases that Keras has."""
     if not isinstance(layer, (GRUParams, LSTMParams, RNNParams)):
-        raise refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
+        raise common.refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
     if not isinstance(layer, GRUParams):
         return layer
-    p = complement_z(layer)
+    p = common.complement_z(layer)
     if p.reset_gate == "before":
-        return single_bias(p)
+        return common.single_bias(p)
     second = {name: getattr(p, name) for name in ("cz", "cr", "cn")}
     return dataclasses.replace(
         p, **{name: jnp.zeros_like(p.bn) if c is None else c for name, c in second.items()}

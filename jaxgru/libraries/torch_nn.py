@@ -18,17 +18,9 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import is_pair
-from jaxgru.libraries import InteropError, check_shapes, import_torch
-from jaxgru.libraries.gates import (
-    added,
-    check_dtype,
-    check_known,
-    check_reset_gate,
-    complement_z,
-    layer_of,
-    refusal,
-)
+from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
 
 def from_torch(module: Any) -> Any:
@@ -78,7 +70,7 @@ def to_torch(
         weights are not known, as under `jit`.
     """
     torch = import_torch()
-    check_known((layers, backward), "a PyTorch module")
+    common.check_known((layers, backward), "a PyTorch module")
     if backward is None and is_pair(layers):
         layers, backward = layers
     layers = layers if isinstance(layers, Sequence) else [layers]
@@ -125,7 +117,9 @@ def to_torch(
 def _check_module(torch: ModuleType, module: Any) -> None:
     kinds, name = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), type(module).__name__
     if not isinstance(module, kinds):
-        raise InteropError(f"a {name} cannot be converted; a torch.nn.GRU, LSTM or RNN can.")
+        raise InteropError(
+            f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN can."
+        )
     if torch.nn.utils.parametrize.is_parametrized(module):
         names = ", ".join(module.parametrizations)
         raise InteropError(
@@ -135,9 +129,9 @@ def _check_module(torch: ModuleType, module: Any) -> None:
     if type(module) not in kinds:
         theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
-            f"a {name} may compute something other than a torch.nn.{theirs}, of which it is a "
-            f"subclass: if it does not, load its state_dict into a torch.nn.{theirs} and convert "
-            "that."
+            f"{a_type(module)} may compute something other than a torch.nn.{theirs}, of which it "
+            f"is a subclass: if it does not, load its state_dict into a torch.nn.{theirs} and "
+            "convert that."
         )
     if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
         raise InteropError(
@@ -162,39 +156,28 @@ def _check_module(torch: ModuleType, module: Any) -> None:
 
 def _array(parameter: Any) -> np.ndarray:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
+    common.check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
     return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
 
 
 def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
     if module.mode == "GRU":
-        return complement_z(layer_of(GRUParams, "rzn", **weights, c=c))
-    weights["b"] = None if b is None else added(b, c)
+        return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
+    weights["b"] = None if b is None else common.added(b, c)
     if module.mode == "LSTM":
-        return layer_of(LSTMParams, "ifgo", **weights)
-    return layer_of(RNNParams, [""], **weights)
+        return common.layer_of(LSTMParams, "ifgo", **weights)
+    return common.layer_of(RNNParams, [""], **weights)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
     match p:
         case GRUParams():
-            check_reset_gate(p, "after", "torch.nn.GRU")
-            p, zero = complement_z(p), np.zeros_like(p.bz)
-            W, U, b = (p.Wr, p.Wz, p.Wn), (p.Ur, p.Uz, p.Un), (p.br, p.bz, p.bn)
-            c = [zero if c is None else c for c in (p.cr, p.cz, p.cn)]
+            common.check_reset_gate(p, "after", "torch.nn.GRU")
+            return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():
-            W, U = (p.Wi, p.Wf, p.Wg, p.Wo), (p.Ui, p.Uf, p.Ug, p.Uo)
-            b = (p.bi, p.bf, p.bg, p.bo)
-            c = [np.zeros_like(p.bi)] * 4
+            return common.stacked(p, "ifgo")
         case RNNParams():
-            W, U, b, c = (p.W,), (p.U,), (p.b,), (np.zeros_like(p.b),)
-        case _:
-            raise refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
-    return (
-        np.concatenate([np.asarray(gate).T for gate in W]),
-        np.concatenate([np.asarray(gate).T for gate in U]),
-        np.concatenate([np.asarray(gate) for gate in b]),
-        np.concatenate([np.asarray(gate) for gate in c]),
-    )
+            return common.stacked(p, [""])
+    raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")

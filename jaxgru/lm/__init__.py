@@ -1,9 +1,11 @@
 """The language model: configs, training, sampling, files, and the published study.
 
-from jaxgru import lm
+    from jaxgru import lm
 
-params, config, tokenizer = lm.load("astra_beta")
-logits, carry = lm.apply(params, tokens, carry)  # tokens (B, T) → logits (B, T, V)
+    params, config, tokenizer = lm.load("astra_beta")
+    logits, carry = lm.apply(params, tokens, carry)  # tokens (B, T) → logits (B, T, V)
+
+The state of a model, `carry`, is an argument and a result.
 """
 
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config

@@ -328,6 +328,8 @@ def parse_toml(data: bytes) -> dict[str, Any]:
             f"it is too large for a config: {len(data):,} bytes and {data.count(b'.'):,} dots; "
             f"at most {MAX_BYTES:,} and {MAX_DOTS:,} are allowed."
         )
+    if b"\0" in data:
+        raise ConfigError("it has bytes of 0, as UTF-16 does; save it as UTF-8.")
     try:
         return tomllib.loads(data.decode("utf-8-sig"))  # Windows begins files with a mark
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets

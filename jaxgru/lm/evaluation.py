@@ -167,12 +167,10 @@ def recovery(
     batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
     num_batches = -(-len(at) // batch_size)
     padded = np.pad(at, ((0, num_batches * batch_size - len(at)), (0, 0)), mode="edge")
-    inputs = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length)]
-    targets = np.asarray(tokens)[padded.reshape(num_batches, batch_size, length) + 1]
-    nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)[
-        : len(at)
-    ]
-    return (nll - stream[at]).mean(axis=0)
+    padded = padded.reshape(num_batches, batch_size, length)
+    inputs, targets = np.asarray(tokens)[padded], np.asarray(tokens)[padded + 1]
+    nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)
+    return (nll[: len(at)] - stream[at]).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -210,10 +208,7 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 
 
 def evaluate(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    num_characters: int,
-    window: int = 128,
+    params: Params, tokens: Int[AnyArray, "N"], num_characters: int, window: int = 128
 ) -> Losses:
     """Compute the loss of all tokens under all three treatments.
 

@@ -90,11 +90,7 @@ def default_prompt(data: DataConfig, tokenizer: Tokenizer) -> str:
 
 
 def stream_text(
-    model: Params | NGramModel,
-    tokenizer: Tokenizer,
-    prompt: str,
-    options: Options,
-    sample: int = 0,
+    model: Params | NGramModel, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
 ) -> Iterator[str]:
     """Yield the prompt, then the text generated from it, in chunks of CHUNK tokens.
 

@@ -22,6 +22,14 @@ class Found(NamedTuple):
     path: Path
     format: Format | None  # None: a run
 
+    def load(self) -> tuple[Params, Config, Tokenizer]:
+        """Load it. Raises as the function `load` does."""
+        if self.format:
+            return self.format.load(self.path)
+        from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
+
+        return load_folder(self.path)
+
 
 def find_model(model: str | Path) -> Found:
     """Return where a model is that the user named.
@@ -62,12 +70,7 @@ def load(model: str | Path) -> tuple[Params, Config, Tokenizer]:
         needs is not installed (`MissingPackage`): for a run's folder the extra `[train]`, for an
         .onnx `[onnx]`.
     """
-    path, format = find_model(model)
-    if format:
-        return format.load(path)
-    from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
-
-    return load_folder(path)
+    return find_model(model).load()
 
 
 def save(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:

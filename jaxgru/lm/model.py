@@ -149,7 +149,7 @@ def apply(
       carry: the state before the first token; None: zeros. Passing the returned carry with the next
         tokens gives the same logits as one call with all tokens.
       dropout: in training; None otherwise.
-      implementation: how the layers are computed: one of `layers.IMPLEMENTATIONS`.
+      implementation: how the layers are computed: as for `jaxgru.unroll`.
 
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model

@@ -7,7 +7,9 @@ It reproduces the published bug, for comparison only.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
@@ -78,21 +80,17 @@ def generate(
     Raises:
       UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
         vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative or not
-        finite, top_k is outside [1, V], or top_p is outside (0, 1]. Of traced values only the shape
-        and the dtype are checked.
+        finite, top_k is outside [1, V], or top_p is outside (0, 1]; or one of these is a bool. Of
+        traced values only the shape and the dtype are checked.
       ValueError: the carry does not fit this model and batch, or `stateful` is neither True nor
         False.
       TypeError: num_tokens or top_k is not a whole number.
     """
-    num_tokens = operator.index(num_tokens)
-    top_k = None if top_k is None else operator.index(top_k)
     params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_array("prompt", prompt)
     _check_prompt(prompt, V)
-    check_num_tokens(num_tokens)
-    temperature = _as_number("temperature", temperature)
-    top_p = None if top_p is None else _as_number("top_p", top_p)
-    check_sampling(V, temperature, top_k, top_p)
+    num_tokens = check_num_tokens(num_tokens)
+    temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
     if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
         stateful = stateful.item() if not stateful.shape else stateful
     check_flags(stateful=stateful)
@@ -112,20 +110,6 @@ def generate(
     return tokens, *state
 
 
-def _as_number(name: str, value: Any) -> Any:
-    """Return a number as a float; a traced one as it is.
-
-    Raises:
-      UserError: it is no number, or too large for a float.
-    """
-    if isinstance(value, Tracer):
-        return value
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(value, str | bytes):
-            return float(value)
-    raise UserError(f"{name} is {shown(value)}; it must be a number of at most 1e308.")
-
-
 def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
@@ -141,29 +125,55 @@ def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
         )
 
 
-def check_num_tokens(num_tokens: int) -> None:
-    """Raise UserError if the number of tokens to generate is below 1, or at least 2³¹."""
-    if not 1 <= num_tokens <= MOST_TOKENS:
-        raise UserError(
-            f"num_tokens is {shown(num_tokens)}; it must be at least 1 and at most {MOST_TOKENS}."
-        )
+def check_num_tokens(num_tokens: SupportsIndex) -> int:
+    """Return the number of tokens to generate.
+
+    Raises:
+      UserError: it is below 1, or at least 2³¹.
+      TypeError: it is not a whole number.
+    """
+    return _whole("num_tokens", num_tokens, MOST_TOKENS, str(MOST_TOKENS))
 
 
 def check_sampling(
-    vocab_size: int, temperature: Scalar, top_k: int | None, top_p: Scalar | None
-) -> None:
-    """Raise UserError if an option of `generate` is out of range; traced values pass."""
-    temperature = _as_number("temperature", temperature)
-    top_p = None if top_p is None else _as_number("top_p", top_p)
-    if not isinstance(temperature, Tracer) and not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature is {temperature}; it must be at least 0 and finite.")
-    if top_k is not None and not 1 <= top_k <= vocab_size:
-        raise UserError(
-            f"top_k is {shown(top_k)}; it must be at least 1 and at most the vocabulary's "
-            f"{vocab_size}."
-        )
-    if top_p is not None and not isinstance(top_p, Tracer) and not 0 < top_p <= 1:
-        raise UserError(f"top_p is {top_p}; it must be above 0 and at most 1.")
+    vocab_size: int, temperature: Scalar, top_k: SupportsIndex | None, top_p: Scalar | None
+) -> tuple[Scalar, int | None, Scalar | None]:
+    """Return the options of `generate` as Python's numbers; traced ones as they are.
+
+    Raises:
+      UserError: one is out of range.
+      TypeError: top_k is not a whole number.
+    """
+    temperature = _number(
+        "temperature",
+        temperature,
+        lambda t: 0 <= t < float("inf"),
+        "a finite floating-point number, 0 or more",
+    )
+    if top_k is not None:
+        top_k = _whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
+    if top_p is not None:
+        top_p = _number("top_p", top_p, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
+    return temperature, top_k, top_p
+
+
+def _whole(name: str, value: SupportsIndex, most: int, named: str) -> int:
+    number = operator.index(value)
+    if isinstance(value, bool) or not 1 <= number <= most:
+        raise UserError(f"{name} is {shown(value)}; it must be a whole number from 1 to {named}.")
+    return number
+
+
+def _number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
+    if isinstance(value, Tracer):
+        return value
+    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
+    if not (is_bool or isinstance(value, str | bytes)):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if not allowed(number):
+        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")
+    return number
 
 
 def _near_zero(dtype: DTypeLike) -> float:

@@ -112,7 +112,7 @@ EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, c
     "given, says",
     [
         (0.0, "is a float; it must be an initializer, such as"),
-        (np.zeros(1), "is a ndarray; it must be an initializer"),
+        (np.zeros(1), "is an ndarray; it must be an initializer"),
         (jax.nn.initializers.orthogonal, "returns function; it must return floating-point numbers"),
         (lambda *_: None, "returns NoneType; it must"),
         (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),

@@ -141,6 +141,11 @@ class TestTrain:
             assert done.out.count("\n│") == rows + 1
         assert contents(tmp_path) == {}
 
+    def test_summary_learns_the_tokenizer(self, script):
+        options = "--summary", "--data.tokenizer=sentencepiece"  # which cannot have 65 pieces
+        done = script("train", "--config", "astra_alpha", *options)
+        assert done.code == 2 and "cannot make 65 pieces of this text" in done.err
+
     @pytest.mark.parametrize(
         "given, hidden_dim",
         [
@@ -456,9 +461,9 @@ class TestEvaluateRefuses:
     def test_a_corpus_that_changed_or_is_gone(self, refused, run_copy, tmp_path, tiny_text):
         moved = tmp_path / "text.txt"
         edit(run_copy / "config.toml", str(tiny_text), str(moved))
-        says = f"there is no text {moved}; if it was moved, give its place with --text."
+        says = f"there is no text {moved}; give its place with --text."
         assert says in refused("evaluate", "--run", run_copy)
-        says = f"there is no text {moved}; if it was moved, give its place with --data.corpus."
+        says = f"there is no text {moved}; give its place with --data.corpus."
         assert says in refused("train", "--resume", run_copy)
         moved.write_text("something else")
         message = refused("evaluate", "--run", run_copy)
@@ -470,7 +475,7 @@ class TestEvaluateRefuses:
         """A shared file has the name alone, so this may well be there."""
         save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
         evaluate = "evaluate", "--run", "m.safetensors"
-        says = "there is no text ./tiny.txt; if it was moved, give its place with --text."
+        says = "there is no text ./tiny.txt; give its place with --text."
         assert says in refused(*evaluate)
         (tmp_path / "tiny.txt").write_text(tiny_text.read_text() + "\n")
         assert "tiny.txt has changed or is another text" in refused(*evaluate)
@@ -560,6 +565,7 @@ class TestEvaluateNGram:
         ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
         ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
         ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
+        ("evaluate", ["--run", "astra_beta", "--save"], "--save writes into a run folder"),
         ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
         ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),
         *(

@@ -555,7 +555,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, reverse=jnp.array(True)),
-            "reverse is a ArrayImpl; it must be True or False",
+            "reverse is an ArrayImpl; it must be True or False",
         ),
         (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
         (
@@ -579,8 +579,11 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the parameters of layer 0 do not fit together, or not to an input of 3 features",
         ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
+        (lambda x: jaxgru.initial_carry(GRU, 2**70), "whole number from 0 to 2^31 − 1"),
+        (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a masked array, which JAX has"),
         (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
+        (lambda x: jaxgru.init_rnn(KEY, 3, True), "hidden_dim is True; it must be a whole number"),
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
         (

@@ -329,7 +329,7 @@ class TestRefusals:
             InteropError, match="hk.GRU applies the reset gate before the product, this GRU after"
         ):
             to_haiku(layer("gru after"))
-        with pytest.raises(InteropError, match="a RNNParams cannot .* a VanillaRNN with ReLU"):
+        with pytest.raises(InteropError, match="an RNNParams cannot .* a VanillaRNN with ReLU"):
             to_haiku(layer("rnn"))
         with pytest.raises(InteropError, match="the parameters b, w_i are not those of an hk.GRU"):
             from_haiku({"b": jnp.zeros(1), "w_i": jnp.zeros(1)})

@@ -156,7 +156,7 @@ def test_refusals():
         match="equinox.nn.GRUCell applies the reset gate after the product, this GRU befor",
     ):
         to_equinox(layer("gru"))
-    with pytest.raises(InteropError, match="a RNNParams cannot be converted: Equinox has a G"):
+    with pytest.raises(InteropError, match="an RNNParams cannot be converted: Equinox has a G"):
         to_equinox(layer("rnn"))
     with unchecked(), pytest.raises(InteropError, match="the cell is a Linear; it must be an eq"):
         unroll(eqx.nn.Linear(2, 3, key=jax.random.key(0)), jnp.zeros((5, 2)))

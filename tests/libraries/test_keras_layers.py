@@ -168,7 +168,7 @@ class TestRefusals:
 
         with pytest.raises(InteropError, match="a Mine cannot be converted"):
             from_keras(built(Mine(3)))
-        with pytest.raises(InteropError, match="something else: its cell is a LSTMCell"):
+        with pytest.raises(InteropError, match="something else: its cell is an LSTMCell"):
             from_keras(built(keras.layers.GRU(3), cell=keras.layers.LSTMCell(3)))
         with pytest.raises(InteropError, match="its cell is a GRUCell, or a call was replaced"):
             from_keras(built(keras.layers.GRU(3), call=lambda x: x))

@@ -502,11 +502,17 @@ class TestRefusals:
             from_dict({"model": section})
 
     @pytest.mark.parametrize(
-        "data", [b"[model", b"hidden_dim 3", b"[model]\ncell = ", b"\xff\xfe", b"a = 1\na = 2"]
+        "data", [b"[model", b"hidden_dim 3", b"[model]\ncell = ", b"\xff", b"a = 1\na = 2"]
     )
     def test_a_file_that_is_not_toml(self, tmp_path, data):
         (tmp_path / "bad.toml").write_bytes(data)
         with pytest.raises(ConfigError, match=r"bad\.toml is not a TOML file"):
+            load_config(tmp_path / "bad.toml")
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+    def test_a_file_in_another_unicode(self, tmp_path, encoding):
+        (tmp_path / "bad.toml").write_text("[model]\n", encoding)
+        with pytest.raises(ConfigError, match=r"has bytes of 0, as UTF-16 does; save it as UTF-8"):
             load_config(tmp_path / "bad.toml")
 
     def test_a_file_that_is_not_there_or_a_folder(self, tmp_path):

@@ -219,7 +219,7 @@ class TestRefusals:
         "options, says",
         [
             ({"temperature": float("inf")}, "temperature is inf"),
-            ({"top_k": 16}, "top_k is 16; it must be at least 1 and at most the vocabulary's 15"),
+            ({"top_k": 16}, "top_k is 16; it must be a whole number from 1 to the vocabulary's 15"),
             ({"top_p": 1.1}, "top_p is 1.1"),
             ({"num_tokens": 0}, "num_tokens is 0"),
             ({"seed": 2**64}, "seed is 18446744073709551616"),

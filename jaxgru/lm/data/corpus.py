@@ -29,7 +29,6 @@ TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_LENGTH = 1_115_394
-TINY_SHAKESPEARE_VOCABULARY = 65  # characters
 
 PATH_VARIABLE = "JAXGRU_CORPUS"
 """Environment variable: the path of a copy of Tiny Shakespeare."""

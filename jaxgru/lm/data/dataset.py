@@ -48,9 +48,7 @@ def load_dataset(
     """
     data = config.data
     if data.sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
-        raise UserError(
-            f"there is no text {data.corpus}; if it was moved, give its place with {option}."
-        )
+        raise UserError(f"there is no text {data.corpus}; give its place with {option}.")
     corpus = load_corpus(data.corpus)
     if data.sha256 not in ("", corpus.sha256):
         raise UserError(
@@ -66,16 +64,14 @@ def load_dataset(
         raise UserError(
             f"the validation split has {len(validation)} tokens, but a loss needs at least 2."
         )
+    place = data.corpus  # absolute, so that it is found from any folder; a name stays
+    if place != TINY_SHAKESPEARE:
+        place = str(Path(place).resolve())
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
-        data=dataclasses.replace(data, corpus=_absolute(data.corpus), sha256=corpus.sha256),
+        data=dataclasses.replace(data, corpus=place, sha256=corpus.sha256),
     )
     before = tokenizer.num_characters(tokens[: len(train) + 1], corpus.text)
     num_characters = len(corpus.text) - before
     return config, Dataset(train, validation, tokenizer, corpus.source, num_characters)
-
-
-def _absolute(corpus: str) -> str:
-    """Make a corpus's path absolute, so that it is found from any folder; a name stays."""
-    return corpus if corpus == TINY_SHAKESPEARE else str(Path(corpus).resolve())

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxgru.errors import MissingPackage, UserError, needs
+from jaxgru.errors import MissingPackage, UserError, a_type, needs
 from jaxgru.lm.files import read_bytes, write_bytes
 
 BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
@@ -70,7 +70,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(Tokenizer):
     """One token per character; the vocabulary is the distinct characters, in token order."""
 
     kind: Kind = "characters"
@@ -102,19 +102,14 @@ class CharacterTokenizer:
         return json.dumps({"characters": self.vocabulary}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
-        unknown = sorted(set(text) - set(self._token_of))
-        if unknown:
-            names = ", ".join(map(repr, unknown[:10])) + (", …" if len(unknown) > 10 else "")
-            raise TokenizerError(f"the vocabulary of {self.vocab_size} characters lacks {names}.")
+        if unknown := set(text) - set(self._token_of):
+            raise _lacks(f"{self.vocab_size} characters", unknown)
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
 
     def decode(self, tokens: Tokens) -> str:
-        """Return the tokens' text."""
         return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
-        """Decode the tokens that continue a text, chunk by chunk."""
         return map(self.decode, chunks)
 
     def may_follow(self, prompt: str) -> None:
@@ -125,7 +120,7 @@ class CharacterTokenizer:
         return len(tokens)
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226).
 
     SentencePiece normalises a text: white space of any length becomes one space, so newlines are
@@ -163,6 +158,9 @@ class SentencePieceTokenizer:
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer
 
+        cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
+        if "\0" in text:
+            raise TokenizerError(f"{cannot}, which has NUL characters.")
         normalize = SentencePieceNormalizer(
             rule_name="nmt_nfkc",  # as the trainer does by default
             add_dummy_prefix=True,
@@ -176,10 +174,8 @@ class SentencePieceTokenizer:
         lines = [line[i : i + step] for line in lines for i in range(0, len(line), step)]
         seen = set().union(*map(normalize, lines))
         characters = seen | set(normal)
-        lines += sorted(
-            characters - seen - {RESERVED}
-        )  # accents that a cut parts from their letter
-        cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
+        # accents that a cut parts from their letter
+        lines += sorted(characters - seen - {RESERVED})
         if not normal.strip(SPACE + RESERVED):
             raise TokenizerError(f"{cannot}, which has no words.")
         if vocab_size < (least := len(characters) + 3):
@@ -232,7 +228,6 @@ class SentencePieceTokenizer:
         return self._model
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
         unknown = {c for c in set(text) if "\ud800" <= c <= "\udfff"}  # C++ cannot take them
         if not unknown:
             encode, unk = self._processor.encode, self._processor.unk_id()
@@ -247,11 +242,7 @@ class SentencePieceTokenizer:
             tokens = np.concatenate(parts)
             if (tokens != unk).all() and not unknown:
                 return tokens
-        names = [repr(c) for c in sorted(unknown)] or ["characters of the text"]
-        raise TokenizerError(
-            f"the vocabulary of {self.vocab_size} pieces lacks "
-            f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
-        )
+        raise _lacks(f"{self.vocab_size} pieces", unknown)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text, with single spaces for white space."""
@@ -306,6 +297,12 @@ class SentencePieceTokenizer:
         return len(text)
 
 
+def _lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
+    names = [repr(c) for c in sorted(characters)] or ["characters of the text"]
+    more = ", …" if len(names) > 10 else ""
+    return TokenizerError(f"the vocabulary of {vocabulary} lacks {', '.join(names[:10])}{more}.")
+
+
 def _absent(name: str, text: str) -> str:
     """Return a name that is not in the text."""
     while name in text:
@@ -346,7 +343,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
       TokenizerError: as `saved_bytes`.
       OSError: the folder cannot be written.
     """
-    write_bytes(folder / tokenizer.file_name, saved_bytes(tokenizer))
+    data = saved_bytes(tokenizer)
+    write_bytes(folder / tokenizer.file_name, data)
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
@@ -358,7 +356,7 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     if type(tokenizer) not in TOKENIZERS:
         known = " or ".join(cls.__name__ for cls in TOKENIZERS)
         raise TokenizerError(
-            f"the tokenizer is a {type(tokenizer).__name__}, which could not be loaded again; it "
+            f"the tokenizer is {a_type(tokenizer)}, which could not be loaded again; it "
             f"must be a {known}."
         )
     try:

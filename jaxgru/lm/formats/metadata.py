@@ -46,11 +46,11 @@ def pack(
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
         not fit together; or loading would not know the tokenizer.
     """
-    tensors = check_params(where, params, config, tokenizer)
     try:
         data = saved_bytes(tokenizer)
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
+    tensors = check_params(where, params, config, tokenizer)
     metadata = {
         "format": "jaxgru",
         "config": tomli_w.dumps(to_dict(_without_folders(config))),

@@ -31,12 +31,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CELLS, CellParams, GRUParams, LSTMParams, MLPParams, RNNParams, sizes
+from jaxgru.cells import (
+    CELLS,
+    CellParams,
+    GRUParams,
+    LSTMParams,
+    MLPParams,
+    RNNParams,
+    cell_of,
+    sizes,
+)
 from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
-from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.libraries.gates import check_dtype, check_known, complement_z, refusal
+from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -143,7 +151,7 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         of one such dtype, or are too large for a file, which can have 2 GiB, or not known, as
         under `jit`.
     """
-    check_known(params, "an ONNX graph")
+    common.check_known(params, "an ONNX graph")
     if is_pair(params):
         raise InteropError(
             "the layers are those of two directions, but a graph reads in one: export each layer "
@@ -256,7 +264,7 @@ def _kind(p: CellParams) -> str:
         check(p)
         kind = f"{kind}, reset {p.reset_gate}"
     if kind not in _KINDS:
-        raise refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
+        raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     return kind
 
 
@@ -266,11 +274,7 @@ def _check_dtypes(name: str, dtypes: set[str]) -> None:
         raise InteropError(
             f"{name} are {' and '.join(sorted(dtypes))}; they must be all float32 or all float64."
         )
-    check_dtype(name, *dtypes)
-
-
-def _cell(p: CellParams) -> str:
-    return _kind(p).partition(",")[0]
+    common.check_dtype(name, *dtypes)
 
 
 def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
@@ -293,7 +297,7 @@ def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
     )
     states = [graph.node("Unsqueeze", state, first) for state in carry]
     graph.node(
-        _cell(p).upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
+        cell_of(p).name.upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
     )
     for state in carry.values():
         graph.node("Squeeze", f"{state}.1", first, outputs=[state])
@@ -324,15 +328,9 @@ def _packed(p: CellParams) -> dict[str, Any]:
     """
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
-    p = complement_z(p) if isinstance(p, GRUParams) else p
-    order, zeros = _ORDER[_cell(p)], np.zeros(sizes(p)[1], next(iter(vars(p).values())).dtype)
-    gates = {side: [getattr(p, side + gate, zeros) for gate in order] for side in "WUbc"}
-    biases = [zeros if bias is None else bias for bias in gates["b"] + gates["c"]]
-    return {
-        "W": np.concatenate([w.T for w in gates["W"]])[None],
-        "R": np.concatenate([u.T for u in gates["U"]])[None],
-        "B": np.concatenate(biases)[None],
-    }
+    p = common.complement_z(p) if isinstance(p, GRUParams) else p
+    W, R, b, c = common.stacked(p, _ORDER[cell_of(p).name])
+    return {"W": W[None], "R": R[None], "B": np.concatenate([b, c])[None]}
 
 
 def _unpacked(
@@ -359,7 +357,7 @@ def _unpacked(
             if side != "c" or f"{at}c{gate}" in names
         }
     )
-    return complement_z(p) if isinstance(p, GRUParams) else p
+    return common.complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[str, TensorProto]]:

@@ -24,15 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams
-from jaxgru.errors import command, shown, warn
+from jaxgru.errors import a_type, command, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
-from jaxgru.lm.config import (
-    Config,
-    ConfigError,
-    ModelConfig,
-    config_names,
-    load_config,
-)
+from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import Kind, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
@@ -114,8 +108,7 @@ def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
         than tensors and plain values (none of it is run); its metadata are missing, wrong or
         contradict its tensors; a tensor is missing, extra, of another shape or not float32.
     """
-    params, config, _ = _load(Path(path))
-    return params, config
+    return _load(Path(path))[:2]
 
 
 def load_pth(
@@ -238,7 +231,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
                 "it was run."
             ) from error
     if not isinstance(checkpoint, dict):
-        raise InteropError(f"{where}: it holds a {type(checkpoint).__name__}, not a dict.")
+        raise InteropError(f"{where}: it holds {a_type(checkpoint)}, not a dict.")
     return checkpoint
 
 
@@ -368,16 +361,14 @@ def _whole_config(
         warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
     config = Config(stated or own, model) if published is None else published
-    training = dataclasses.replace(
-        config.training,
-        dropout=checkpoint["dropout"],
-        dropout_site=_LAYOUTS[checkpoint["model_class"]].dropout_site,
-    )
+    site = _LAYOUTS[checkpoint["model_class"]].dropout_site
     return dataclasses.replace(
         config,
         name=own if stated is None else config.name,
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
-        training=training,
+        training=dataclasses.replace(
+            config.training, dropout=checkpoint["dropout"], dropout_site=site
+        ),
     )
 
 

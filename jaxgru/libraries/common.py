@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError
 
@@ -68,6 +69,16 @@ def _split(weights: AnyArray, count: int) -> Sequence[Array]:
 def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
     """Return one side of a layer, W, U or b, with all gates on the last axis."""
     return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
+
+
+def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Return W (G·H, E), U (G·H, H), b and c (G·H), as PyTorch has them; a missing c is zeros."""
+    sides = [[getattr(layer, side + gate, None) for gate in order] for side in "WUbc"]
+    zeros = np.zeros_like(sides[2][0])
+    return tuple(
+        np.concatenate([np.asarray(zeros if gate is None else gate).T for gate in gates])
+        for gates in sides
+    )
 
 
 def dtype_of_biases(layer: CellParams) -> jnp.dtype:
@@ -157,14 +168,14 @@ def check_known(weights: Any, theirs: str) -> None:
 def check_mapping(params: Any) -> None:
     """Raise InteropError unless a cell's parameters are a mapping from names."""
     if not isinstance(params, Mapping):
-        raise InteropError(f"the parameters are a {type(params).__name__}; they must be a mapping.")
+        raise InteropError(f"the parameters are {a_type(params)}; they must be a mapping.")
 
 
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for what the other library has no cell for."""
     if isinstance(layer, list | tuple):
         theirs = "convert its layers one by one"
-    return InteropError(f"a {type(layer).__name__} cannot be converted: {theirs}.")
+    return InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
 
 
 def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:
@@ -186,8 +197,10 @@ def with_steps(name: str, x: Any, time_major: bool = False) -> AnyArray:
     return x
 
 
-def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) -> Array:
-    """Return x, of a given shape, in a new shape.
+def reshaped(
+    name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...] | None = None
+) -> Array:
+    """Return x, of a given shape, in a new shape; None: in its own.
 
     Raises:
       InteropError: x has another shape.
@@ -195,7 +208,7 @@ def reshaped(name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...]) ->
     x = as_array(name, x)
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
-    return jnp.asarray(x).reshape(new)
+    return jnp.asarray(x).reshape(shape if new is None else new)
 
 
 def as_state(
@@ -210,10 +223,7 @@ def as_state(
         raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
     if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
-    parts = [
-        reshaped(name, part, shape, shape if new is None else new)
-        for part in (state if pair else [state])
-    ]
+    parts = [reshaped(name, part, shape, new) for part in (state if pair else [state])]
     for part in parts:
         if not jnp.issubdtype(part.dtype, jnp.floating):
             raise InteropError(f"{name} is {part.dtype}; it must be floating-point.")
