@@ -1,7 +1,8 @@
-"""Pages that people write, and the tables in them that scripts make.
+"""Pages that people write, and the tables and outputs in them that scripts make.
 
-A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. All else, a person
-writes; what it says of measurements, scripts and tests compare with the records.
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The output of code is
+the ```text block after it: the code is its name, and markers would say nothing more. All else, a
+person writes; what it says of measurements, scripts and tests compare with the records.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from jaxgru.lm.files import write_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TABLE = re.compile(r"(<!-- table (.+?) -->\n\n)(?:.*?\n\n)??(<!-- end -->)", re.DOTALL)
+CODE = re.compile(
+    r"(^```(?P<language>python|bash)\n(?P<code>.*?)^```\n)(?:\n```text\n.*?^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def fill(page: str, make: Callable[[str], str]) -> str:
@@ -28,6 +33,23 @@ def fill(page: str, make: Callable[[str], str]) -> str:
         return found[1] + made + "\n\n" * bool(made) + found[3]
 
     return TABLE.sub(again, page)
+
+
+def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
+    """Return the page with the output of each block of Python and Bash made anew, in order.
+
+    Args:
+      run: from a block's language, its code and the line of the page on which the code begins, to
+        what it prints.
+    """
+
+    def again(found: re.Match) -> str:
+        line = page.count("\n", 0, found.start("code")) + 1
+        lines = run(found["language"], found["code"], line).rstrip("\n").splitlines()
+        printed = "".join(f"{line.rstrip()}\n" for line in lines)
+        return found[1] + f"\n```text\n{printed}```\n" * bool(lines)
+
+    return CODE.sub(again, page)
 
 
 def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) -> None:

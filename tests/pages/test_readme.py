@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from maintain import readme
-from pages.markdown import fill, unsaid
-from pages.tutorials import blocks
+from pages.markdown import CODE, fill, unsaid
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,9 +37,9 @@ def test_the_code_runs(page, monkeypatch, tmp_path, tiny_run):
     (tmp_path / "runs").symlink_to(tiny_run.parents[1])
     text = (ROOT / page).read_text(encoding="utf-8")
     names: dict[str, object] = {}
-    for block in blocks(text):
-        assert block.language == "python"
-        exec(compile(block.code, str(page), "exec"), names)
+    for block in CODE.finditer(text):
+        assert block["language"] == "python"
+        exec(compile(block["code"], str(page), "exec"), names)
 
 
 def test_links_lead_somewhere():
