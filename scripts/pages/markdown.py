@@ -1,7 +1,7 @@
 """Pages that people write, and the tables and outputs in them that scripts make.
 
-A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The output of code is
-the ```text block after it: the code is its name, and markers would say nothing more. All else, a
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The output of code
+is the ```text block after it: the code is its name, and markers would say nothing more. All else, a
 person writes; what it says of measurements, scripts and tests compare with the records.
 """
 
