@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxgru
 from bench import layers
 from bench.records import ONE_DEVICE
-from bench.timing import Contestant, LayerTask, Task, calling, compiled, planned_memory
+from bench.timing import KINDS, Contestant, LayerTask, Task, calling, compiled, planned_memory
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
@@ -48,7 +48,7 @@ def on_cpu() -> bool:
 
 def missing(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
-    needs = CONTESTANTS[name.removesuffix(ONE_DEVICE)].needs
+    needs = CONTESTANTS[name].needs
     for module in needs:
         try:
             importlib.import_module(module)
@@ -69,35 +69,24 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    library = name.removesuffix(ONE_DEVICE)
-    other = library in LAYERS and library != "jaxgru"
-    if (other or task.what == "layer") and on_cpu() and precision != "float32":
+    entry, library = CONTESTANTS[name], name.removesuffix(ONE_DEVICE)
+    peer = entry.layer and library != "jaxgru"
+    if (peer or task.what == "layer") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, Task):
-        return BUILDERS[name](task, precision)
+        return entry.model(task, precision)
     if layers.lacks(library, task):
         raise UserError(f"{library} has no such layer")
     if library == "torch.nn":
         return _torch_layer(task, precision)
     mesh = _mesh(task.batch_size, split=name == library)
-    return layers.layer_contestant(task, mesh, LAYERS[library])
+    return layers.layer_contestant(task, mesh, entry.layer)
 
 
 def measured(name: str, task: Task | LayerTask) -> bool:
     """Return whether a contestant is measured at a task."""
     lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
-    return task.what in measured_kinds(name) and not lacks
-
-
-def measured_kinds(name: str) -> tuple[str, ...]:
-    """Return the kinds of task that a contestant is measured at."""
-    kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
-    if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
-        kinds = kinds[:1]
-    elif name in ("wavefront", "autodiff"):
-        kinds = kinds[:2]
-    library = name.removesuffix(ONE_DEVICE)
-    return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
+    return task.what in CONTESTANTS[name].kinds and not lacks
 
 
 # --- jaxgru
@@ -105,11 +94,8 @@ def measured_kinds(name: str) -> tuple[str, ...]:
 
 def _random_tokens(task: Task) -> jax.Array:
     """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
-    shape = {
-        "training": (100_000 + 2 * task.num_tokens,),
-        "forward": (task.batch_size, task.num_tokens),
-        "sampling": (task.batch_size, 1),
-    }[task.what]
+    B, T = task.batch_size, task.num_tokens
+    shape = {"training": (100_000 + 2 * T,), "forward": (B, T), "sampling": (B, 1)}[task.what]
     tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
     return jnp.asarray(tokens, jnp.int32)
 
@@ -175,9 +161,8 @@ def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
 
 def _ahead(function: Callable, *arguments: Any) -> Contestant:
     program, seconds = compiled(function, *arguments)
-    return Contestant(
-        calling(lambda: program(*arguments)), seconds, lambda: planned_memory(program)
-    )
+    run = calling(lambda: program(*arguments))
+    return Contestant(run, seconds, lambda: planned_memory(program))
 
 
 # --- Other libraries on JAX
@@ -227,8 +212,7 @@ def _jax_training(task: Task, model: JaxModel, split: bool) -> Contestant:
         return (optax.apply_updates(params, updates), opt_state, key), loss
 
     state = model.params, optimizer.init(model.params), jax.random.key(2)
-    everywhere = NamedSharding(mesh, P())
-    return _training(step, *jax.device_put((state, _random_tokens(task)), everywhere))
+    return _training(step, *jax.device_put((state, _random_tokens(task)), NamedSharding(mesh, P())))
 
 
 def _jax_forward(task: Task, model: JaxModel) -> Contestant:
@@ -311,9 +295,7 @@ def _nnx_model(config: Config) -> JaxModel:
     graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
 
     def apply(params: Any, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
-        state = jax.tree.map(
-            lambda leaf: leaf, (params, rest)
-        )  # nnx requires a state created in this trace
+        state = jax.tree.map(lambda leaf: leaf, (params, rest))  # nnx requires one of this trace
         return nnx.merge(graph, *state)(tokens, carry)
 
     return JaxModel(params, apply, _zeros(config))
@@ -390,11 +372,7 @@ def _torchref_model(config: Config) -> Any:
         raise UserError(
             "torchref has no such model: it needs reset_gate = before, and LayerNorm only in LSTMs."
         )
-    cls = {
-        "gru": torchref.MyGRUModel,
-        "lstm": torchref.MyLSTMModel,
-        "rnn": torchref.MyRNNModel,
-    }[m.cell]
+    cls = getattr(torchref, f"My{m.cell.upper()}Model")
     options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
     sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
     return cls(*sizes, training.dropout, training.dropout_site, **options)
@@ -521,56 +499,62 @@ def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callabl
 
 
 class Entry(NamedTuple):
-    """A contestant: what the page says of it, what it computes, and what it imports."""
+    """A contestant: what the page says of it, what it computes, and where it takes part."""
 
     text: str
     model: Callable[[Task, str], Contestant] | None = None
     layer: Callable[[LayerTask], layers.Layer] | None = None
-    needs: tuple[str, ...] = ()  # besides jaxgru's own dependencies
+    needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
+    kinds: tuple[str, ...] = KINDS  # of tasks
 
 
 TORCH = "torch", "torchref"
+HAIKU = partial(_jax, make_model=_haiku_model)
+NNX = partial(_jax, make_model=_nnx_model)
 STEP_ON_ONE = "the same, but a training step computes its batch on one device"
-ON_ONE = "the same, on one device"
+STEP, LAYER = ("training", "layer"), ("layer",)
 
 CONTESTANTS = {
     "jaxgru": Entry("this library: `train_step`, `apply` and `generate`", _jaxgru,
                     layers.jaxgru_layer),
-    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False)),
+    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False), layers.jaxgru_layer,
+                               kinds=STEP),
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
-        _wavefront),
+        _wavefront, kinds=("training", "forward")),
     "autodiff": Entry(
         'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
         "differentiated by JAX (not measured for sampling, which takes one step at a time)",
         partial(_unrolled, how="autodiff"),
-        partial(layers.jaxgru_layer, implementation="autodiff")),
+        partial(layers.jaxgru_layer, implementation="autodiff"),
+        kinds=("training", "forward", "layer")),
     "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
-                      partial(_torch, make_model=_torchref_model), needs=TORCH),
+                      partial(_torch, make_model=_torchref_model), None, TORCH, KINDS[:3]),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
         "dropout: other equations, but the same amount of work",
-        partial(_torch, make_model=_torch_nn_model), needs=TORCH),
+        partial(_torch, make_model=_torch_nn_model), None, TORCH),
     "haiku": Entry(
         "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        partial(_jax, make_model=_haiku_model), layers.haiku_layer, ("haiku",)),
-    "haiku-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_haiku_model, split=False)),
+        HAIKU, layers.haiku_layer, ("haiku",)),
+    "haiku-one-device": Entry(STEP_ON_ONE, partial(HAIKU, split=False), layers.haiku_layer,
+                              ("haiku",), STEP),
     "nnx": Entry(
         "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "resets after the product, which is cheaper",
-        partial(_jax, make_model=_nnx_model), layers.nnx_layer, ("flax.nnx",)),
-    "nnx-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_nnx_model, split=False)),
+        NNX, layers.nnx_layer, ("flax.nnx",)),
+    "nnx-one-device": Entry(STEP_ON_ONE, partial(NNX, split=False), layers.nnx_layer,
+                            ("flax.nnx",), STEP),
     "torch.compile": Entry("torchref's step, with its model under `torch.compile`",
-                           _torch_compile, needs=TORCH),
+                           _torch_compile, None, TORCH, KINDS[:3]),
     "linen": Entry("Flax: `linen.RNN`, for layers only", None, layers.linen_layer,
-                   ("flax.linen",)),
-    "linen-one-device": Entry(ON_ONE),
+                   ("flax.linen",), LAYER),
+    "linen-one-device": Entry("the same, on one device", None, layers.linen_layer,
+                              ("flax.linen",), LAYER),
     "equinox": Entry(
         "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
-        None, layers.equinox_layer, ("equinox",)),
-    "equinox-one-device": Entry(ON_ONE),
+        None, layers.equinox_layer, ("equinox",), LAYER),
+    "equinox-one-device": Entry("the same, on one device", None, layers.equinox_layer,
+                                ("equinox",), LAYER),
 }  # fmt: skip
-"""The contestants, in the page's order. What is on one device has its library's layer and needs."""
-
-BUILDERS = {name: entry.model for name, entry in CONTESTANTS.items() if entry.model}
-LAYERS = {name: entry.layer for name, entry in CONTESTANTS.items() if entry.layer}
+"""The contestants, in the page's order."""

@@ -27,11 +27,7 @@ KINDS = ("training", "forward", "sampling", "layer")
 SAMPLING = {1: 128, 64: 64, 512: 32}
 """Batch sizes for sampling, and the number of tokens per row in one call."""
 
-PRECISIONS = {
-    "float32": "float32",
-    "tf32": "tensorfloat32",
-    "bfloat16": "BF16_BF16_F32",
-}
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"}
 """Precisions of matrix products (all else is float32): our names, and JAX's."""
 
 MIN_SECONDS = 0.05  # a repeat makes as many calls as take at least this long
@@ -115,7 +111,7 @@ class LayerTask:
         """A layer has no run."""
 
 
-LAYERS = [
+LAYER_TASKS = [
     LayerTask(cell, B, T, H, H, resets)
     for B, T, H in ((64, 128, 128), (64, 128, 512), (1024, 32, 128))  # the last: as in PureJaxRL
     for resets in (False, True)
@@ -194,8 +190,8 @@ class Started:
     @property
     def compile_seconds(self) -> float:
         """Seconds that compiling took."""
-        apart = self.contestant.compile_seconds
-        return max(self.first - self.later, 0.0) if apart is None else apart
+        timed = self.contestant.compile_seconds
+        return max(self.first - self.later, 0.0) if timed is None else timed
 
 
 @dataclass(frozen=True)
@@ -224,9 +220,7 @@ Clock = Callable[[], float]
 def start(build: Callable[[], Contestant], clock: Clock = time.perf_counter) -> Started:
     """Build a contestant and call it twice, so that it is compiled and warm."""
     contestant = build()
-    return Started(
-        contestant, first=_timed(contestant, 1, clock), later=_timed(contestant, 1, clock)
-    )
+    return Started(contestant, _timed(contestant, 1, clock), _timed(contestant, 1, clock))
 
 
 def measure(
@@ -271,26 +265,13 @@ def make_record(
         outcome: dict[str, Any] = {"failed": result}
     else:
         started, timing = result
-        outcome = {
-            "median": timing.median,
-            "min": timing.min,
-            "max": timing.max,
-            "repeats": len(timing.seconds),
-            "calls": timing.calls,
-            "compile_seconds": started.compile_seconds,
-            "memory_bytes": memory,
-        }
+        outcome = {name: getattr(timing, name) for name in ("median", "min", "max", "calls")}
+        outcome |= {"repeats": len(timing.seconds), "memory_bytes": memory}
+        outcome["compile_seconds"] = started.compile_seconds
+    sizes = "kind", "batch_size", "num_tokens", "operations", "steps_of_a_run"
+    outcome |= {name: getattr(task, name) for name in sizes}
     return ContestantTime(
-        run=run,
-        config=task.name,
-        kind=task.kind,
-        batch_size=task.batch_size,
-        num_tokens=task.num_tokens,
-        precision=precision,
-        contestant=contestant,
-        operations=task.operations,
-        steps_of_a_run=task.steps_of_a_run,
-        **outcome,
+        run=run, config=task.name, precision=precision, contestant=contestant, **outcome
     )
 
 
@@ -387,9 +368,5 @@ def planned_memory(program: jax.stages.Compiled) -> int | None:
     plan = program.memory_analysis()
     if plan is None:
         return None
-    return (
-        plan.argument_size_in_bytes
-        + plan.output_size_in_bytes
-        + plan.temp_size_in_bytes
-        - plan.alias_size_in_bytes
-    )
+    held = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return held + plan.temp_size_in_bytes
