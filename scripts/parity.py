@@ -33,9 +33,7 @@ def main() -> None:
     """Run the tests, with their records, and write the page."""
     parser = Parser(__doc__)
     parser.add_argument("--slow", action="store_true", help="also one epoch of real training")
-    parser.add_argument(
-        "--planted", action="store_true", help="also try planted errors (takes minutes)"
-    )
+    parser.add_argument("--planted", action="store_true", help="also planted errors, for minutes")
     arguments = parser.parse_args()
     records, outcome = run_suite(arguments.slow)
     planted = "They were not tried in this run.\n"

@@ -31,15 +31,7 @@ from jaxgru.lm.runs.published import recipe
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
 from study.jobs import NANOGPT, SEEDS, is_measured
-from study.records import (
-    EarlyStopping,
-    Kept,
-    Plateau,
-    Run,
-    RunMeasures,
-    load_metrics,
-    may_change,
-)
+from study.records import EarlyStopping, Kept, Plateau, Run, RunMeasures, load_metrics, may_change
 from study.sentences import says
 from study.study_page import Page
 

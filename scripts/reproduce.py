@@ -28,15 +28,12 @@ class TimeIsUp(Exception):
 def main() -> None:
     """Read the arguments, and run train.py and evaluate.py for one job after another."""
     parser = Parser(__doc__)
-    parser.add_argument("--all", action="store_true", help="all runs of the study")
-    parser.add_argument(
-        "--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs"
-    )
-    parser.add_argument("--list", action="store_true",
-                        help="print what is done, of all runs or those of --only")  # fmt: skip
-    parser.add_argument("--minutes", type=float, metavar="M",
-                        help="then save, stop and exit 3; run again to continue")  # fmt: skip
-    parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
+    add = parser.add_argument
+    add("--all", action="store_true", help="all runs of the study")
+    add("--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs")
+    add("--list", action="store_true", help="print what is done, of all runs or those of --only")
+    add("--minutes", type=float, metavar="M", help="then save, stop and exit 3; run again to go on")
+    add("--runs", default="runs", help="the folder of the runs (%(default)s)")
     arguments = parser.parse_args()
     for name in arguments.only:
         if name not in SEEDS:

@@ -200,9 +200,7 @@ def tables(data: Benchmarks) -> dict[str, str]:
     drawn = figures(data)
     machines = grouped(data.runs, lambda name: data.runs[name].hardware)
     contestants = (f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items())
-    parts = (
-        part for what, names in machines.items() for part in _machine(what, names, data, drawn)
-    )
+    parts = (part for machine in machines.items() for part in _machine(*machine, data, drawn))
     return {
         "figure": _figure(next(iter(drawn))) if drawn else "",
         "contestants": "\n".join(contestants),

@@ -55,11 +55,8 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "a bias dropped: the second one of z and r": (
         CELL_TESTS,
-        (
-            "cells/base.py",
-            "    if b is None:\n        return a\n",
-            "    if b is None or a.ndim == 1:\n        return a\n",
-        ),
+        ("cells/base.py", "    if b is None:\n        return a\n",
+         "    if b is None or a.ndim == 1:\n        return a\n"),
     ),
     "the carry of layer 2 not passed on": (
         STATE_TESTS,
@@ -71,34 +68,25 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "weight decay left off biases": (
         FIFTY_STEPS,
-        (
-            "lm/training/step.py",
-            "weight_decay=training.weight_decay,",
-            "weight_decay=training.weight_decay,\n"
-            "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
-        ),
+        ("lm/training/step.py", "weight_decay=training.weight_decay,",
+         "weight_decay=training.weight_decay,\n"
+         "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),"),
     ),
     "the cosine stepped every step": (
         FIFTY_STEPS,
-        (
-            "lm/training/step.py",
-            "step // training.steps_per_epoch",
-            "step / training.steps_per_epoch",
-        ),
+        ("lm/training/step.py", "step // training.steps_per_epoch",
+         "step / training.steps_per_epoch"),
     ),
     "a dropout mask reused across a sequence's steps": (
         ("parity_tests/test_models.py", "-k", "masks"),
-        (
-            "layers/dropout.py",
-            "threefry2x32_p.bind(key_0, key_1, t, ",
-            "threefry2x32_p.bind(key_0, key_1, 0 * t, ",
-        ),
+        ("layers/dropout.py", "threefry2x32_p.bind(key_0, key_1, t, ",
+         "threefry2x32_p.bind(key_0, key_1, 0 * t, "),
     ),
     "dropout masks reused across training steps": (
         FIFTY_STEPS,
         ("lm/training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
     ),
-}
+}  # fmt: skip
 """By name: the tests that should fail, and the changes (file in jaxgru/, text, wrong text)."""
 
 
