@@ -26,10 +26,10 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from bench import benchmark_page, contestants, timing
-from bench.contestants import CONTESTANTS, build, measured, missing, on_cpu
+from bench import benchmark_page, timing
+from bench.contestants import CONTESTANTS, build, measured, missing
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime
-from bench.timing import KINDS, PRECISIONS, LayerTask, Started, Task, TooSlow
+from bench.timing import KINDS, PRECISIONS, LayerTask, Started, Task, TooSlow, on_cpu
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm import config_names, load_config
@@ -171,13 +171,15 @@ class Benchmark:
         repeats = 1 if self.arguments.quick else 5
         sizes = [256] if self.arguments.quick else [1024, 2048, 4096] + [8192] * (not self.on_cpu)
         found = {}
+        if self.has_torch:
+            from bench import torch_peers
         for precision in self.arguments.precision if self.on_cpu else PRECISIONS:
             makers = [lambda size, p=precision: timing.jax_product(size, p)]
             if self.has_torch:
-                makers.append(lambda size, p=precision: contestants.torch_product(size, p))
+                makers.append(lambda size, p=precision: torch_peers.product(size, p))
             found[precision] = timing.product_ceiling(makers, sizes, repeats)
         if not self.on_cpu:
-            makers = [timing.jax_copy, *([contestants.torch_copy] if self.has_torch else [])]
+            makers = [timing.jax_copy, *([torch_peers.copy] if self.has_torch else [])]
             num_bytes = 2**26 if self.arguments.quick else 2**30
             found["copy"] = timing.copy_ceiling(makers, num_bytes, repeats)
         return found

@@ -173,12 +173,3 @@ def equinox_layer(task: LayerTask) -> Layer:
         return jax.lax.scan(step, (h, h) if lstm else h, (x, reset))[1]
 
     return Layer(params, apply)
-
-
-def torch_layer(task: LayerTask) -> tuple[Any, Any]:
-    """Return `torch.nn.GRU` or `LSTM`, and its input."""
-    import torch
-
-    cell = torch.nn.LSTM if task.cell == "lstm" else torch.nn.GRU
-    x = torch.randn(task.num_tokens, task.batch_size, task.features, requires_grad=True)
-    return cell(task.features, task.hidden_dim), x

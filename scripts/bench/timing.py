@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bench.records import ContestantTime
 from jaxgru.errors import UserError
@@ -30,6 +31,7 @@ SAMPLING = {1: 128, 64: 64, 512: 32}
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"}
 """Precisions of matrix products (all else is float32): our names, and JAX's."""
 
+TEMPERATURE, TOP_K = 0.8, 30  # of sampling
 MIN_SECONDS = 0.05  # a repeat makes as many calls as take at least this long
 
 
@@ -126,6 +128,14 @@ def tasks(config: Config, what: str) -> list[Task]:
     if what == "sampling":
         return [Task(config, what, batch, tokens) for batch, tokens in SAMPLING.items()]
     return [Task(config, what, config.training.batch_size, config.training.sequence_length)]
+
+
+def random_tokens(task: Task) -> jax.Array:
+    """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
+    B, T = task.batch_size, task.num_tokens
+    shape = {"training": (100_000 + 2 * T,), "forward": (B, T), "sampling": (B, 1)}[task.what]
+    tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
+    return jnp.asarray(tokens, jnp.int32)
 
 
 @functools.cache
@@ -338,6 +348,11 @@ def jax_copy(num_bytes: int) -> Contestant:
 
 
 # --- JAX: compiling and calling
+
+
+def on_cpu() -> bool:
+    """Return whether JAX computes on a CPU."""
+    return jax.default_backend() == "cpu"
 
 
 def compiled(
