@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import benchmark_page, timing
-from bench.contestants import CONTESTANTS, build, measured, missing
+from bench.contestants import CONTESTANTS, build, is_measured, why_absent
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime
 from bench.timing import KINDS, PRECISIONS, LayerTask, Started, Task, TooSlow, on_cpu
 from jaxgru.cli.options import Parser, run_script
@@ -134,10 +134,10 @@ class Benchmark:
         names = [name for name in CONTESTANTS if name in arguments.only]
         if arguments.no_torch_compile:
             names = [name for name in names if name != "torch.compile"]
-        absent = {name: missing(name) for name in names}
+        absent = {name: why_absent(name) for name in names}
         self.contestants = [name for name in names if not absent[name]]
         notes = [f"{name} did not take part: {why}" for name, why in absent.items() if why]
-        self.has_torch = not missing("torchref")
+        self.has_torch = not why_absent("torchref")
         if self.has_torch:
             import torch
 
@@ -189,7 +189,7 @@ class Benchmark:
 
         option: the name of the task's config on the command line.
         """
-        names = [name for name in self.contestants if measured(name, task)]
+        names = [name for name in self.contestants if is_measured(name, task)]
         if not names:
             return
         started: dict[str, Started] = {}

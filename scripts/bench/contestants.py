@@ -38,7 +38,7 @@ from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 
 
-def missing(name: str) -> str | None:
+def why_absent(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
     needs = CONTESTANTS[name].needs
     for module in needs:
@@ -78,7 +78,7 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     return layers.layer_contestant(task, mesh, entry.layer)
 
 
-def measured(name: str, task: Task | LayerTask) -> bool:
+def is_measured(name: str, task: Task | LayerTask) -> bool:
     """Return whether a contestant is measured at a task."""
     lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
     return task.what in CONTESTANTS[name].kinds and not lacks

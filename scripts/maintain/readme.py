@@ -41,7 +41,7 @@ def main() -> None:
     if done.returncode != 0:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
     records = Records()
-    write_page(ROOT / "README.md", records.tables(done.stdout), records.says())
+    write_page(ROOT / "README.md", records.tables(done.stdout), records.expected_sentences())
     plot_carry(ROOT / "docs" / "figures" / "carry.png")
 
 
@@ -71,7 +71,7 @@ class Records:
             "speeds": f"{speeds(self.steps, self.benchmarks.runs)}\n{figure}",
         }
 
-    def says(self) -> list[str]:
+    def expected_sentences(self) -> list[str]:
         """Return what stands in the sentences of README.md, with the numbers of the records."""
         page, run = self.page, self.benchmarks.runs[self.steps[0].run]
         alpha, gamma = page.first["astra_alpha"], page.first["astra_gamma"]

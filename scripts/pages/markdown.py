@@ -28,11 +28,11 @@ CODE = re.compile(
 def fill(page: str, make: Callable[[str], str]) -> str:
     """Return the page with each of its tables made anew, from its name."""
 
-    def again(found: re.Match) -> str:
+    def filled(found: re.Match) -> str:
         made = make(found[2]).strip("\n")
         return found[1] + made + "\n\n" * bool(made) + found[3]
 
-    return TABLE.sub(again, page)
+    return TABLE.sub(filled, page)
 
 
 def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
@@ -43,16 +43,16 @@ def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
         what it prints.
     """
 
-    def again(found: re.Match) -> str:
+    def filled(found: re.Match) -> str:
         line = page.count("\n", 0, found.start("code")) + 1
         lines = run(found["language"], found["code"], line).rstrip("\n").splitlines()
         printed = "".join(f"{line.rstrip()}\n" for line in lines)
         return found[1] + f"\n```text\n{printed}```\n" * bool(lines)
 
-    return CODE.sub(again, page)
+    return CODE.sub(filled, page)
 
 
-def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) -> None:
+def write_page(path: Path, tables: Mapping[str, str], expected: Iterable[str] = ()) -> None:
     """Write a page with these tables, and print what it should say and does not.
 
     A page that is not there yet gets the text of the page of that name in docs/.
@@ -68,14 +68,14 @@ def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) 
 
     page = fill((path if path.exists() else DOCS / path.name).read_text(encoding="utf-8"), make)
     write_text(path, page)
-    for sentence in unsaid(page, says):
+    for sentence in missing_sentences(page, expected):
         print(f"{path} does not say, as it should by the records: {sentence}")
 
 
-def unsaid(page: str, says: Iterable[str]) -> list[str]:
+def missing_sentences(page: str, expected: Iterable[str]) -> list[str]:
     """Return those of the sentences that are not in a page, wherever its lines break."""
     words = " ".join(page.split())
-    return [sentence for sentence in says if sentence not in words]
+    return [sentence for sentence in expected if sentence not in words]
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") -> str:

@@ -322,7 +322,7 @@ class TestContestants:
     )
     def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
-        assert peers.missing(name) in (None, "there is only one device")
+        assert peers.why_absent(name) in (None, "there is only one device")
         torch.manual_seed(0)  # of batches and dropout
         contestant = peers.build(name, Task(TINY, "training", 4, 6), "float32")
         first = float(contestant.run(1))
@@ -383,7 +383,7 @@ class TestContestants:
         other = "gru, reset after" if name.startswith("haiku") else "gru"
         if not name.startswith(("jaxgru", "autodiff")):
             task = LayerTask(other, 2, 5, 3, 4)
-            assert not peers.measured(name, task)
+            assert not peers.is_measured(name, task)
             with pytest.raises(UserError, match="has no such layer"):
                 peers.build(name, task, "float32")
 
@@ -402,9 +402,9 @@ class TestContestants:
 
     def test_absent_ones_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "haiku", None)
-        assert peers.missing("haiku").startswith("haiku cannot be imported")
-        assert peers.missing("jaxgru") is None
-        assert peers.missing("wavefront") == "it is for GPUs"
+        assert peers.why_absent("haiku").startswith("haiku cannot be imported")
+        assert peers.why_absent("jaxgru") is None
+        assert peers.why_absent("wavefront") == "it is for GPUs"
         with pytest.raises(UserError, match="its layers cannot run at once over 6 steps"):
             peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
 

@@ -12,11 +12,11 @@ from matplotlib.testing.compare import compare_images
 import jaxgru
 from bench import benchmark_page, cost
 from bench.records import Benchmarks, CostRun
-from pages.markdown import CODE, fill, unsaid
+from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
 from study.records import EarlyStopping, Plateau, Study
-from study.sentences import says
+from study.sentences import expected_sentences
 from study.study_page import Page
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -130,7 +130,7 @@ def test_tables_are_what_the_records_make(name, tables):
 
 
 def test_what_the_study_says_is_what_its_runs_say():
-    assert unsaid((DOCS / "study.md").read_text(), says(STUDY)) == []
+    assert missing_sentences((DOCS / "study.md").read_text(), expected_sentences(STUDY)) == []
 
 
 class TestTheSite:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from maintain import readme
-from pages.markdown import CODE, fill, unsaid
+from pages.markdown import CODE, fill, missing_sentences
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def test_its_tables_and_numbers_are_those_of_the_records_and_a_model(script, mon
     records = readme.Records()
     tables = records.tables(script(Path(name).stem, *options).out)
     assert fill(README, tables.pop) == README and tables == {}
-    assert unsaid(README, records.says()) == []
+    assert missing_sentences(README, records.expected_sentences()) == []
 
 
 def test_it_is_short():
