@@ -22,8 +22,8 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages import markdown
+from pages.markdown import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("jaxgru", "configs", "torchref", "parity_tests", "pyproject.toml")
 TAIL = 60  # lines of pytest's output that are shown where it fails
 

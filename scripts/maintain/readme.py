@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 from bench import benchmark_page
 from bench.benchmark_page import LABELS, rows
@@ -21,13 +20,11 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import load_config
 from jaxgru.lm.runs.published import load_published
 from maintain.carry import plot_carry
-from pages.markdown import table, write_page
+from pages.markdown import DOCS, ROOT, table, write_page
 from pages.records import grouped, load
 from study.records import Study
 from study.study_page import FILLED, Page
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
 WIDTH = "92"  # of the sample, in columns
 
@@ -42,7 +39,7 @@ def main() -> None:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
     records = Records()
     write_page(ROOT / "README.md", records.tables(done.stdout), records.expected_sentences())
-    plot_carry(ROOT / "docs" / "figures" / "carry.png")
+    plot_carry(DOCS / "figures" / "carry.png")
 
 
 class Records:

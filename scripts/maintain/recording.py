@@ -27,8 +27,8 @@ from typing import Any
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.files import write_bytes, write_text
+from pages.markdown import DOCS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "python scripts/train.py --config astra_alpha --training.epochs 2",
     "python scripts/sample.py --run runs/astra_alpha --num-tokens 200",
@@ -56,7 +56,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--draw-only", action="store_true", help="draw the recording there is")
     arguments = parser.parse_args()
-    cast = ROOT / "docs" / "figures" / "two_commands.cast"
+    cast = DOCS / "figures" / "two_commands.cast"
     if not arguments.draw_only:
         with tempfile.TemporaryDirectory() as folder:  # its runs/ is empty
             (Path(folder) / "scripts").symlink_to(ROOT / "scripts")

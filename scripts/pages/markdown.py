@@ -17,7 +17,8 @@ from typing import Any
 from jaxgru.errors import UserError
 from jaxgru.lm.files import write_text
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 TABLE = re.compile(r"(<!-- table (.+?) -->\n\n)(?:.*?\n\n)??(<!-- end -->)", re.DOTALL)
 CODE = re.compile(
     r"(^```(?P<language>python|bash)\n(?P<code>.*?)^```\n)(?:\n```text\n.*?^```\n)?",

@@ -20,10 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxgru.lm.files import write_text
-from pages.markdown import fill_outputs
+from pages.markdown import DOCS, ROOT, fill_outputs
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 FIGURES = DOCS / "figures" / "tutorials"
 PAGES = [
     *sorted((DOCS / "tutorials").glob("*.md")),
