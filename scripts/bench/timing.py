@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +90,7 @@ class LayerTask:
     hidden_dim: int
     resets: bool = False
     what: str = "layer"
+    steps_of_a_run: ClassVar[None] = None  # a layer has no run
 
     @property
     def kind(self) -> str:
@@ -107,10 +108,6 @@ class LayerTask:
         gates = 4 if self.cell == "lstm" else 3
         weights = (self.features + self.hidden_dim) * gates * self.hidden_dim
         return 3 * 2 * weights * self.batch_size * self.num_tokens
-
-    @property
-    def steps_of_a_run(self) -> None:
-        """A layer has no run."""
 
 
 LAYER_TASKS = [
@@ -211,17 +208,9 @@ class Timing:
     seconds: tuple[float, ...]
     calls: int
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def min(self) -> float:
-        return min(self.seconds)
-
-    @property
-    def max(self) -> float:
-        return max(self.seconds)
+    median = property(lambda self: statistics.median(self.seconds))
+    min = property(lambda self: min(self.seconds))
+    max = property(lambda self: max(self.seconds))
 
 
 Clock = Callable[[], float]

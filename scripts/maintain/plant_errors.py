@@ -1,12 +1,11 @@
 """Plant known errors in a copy of jaxgru, one at a time, and report which parity tests fail.
 
-A suite that has never failed has shown nothing. Each error is a change of text in a copy of this
-repository in a temporary folder; the tests that should notice it run there.
+`python scripts/parity.py --planted` calls this: a suite that has never failed has shown nothing.
+Each error is a change of text in a copy of this repository in a temporary folder; the tests that
+should notice it run there.
 """
 
 from __future__ import annotations
-
-import startup  # noqa: F401
 
 import contextlib
 import os
@@ -19,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages import markdown
 from pages.markdown import ROOT
@@ -180,19 +178,7 @@ def table(outcomes: list[Outcome]) -> str:
     return markdown.table(["planted error", "failed", "for instance"], rows)
 
 
-def main() -> None:
-    """Print the table. Raises UserError where no test notices a planted error."""
-    Parser(__doc__).parse_args()
-    outcomes = run_all()
-    print(table(outcomes), end="")
-    check(outcomes)
-
-
 def check(outcomes: list[Outcome]) -> None:
     """Raise UserError unless every planted error makes tests fail."""
     if missed := [outcome.name for outcome in outcomes[1:] if not outcome.failed]:
         raise UserError(f"no test noticed: {', '.join(missed)}.")
-
-
-if __name__ == "__main__":
-    run_script(main)
