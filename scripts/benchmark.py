@@ -9,7 +9,6 @@ import startup  # noqa: F401
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
 import gc
 import itertools
@@ -27,49 +26,15 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from bench import benchmark_page
-from bench.benchmark_page import merge
-from bench.contestants import (
-    CONTESTANTS,
-    build,
-    measured,
-    missing,
-    on_cpu,
-    torch_copy,
-    torch_product,
-)
+from bench import benchmark_page, timing
+from bench.contestants import CONTESTANTS, build, is_measured, why_absent
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime
-from bench.timing import (
-    KINDS,
-    KNOWN_CEILINGS,
-    LAYERS,
-    MIN_SECONDS,
-    PRECISIONS,
-    LayerTask,
-    Started,
-    Task,
-    TooSlow,
-    copy_ceiling,
-    jax_copy,
-    jax_product,
-    make_record,
-    measure,
-    operations_per_token,
-    product_ceiling,
-    start,
-    tasks,
-    time_limit,
-)
+from bench.timing import KINDS, PRECISIONS, LayerTask, Started, Task, TooSlow, on_cpu
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm import config_names, load_config
 from jaxgru.lm.config import Config
-from jaxgru.lm.parallel.hardware import (
-    describe_hardware,
-    keep_freed_memory,
-    peak_resident_bytes,
-    share_cpu,
-)
+from jaxgru.lm.parallel import hardware
 from jaxgru.lm.runs.published import load_published
 from pages.markdown import versions
 
@@ -83,8 +48,8 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     arguments = _parse()
     configs = {option: _load(option, arguments) for option in arguments.configs}
-    keep_freed_memory()
-    share_cpu(math.gcd(*(config.training.batch_size for config in configs.values())))
+    hardware.keep_freed_memory()
+    hardware.share_cpu(math.gcd(*(config.training.batch_size for config in configs.values())))
     if arguments.probe:
         return _probe(*configs.values(), arguments)
 
@@ -96,9 +61,9 @@ def main() -> None:
     todo: list[tuple[str, Task | LayerTask, str]] = []  # if time runs out, each config has some
     for what, precision in itertools.product(arguments.what, arguments.precision):
         for option, config in configs.items():
-            todo += [(option, task, precision) for task in tasks(config, what)]
+            todo += [(option, task, precision) for task in timing.tasks(config, what)]
         if what == "layer":
-            todo += [("", task, precision) for task in LAYERS]
+            todo += [("", task, precision) for task in timing.LAYER_TASKS]
     compiled = tempfile.TemporaryDirectory()  # torch's cache: empty, as JAX has none
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
     try:
@@ -114,38 +79,25 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     published = [name for name in config_names() if load_published(name).num_params]
     parser = Parser(__doc__)
-    parser.add_argument("--configs", nargs="+", metavar="CONFIG", default=published,
-                        help="names or .toml files (the seven published ones)")  # fmt: skip
-    parser.add_argument("--what", nargs="+", metavar="KIND", default=KINDS, help=", ".join(KINDS))
-    parser.add_argument("--only", nargs="+", metavar="CONTESTANT", default=list(CONTESTANTS),
-                        help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
-    parser.add_argument("--precision", nargs="+", metavar="P", default=["float32"],
-                        help="of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
-    parser.add_argument(
-        "--repeats", type=int, metavar="N", help="rounds (default: 7, or 1 with --quick)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a smoke test with hardly any repetition"
-    )
-    parser.add_argument("--memory", action="store_true",
-                        help="on a CPU: also measure peak memory, in a process each")  # fmt: skip
-    parser.add_argument(
-        "--no-torch-compile",
-        action="store_true",
-        help="leave out torch.compile, which takes minutes",
-    )
-    parser.add_argument(
-        "--no-ceilings",
-        action="store_true",
-        help="do not measure the machine's ceilings; take those known of the device, if any",
-    )
-    parser.add_argument("--compile-limit", type=float, default=900, metavar="SECONDS",
-                        help="give up torch.compile after this time (%(default)g)")  # fmt: skip
-    parser.add_argument("--batch-size", type=int, metavar="B", help="default: the config's")
-    parser.add_argument("--sequence-length", type=int, metavar="T", help="default: the config's")
-    parser.add_argument("--docs", metavar="FOLDER",
-                        help="where to write (default: docs, or nowhere with --quick)")  # fmt: skip
-    parser.add_argument("--probe", help=argparse.SUPPRESS)  # see _probe
+    add = parser.add_argument
+    add("--configs", nargs="+", metavar="CONFIG", default=published,
+        help="names or .toml files (the seven published ones)")  # fmt: skip
+    add("--what", nargs="+", metavar="KIND", default=KINDS, help=", ".join(KINDS))
+    add("--only", nargs="+", metavar="CONTESTANT", default=list(CONTESTANTS),
+        help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
+    add("--precision", nargs="+", metavar="P", default=["float32"],
+        help="of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
+    add("--repeats", type=int, metavar="N", help="rounds (default: 7, or 1 with --quick)")
+    add("--quick", action="store_true", help="a smoke test with hardly any repetition")
+    add("--memory", action="store_true", help="on a CPU: peak memory, too, in a process each")
+    add("--no-torch-compile", action="store_true", help="without torch.compile: it takes minutes")
+    add("--no-ceilings", action="store_true", help="do not measure the machine's ceilings")
+    add("--compile-limit", type=float, default=900, metavar="SECONDS",
+        help="give up torch.compile after this time (%(default)g)")  # fmt: skip
+    add("--batch-size", type=int, metavar="B", help="default: the config's")
+    add("--sequence-length", type=int, metavar="T", help="default: the config's")
+    add("--docs", metavar="FOLDER", help="where to write (default: docs, or nowhere with --quick)")
+    add("--probe", help=argparse.SUPPRESS)  # see _probe
     arguments = parser.parse_args()
     for option, known in [("only", CONTESTANTS), ("what", KINDS), ("precision", PRECISIONS)]:
         for value in getattr(arguments, option):
@@ -163,14 +115,13 @@ def _parse() -> argparse.Namespace:
 
 
 def _load(name: str, arguments: argparse.Namespace) -> Config:
-    config = load_config(name)
+    given = {"batch_size": arguments.batch_size, "sequence_length": arguments.sequence_length}
+    config = load_config(name, {f"training.{n}": v for n, v in given.items() if v is not None})
     try:
-        operations_per_token(config.model)
+        timing.operations_per_token(config.model)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    given = {"batch_size": arguments.batch_size, "sequence_length": arguments.sequence_length}
-    given = {field: value for field, value in given.items() if value is not None}
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, **given))
+    return config
 
 
 class Benchmark:
@@ -183,10 +134,10 @@ class Benchmark:
         names = [name for name in CONTESTANTS if name in arguments.only]
         if arguments.no_torch_compile:
             names = [name for name in names if name != "torch.compile"]
-        absent = {name: missing(name) for name in names}
+        absent = {name: why_absent(name) for name in names}
         self.contestants = [name for name in names if not absent[name]]
         notes = [f"{name} did not take part: {why}" for name, why in absent.items() if why]
-        self.has_torch = not missing("torchref")
+        self.has_torch = not why_absent("torchref")
         if self.has_torch:
             import torch
 
@@ -194,20 +145,20 @@ class Benchmark:
         if flags := os.environ.get("XLA_FLAGS"):
             notes.append(f"XLA_FLAGS was {flags}")
         notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
-        hardware = describe_hardware()
+        machine = hardware.describe_hardware()
         if arguments.no_ceilings:
             device = jax.devices()[0].device_kind
-            ceilings = KNOWN_CEILINGS.get(device, {})
+            ceilings = timing.KNOWN_CEILINGS.get(device, {})
             known = f"those known of an {device}" if ceilings else "unknown"
             notes.append(f"ceilings were not measured, but are {known}")
         else:
             with console.status("the machine's ceiling"):
                 ceilings = self.ceilings()
-        console.print(hardware, *notes, sep="\n", markup=False)
+        console.print(machine, *notes, sep="\n", markup=False)
         for what, much in ceilings.items():
             console.print(f"ceiling: {benchmark_page.ceiling_text(what, much)}")
         self.run = BenchmarkRun(
-            hardware=hardware,
+            hardware=machine,
             command=shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
             versions={"python": platform.python_version(), **versions(PACKAGES)},
             rounds=arguments.repeats,
@@ -220,14 +171,17 @@ class Benchmark:
         repeats = 1 if self.arguments.quick else 5
         sizes = [256] if self.arguments.quick else [1024, 2048, 4096] + [8192] * (not self.on_cpu)
         found = {}
+        if self.has_torch:
+            from bench import torch_peers
         for precision in self.arguments.precision if self.on_cpu else PRECISIONS:
-            makers = [lambda size, p=precision: jax_product(size, p)]
+            makers = [lambda size, p=precision: timing.jax_product(size, p)]
             if self.has_torch:
-                makers.append(lambda size, p=precision: torch_product(size, p))
-            found[precision] = product_ceiling(makers, sizes, repeats)
+                makers.append(lambda size, p=precision: torch_peers.product(size, p))
+            found[precision] = timing.product_ceiling(makers, sizes, repeats)
         if not self.on_cpu:
-            makers = [jax_copy, *([torch_copy] if self.has_torch else [])]
-            found["copy"] = copy_ceiling(makers, 2**26 if self.arguments.quick else 2**30, repeats)
+            makers = [timing.jax_copy, *([torch_peers.copy] if self.has_torch else [])]
+            num_bytes = 2**26 if self.arguments.quick else 2**30
+            found["copy"] = timing.copy_ceiling(makers, num_bytes, repeats)
         return found
 
     def measure(self, option: str, task: Task | LayerTask, precision: str) -> None:
@@ -235,7 +189,7 @@ class Benchmark:
 
         option: the name of the task's config on the command line.
         """
-        names = [name for name in self.contestants if measured(name, task)]
+        names = [name for name in self.contestants if is_measured(name, task)]
         if not names:
             return
         started: dict[str, Started] = {}
@@ -256,10 +210,10 @@ class Benchmark:
                     continue
                 started[name] = began
                 memory[name] = None if self.on_cpu else began.contestant.memory()
-            timings = measure(
+            timings = timing.measure(
                 started,
                 self.arguments.repeats,
-                0 if self.arguments.quick else MIN_SECONDS,
+                0 if self.arguments.quick else timing.MIN_SECONDS,
                 on_repeat=lambda name, i: status.update(
                     f"{label}: round {i + 1} of {self.arguments.repeats}: {name}"
                 ),
@@ -268,21 +222,20 @@ class Benchmark:
                 for name in started:
                     status.update(f"{label}: {name}: memory, in a process of its own")
                     memory[name] = self.peak_memory(name, option, task, precision)
-        results = {name: failed.get(name) or (started[name], timings[name]) for name in names}
-        records = [
-            make_record(self.name, task, precision, name, result, memory.get(name))
-            for name, result in results.items()
-        ]
-        self.keep(records)
-        del started, results, timings  # the next task needs the memory
+        self.keep([
+            timing.make_record(self.name, task, precision, name,
+                               failed.get(name) or (started[name], timings[name]), memory.get(name))
+            for name in names
+        ])  # fmt: skip
+        del started, timings  # the next task needs the memory
         gc.collect()
 
     def begin(self, name: str, task: Task | LayerTask, precision: str) -> Started | str:
         """Return a contestant, warm, or one line that says why there is none."""
         limit = self.arguments.compile_limit
         try:
-            with time_limit(limit) if name == "torch.compile" else contextlib.nullcontext():
-                return start(lambda: build(name, task, precision))
+            with timing.time_limit(limit) if name == "torch.compile" else contextlib.nullcontext():
+                return timing.start(lambda: build(name, task, precision))
         except TooSlow:
             return f"not compiled within {limit:g} s"
         except Exception as error:
@@ -290,19 +243,16 @@ class Benchmark:
 
     def peak_memory(self, name: str, option: str, task: Task, precision: str) -> int | None:
         """Return the peak memory in bytes of a process that does only this; None if it fails."""
-        command = [
-            *(sys.executable, __file__, "--configs", option, "--only", name),
-            *("--probe", task.kind),
-            *("--precision", precision),
-            *("--batch-size", str(task.config.training.batch_size)),
-            *("--sequence-length", str(task.config.training.sequence_length)),
-        ]
+        B, T = task.config.training.batch_size, task.config.training.sequence_length
+        command = [sys.executable, __file__, "--configs", option, "--only", name]
+        command += ["--probe", task.kind, "--precision", precision]
+        command += ["--batch-size", str(B), "--sequence-length", str(T)]
         done = subprocess.run(command, capture_output=True, text=True)
         return int(done.stdout) if done.returncode == 0 else None
 
     def keep(self, records: list[ContestantTime]) -> None:
         """Print the records as a table, and save them with the others at once."""
-        self.data = merge(self.data, self.name, self.run, records)
+        self.data = benchmark_page.merge(self.data, self.name, self.run, records)
         if self.docs:
             self.docs.mkdir(parents=True, exist_ok=True)
             benchmark_page.save(self.docs / "benchmarks.json", self.data)
@@ -318,9 +268,9 @@ class Benchmark:
 
 def _probe(config: Config, arguments: argparse.Namespace) -> None:
     """Call a contestant twice and print this process's peak memory: what --memory starts."""
-    (task,) = [t for what in KINDS for t in tasks(config, what) if t.kind == arguments.probe]
-    start(lambda: build(arguments.only[0], task, *arguments.precision))
-    print(peak_resident_bytes())
+    (task,) = [t for what in KINDS for t in timing.tasks(config, what) if t.kind == arguments.probe]
+    timing.start(lambda: build(arguments.only[0], task, *arguments.precision))
+    print(hardware.peak_resident_bytes())
 
 
 if __name__ == "__main__":

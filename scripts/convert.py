@@ -1,7 +1,5 @@
 """Convert a model between a run folder, .safetensors, .onnx (whole models) and the study's .pth."""
 
-from __future__ import annotations
-
 import startup  # noqa: F401
 
 from jaxgru.cli.options import run_command

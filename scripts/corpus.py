@@ -1,7 +1,5 @@
 """Find a corpus, print its source, size and SHA-256, and write it to a file."""
 
-from __future__ import annotations
-
 import startup  # noqa: F401
 
 from jaxgru.cli.options import run_command

@@ -1,7 +1,5 @@
 """Measure what a trained model loses without its state, on the whole validation split."""
 
-from __future__ import annotations
-
 import startup  # noqa: F401
 
 from jaxgru.cli.options import run_command

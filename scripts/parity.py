@@ -16,11 +16,10 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.parallel.hardware import describe_hardware
 from maintain import plant_errors
-from pages.markdown import table, versions, write_page
+from pages.markdown import DOCS, ROOT, table, versions, write_page
 from pages.records import grouped
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "parity.md"
+PAGE = DOCS / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()
 DTYPES = ("float64", "float32")
 SUMMARY = ["implementation", "checks", "largest relative difference, float64", "float32"]
@@ -33,9 +32,7 @@ def main() -> None:
     """Run the tests, with their records, and write the page."""
     parser = Parser(__doc__)
     parser.add_argument("--slow", action="store_true", help="also one epoch of real training")
-    parser.add_argument(
-        "--planted", action="store_true", help="also try planted errors (takes minutes)"
-    )
+    parser.add_argument("--planted", action="store_true", help="also planted errors, for minutes")
     arguments = parser.parse_args()
     records, outcome = run_suite(arguments.slow)
     planted = "They were not tried in this run.\n"

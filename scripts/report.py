@@ -31,16 +31,8 @@ from jaxgru.lm.runs.published import recipe
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
 from study.jobs import NANOGPT, SEEDS, is_measured
-from study.records import (
-    EarlyStopping,
-    Kept,
-    Plateau,
-    Run,
-    RunMeasures,
-    load_metrics,
-    may_change,
-)
-from study.sentences import says
+from study.records import EarlyStopping, Kept, Plateau, Run, RunMeasures, load_metrics, may_change
+from study.sentences import expected_sentences
 from study.study_page import Page
 
 console = Console(highlight=False, markup=False)
@@ -72,7 +64,7 @@ def main() -> None:
         write_text(docs / "study.json", text)
         page = Page(runs, ngrams, stopping, plateaus)
         page.draw(docs / "figures")
-        write_page(docs / "study.md", page.tables(), says(page))
+        write_page(docs / "study.md", page.tables(), expected_sentences(page))
     except OSError as error:
         raise UserError(f"{docs} cannot be written: {error.strerror}.") from error
     console.print(f"{docs / 'study.md'} made from {len(runs)} runs")

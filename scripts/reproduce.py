@@ -28,15 +28,12 @@ class TimeIsUp(Exception):
 def main() -> None:
     """Read the arguments, and run train.py and evaluate.py for one job after another."""
     parser = Parser(__doc__)
-    parser.add_argument("--all", action="store_true", help="all runs of the study")
-    parser.add_argument(
-        "--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs"
-    )
-    parser.add_argument("--list", action="store_true",
-                        help="print what is done, of all runs or those of --only")  # fmt: skip
-    parser.add_argument("--minutes", type=float, metavar="M",
-                        help="then save, stop and exit 3; run again to continue")  # fmt: skip
-    parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
+    add = parser.add_argument
+    add("--all", action="store_true", help="all runs of the study")
+    add("--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs")
+    add("--list", action="store_true", help="print what is done, of all runs or those of --only")
+    add("--minutes", type=float, metavar="M", help="then save, stop and exit 3; run again to go on")
+    add("--runs", default="runs", help="the folder of the runs (%(default)s)")
     arguments = parser.parse_args()
     for name in arguments.only:
         if name not in SEEDS:
@@ -57,7 +54,7 @@ def main() -> None:
         if arguments.list:
             continue
         try:
-            if not do(job, runs, deadline):
+            if not train_and_measure(job, runs, deadline):
                 failed.append(job)
         except TimeIsUp:
             done = sum(state(runs, job) == "done" for job in jobs)
@@ -78,7 +75,7 @@ def state(runs: Path, job: Job) -> str:
     return "done" if is_measured(run) else f"trained in {run}, to be measured"
 
 
-def do(job: Job, runs: Path, deadline: float) -> bool:
+def train_and_measure(job: Job, runs: Path, deadline: float) -> bool:
     """Train and measure a job as far as it is not done; return False if a script failed."""
     run = find_job(runs, job)
     if run is None:
@@ -86,15 +83,17 @@ def do(job: Job, runs: Path, deadline: float) -> bool:
         command = ["train", "--config", job.name, "--runs", str(runs), *options]
     else:
         command = ["train", "--resume", str(run)]
-    if (run is None or not is_finished(run)) and not script(command, deadline):
+    if (run is None or not is_finished(run)) and not run_script_until(command, deadline):
         return False
     run = find_job(runs, job)
     assert run is not None  # train.py has created it
     more = ["--random-batches"] if job.name in NANOGPT else []
-    return is_measured(run) or script(["evaluate", "--run", str(run), "--save", *more], deadline)
+    return is_measured(run) or run_script_until(
+        ["evaluate", "--run", str(run), "--save", *more], deadline
+    )
 
 
-def script(command: list[str], deadline: float) -> bool:
+def run_script_until(command: list[str], deadline: float) -> bool:
     """Run a script in a process of its own; return whether it succeeded.
 
     At the deadline, or if this process gets SIGTERM, the script gets SIGTERM; train.py then saves.

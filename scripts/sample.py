@@ -1,7 +1,5 @@
 """Sample text from a trained model."""
 
-from __future__ import annotations
-
 import startup  # noqa: F401
 
 from jaxgru.cli.options import run_command

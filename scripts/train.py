@@ -1,7 +1,5 @@
 """Train a published model, or any config, or resume a run."""
 
-from __future__ import annotations
-
 import startup  # noqa: F401
 
 from jaxgru.cli.options import run_command

@@ -34,7 +34,6 @@ def merge(
     Runs without any records left are dropped.
     """
     runs = data.runs | {name: run}
-
     merged = list({(runs[r.run].hardware, r.task): r for r in [*data.records, *records]}.values())
     used = {record.run for record in merged}
     return Benchmarks({name: runs[name] for name in sorted(used)}, merged)
@@ -87,12 +86,12 @@ def rows(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> li
             lines.append([name, "failed", *["–"] * 5])
             continue
         ceiling = runs[record.run].ceilings.get(record.precision)
-        spread = sorted(_value(record, end) for end in (record.min, record.max))
+        ends = sorted(_value(record, end) for end in (record.min, record.max))
         memory = record.memory_bytes
         lines.append([
             name,
             _number(_value(record, record.median)),
-            " … ".join(map(_number, spread)),
+            " … ".join(map(_number, ends)),
             f"{record.median / ours.median:.2f}" if ours else "–",
             f"{record.operations / record.median / ceiling:.1%}" if ceiling else "–",
             f"{record.compile_seconds:.1f} s",
@@ -103,9 +102,8 @@ def rows(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> li
 
 def failures(records: Iterable[ContestantTime]) -> list[str]:
     """Return a sentence for each contestant that failed."""
-    return [
-        f"{r.config}: {r.contestant} failed: {r.failed}." for r in records if r.failed is not None
-    ]
+    failed = (r for r in records if r.failed is not None)
+    return [f"{r.config}: {r.contestant} failed: {r.failed}." for r in failed]
 
 
 def ceiling_text(what: str, much: float) -> str:
@@ -175,10 +173,8 @@ def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, dict[str, t
                 way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one
             if base in medians:
                 name = r.contestant.removesuffix(ONE_DEVICE)
-                times = (r.min, r.median, r.max)
-                found.setdefault(config, {}).setdefault(way, {})[LABELS.get(name, name)] = tuple(
-                    time / medians[base] for time in times
-                )
+                times = tuple(time / medians[base] for time in (r.min, r.median, r.max))
+                found.setdefault(config, {}).setdefault(way, {})[LABELS.get(name, name)] = times
     return found
 
 
@@ -203,14 +199,12 @@ def tables(data: Benchmarks) -> dict[str, str]:
     """Return the page's newest figure, its list of contestants, and what was measured."""
     drawn = figures(data)
     machines = grouped(data.runs, lambda name: data.runs[name].hardware)
+    contestants = (f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items())
+    parts = (part for machine in machines.items() for part in _machine(*machine, data, drawn))
     return {
         "figure": _figure(next(iter(drawn))) if drawn else "",
-        "contestants": "\n".join(
-            f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items()
-        ),
-        "measurements": "\n".join(
-            part for what, names in machines.items() for part in _machine(what, names, data, drawn)
-        ),
+        "contestants": "\n".join(contestants),
+        "measurements": "\n".join(parts),
     }
 
 

@@ -9,10 +9,9 @@ A new one is an entry in CONTESTANTS.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from bench import layers
+from bench import layers, timing
 from bench.records import ONE_DEVICE
-from bench.timing import Contestant, LayerTask, Task, calling, compiled, planned_memory
+from bench.timing import KINDS, Contestant, LayerTask, Task, on_cpu, random_tokens
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
@@ -38,17 +37,10 @@ from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 
-TEMPERATURE, TOP_K = 0.8, 30
 
-
-def on_cpu() -> bool:
-    """Return whether JAX computes on a CPU."""
-    return jax.default_backend() == "cpu"
-
-
-def missing(name: str) -> str | None:
+def why_absent(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
-    needs = CONTESTANTS[name.removesuffix(ONE_DEVICE)].needs
+    needs = CONTESTANTS[name].needs
     for module in needs:
         try:
             importlib.import_module(module)
@@ -58,8 +50,11 @@ def missing(name: str) -> str | None:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
-    if "torch" in needs and not on_cpu() and torch_device() == "cpu":
-        return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
+    if "torch" in needs and not on_cpu():
+        import torch
+
+        if not torch.cuda.is_available():
+            return f"JAX computes on {jax.default_backend()}, but torch sees no GPU"
     return None
 
 
@@ -69,49 +64,27 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    library = name.removesuffix(ONE_DEVICE)
-    other = library in LAYERS and library != "jaxgru"
-    if (other or task.what == "layer") and on_cpu() and precision != "float32":
+    entry, library = CONTESTANTS[name], name.removesuffix(ONE_DEVICE)
+    peer = entry.layer and library != "jaxgru"
+    if (peer or task.what == "layer") and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, Task):
-        return BUILDERS[name](task, precision)
+        return entry.model(task, precision)
     if layers.lacks(library, task):
         raise UserError(f"{library} has no such layer")
     if library == "torch.nn":
-        return _torch_layer(task, precision)
+        return _torch(task, precision, library)
     mesh = _mesh(task.batch_size, split=name == library)
-    return layers.layer_contestant(task, mesh, LAYERS[library])
+    return layers.layer_contestant(task, mesh, entry.layer)
 
 
-def measured(name: str, task: Task | LayerTask) -> bool:
+def is_measured(name: str, task: Task | LayerTask) -> bool:
     """Return whether a contestant is measured at a task."""
     lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
-    return task.what in measured_kinds(name) and not lacks
-
-
-def measured_kinds(name: str) -> tuple[str, ...]:
-    """Return the kinds of task that a contestant is measured at."""
-    kinds = ("training", "forward", "sampling") if name in BUILDERS else ()
-    if name.endswith(ONE_DEVICE):  # the others split the batch over all devices
-        kinds = kinds[:1]
-    elif name in ("wavefront", "autodiff"):
-        kinds = kinds[:2]
-    library = name.removesuffix(ONE_DEVICE)
-    return (*kinds, "layer") if library in LAYERS or library == "torch.nn" else kinds
+    return task.what in CONTESTANTS[name].kinds and not lacks
 
 
 # --- jaxgru
-
-
-def _random_tokens(task: Task) -> jax.Array:
-    """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
-    shape = {
-        "training": (100_000 + 2 * task.num_tokens,),
-        "forward": (task.batch_size, task.num_tokens),
-        "sampling": (task.batch_size, 1),
-    }[task.what]
-    tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
-    return jnp.asarray(tokens, jnp.int32)
 
 
 def _mesh(batch_size: int, split: bool) -> Mesh:
@@ -120,7 +93,7 @@ def _mesh(batch_size: int, split: bool) -> Mesh:
 
 
 def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
-    model, training, tokens = task.config.model, task.config.training, _random_tokens(task)
+    model, training, tokens = task.config.model, task.config.training, random_tokens(task)
     if precision == "bfloat16":
         training = dataclasses.replace(training, compute_dtype="bfloat16")
     if task.what == "training":
@@ -134,7 +107,7 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
     if task.what == "forward":
         forward = partial(jaxgru.lm.apply, implementation=training.implementation)
         return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
-    options = {"temperature": TEMPERATURE, "top_k": min(TOP_K, model.vocab_size)}
+    options = {"temperature": timing.TEMPERATURE, "top_k": min(timing.TOP_K, model.vocab_size)}
     key = jax.random.key(2)
     # Split the rows over the cores where the weights are small: each core reads all of them
     if task.batch_size % jax.device_count() == 0 and model.hidden_dim <= 256:
@@ -142,7 +115,7 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
         tokens = shard(tokens, row_shardings(tokens, mesh))
         params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
     return Contestant(
-        calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))
+        timing.calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))
     )
 
 
@@ -163,21 +136,20 @@ def _unrolled(task: Task, precision: str, how: str) -> Contestant:
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
     """Compile (state, tokens) → (state, loss) with the state donated; a call returns the loss."""
-    program, seconds = compiled(step, state, tokens, donate=(0,))
+    program, seconds = timing.compiled(step, state, tokens, donate=(0,))
 
     def call() -> jax.Array:
         nonlocal state
         state, loss = program(state, tokens)
         return loss
 
-    return Contestant(calling(call), seconds, lambda: planned_memory(program))
+    return Contestant(timing.calling(call), seconds, lambda: timing.planned_memory(program))
 
 
 def _ahead(function: Callable, *arguments: Any) -> Contestant:
-    program, seconds = compiled(function, *arguments)
-    return Contestant(
-        calling(lambda: program(*arguments)), seconds, lambda: planned_memory(program)
-    )
+    program, seconds = timing.compiled(function, *arguments)
+    run = timing.calling(lambda: program(*arguments))
+    return Contestant(run, seconds, lambda: timing.planned_memory(program))
 
 
 # --- Other libraries on JAX
@@ -227,31 +199,30 @@ def _jax_training(task: Task, model: JaxModel, split: bool) -> Contestant:
         return (optax.apply_updates(params, updates), opt_state, key), loss
 
     state = model.params, optimizer.init(model.params), jax.random.key(2)
-    everywhere = NamedSharding(mesh, P())
-    return _training(step, *jax.device_put((state, _random_tokens(task)), everywhere))
+    return _training(step, *jax.device_put((state, random_tokens(task)), NamedSharding(mesh, P())))
 
 
 def _jax_forward(task: Task, model: JaxModel) -> Contestant:
     def forward(params: Any, tokens: jax.Array) -> jax.Array:
         return model.apply(params, tokens, model.zeros(task.batch_size))[0]
 
-    return _ahead(forward, model.params, _random_tokens(task))
+    return _ahead(forward, model.params, random_tokens(task))
 
 
 def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
-    top_k = min(TOP_K, task.config.model.vocab_size)
+    top_k = min(timing.TOP_K, task.config.model.vocab_size)
 
     def generate(params: Any, key: jax.Array, prompt: jax.Array) -> jax.Array:
         def next_token(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
             logits, carry = model.apply(params, *state)
-            token = draw(key, filter_logits(logits[:, -1], TEMPERATURE, top_k))
+            token = draw(key, filter_logits(logits[:, -1], timing.TEMPERATURE, top_k))
             token = token[:, None].astype(prompt.dtype)
             return (token, carry), token
 
         keys = jax.random.split(key, task.num_tokens)
         return jax.lax.scan(next_token, (prompt, model.zeros(task.batch_size)), keys)[1]
 
-    return _ahead(generate, model.params, jax.random.key(2), _random_tokens(task))
+    return _ahead(generate, model.params, jax.random.key(2), random_tokens(task))
 
 
 def _zeros(config: Config) -> Callable[[int], list]:
@@ -311,9 +282,7 @@ def _nnx_model(config: Config) -> JaxModel:
     graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
 
     def apply(params: Any, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
-        state = jax.tree.map(
-            lambda leaf: leaf, (params, rest)
-        )  # nnx requires a state created in this trace
+        state = jax.tree.map(lambda leaf: leaf, (params, rest))  # nnx requires one of this trace
         return nnx.merge(graph, *state)(tokens, carry)
 
     return JaxModel(params, apply, _zeros(config))
@@ -322,255 +291,69 @@ def _nnx_model(config: Config) -> JaxModel:
 # --- PyTorch
 
 
-def torch_device() -> str:
-    """Return torch's device: a GPU only if JAX computes on one, too."""
-    import torch
+def _torch(task: Task | LayerTask, precision: str, library: str) -> Contestant:
+    from bench import torch_peers  # its libraries may be absent
 
-    return "cuda" if not on_cpu() and torch.cuda.is_available() else "cpu"
-
-
-def _synchronize() -> None:
-    import torch
-
-    if torch_device() == "cuda":
-        torch.cuda.synchronize()
-
-
-@contextlib.contextmanager
-def _torch_precision(precision: str) -> Iterator[None]:
-    """Set the precision of matrix products inside, also in oneDNN's and cuDNN's recurrences."""
-    import torch
-
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        with torch.autocast(torch_device(), torch.bfloat16, enabled=precision == "bfloat16"):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-
-
-def torch_product(size: int, precision: str) -> Contestant:
-    """Return `timing.jax_product` in torch."""
-    import torch
-
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    a, b = torch.randn(2, size, size, dtype=dtype, device=torch_device())
-
-    def run(calls: int) -> None:
-        with _torch_precision("tf32" if precision == "tf32" else "float32"):
-            for _ in range(calls):
-                a @ b
-            _synchronize()
-
-    return Contestant(run)
-
-
-def torch_copy(num_bytes: int) -> Contestant:
-    """Return `timing.jax_copy` in torch."""
-    import torch
-
-    a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=torch_device())
-
-    def run(calls: int) -> None:
-        for _ in range(calls):
-            b.copy_(a)
-        _synchronize()
-
-    return Contestant(run)
-
-
-def _torchref_model(config: Config) -> Any:
-    import torchref
-
-    m, training = config.model, config.training
-    if m.layer_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
-        raise UserError(
-            "torchref has no such model: it needs reset_gate = before, and LayerNorm only in LSTMs."
-        )
-    cls = {
-        "gru": torchref.MyGRUModel,
-        "lstm": torchref.MyLSTMModel,
-        "rnn": torchref.MyRNNModel,
-    }[m.cell]
-    options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
-    sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
-    return cls(*sizes, training.dropout, training.dropout_site, **options)
-
-
-def _torch_nn_model(config: Config) -> Any:
-    from torch import nn
-
-    m = config.model
-    layers = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}[m.cell]
-
-    class Network(nn.Module):
-        """Has the signature of torchref's models, so that torchref's loss and sampler accept it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(m.vocab_size, m.embedding_dim)
-            self.layers = layers(m.embedding_dim, m.hidden_dim, m.num_layers, batch_first=True)
-            self.norm = nn.LayerNorm(m.hidden_dim) if m.layer_norm else nn.Identity()
-            self.head = nn.Linear(m.hidden_dim, m.vocab_size)
-
-        def forward(self, tokens: Any, carry: Any = None, masks: None = None) -> tuple:
-            x, carry = self.layers(self.embedding(tokens), carry)
-            return self.head(self.norm(x)), carry
-
-    return Network()
-
-
-def _torch_compile(task: Task, precision: str) -> Contestant:
-    import torch
-
-    torch.compiler.reset()  # or it compiles for any size after it has seen others
-    return _torch(task, precision, _torchref_model, torch.compile)
-
-
-def _torch(
-    task: Task,
-    precision: str,
-    make_model: Callable[[Config], Any],
-    wrap: Callable[[Any], Any] = lambda model: model,
-) -> Contestant:
-    """Return a contestant from a module with the signature of torchref's; calls go to wrap(it)."""
-    import torch
-
-    device = torch_device()
-    memory = lambda: None
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        memory = lambda: torch.cuda.max_memory_allocated() - before
-    model = make_model(task.config).to(device).train(task.what == "training")
-    tokens = torch.as_tensor(np.array(_random_tokens(task), np.int64), device=device)
-    make = {"training": _torch_training, "forward": _torch_forward, "sampling": _torch_sampling}
-    call = make[task.what](task, model, wrap(model), tokens)
-
-    def run(calls: int) -> Any:
-        with _torch_precision(precision):
-            for _ in range(calls):
-                result = call()
-            _synchronize()
-        return result
-
-    return Contestant(run, memory=memory)
-
-
-def _torch_layer(task: LayerTask, precision: str) -> Contestant:
-    import torch
-
-    device = torch_device()
-    module, x = layers.torch_layer(task)
-    module, x = module.to(device), x.detach().to(device).requires_grad_()
-    weights = torch.randn(*x.shape[:2], task.hidden_dim, device=device)
-    inputs = [*module.parameters(), x]
-
-    def run(calls: int) -> None:
-        with _torch_precision(precision):
-            for _ in range(calls):
-                torch.autograd.grad(torch.vdot(module(x)[0].flatten(), weights.flatten()), inputs)
-            _synchronize()
-
-    return Contestant(run)
-
-
-def _torch_training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
-    """Return torchref's step, but without waiting for the loss, as the others do not."""
-    import torch
-
-    from torchref.training import loss_fn, make_optimizer
-
-    t = task.config.training
-    optimizer, _ = make_optimizer(module, t.learning_rate, t.epochs, t.weight_decay)
-    steps = torch.arange(t.sequence_length + 1, device=tokens.device)
-
-    def call() -> Any:
-        most = len(tokens) - t.sequence_length - 1
-        starts = torch.randint(most, (t.batch_size, 1), device=tokens.device)
-        crops = tokens[starts + steps]
-        loss = loss_fn(model, crops[:, :-1], crops[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), t.max_grad_norm)
-        optimizer.step()
-        return loss.detach()
-
-    return call
-
-
-def _torch_forward(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
-    import torch
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return model(tokens)[0]
-
-    return call
-
-
-def _torch_sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
-    import torchref
-
-    return lambda: torchref.generate(
-        model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
-    )
+    return torch_peers.contestant(library, task, precision)
 
 
 class Entry(NamedTuple):
-    """A contestant: what the page says of it, what it computes, and what it imports."""
+    """A contestant: what the page says of it, what it computes, and where it takes part."""
 
     text: str
     model: Callable[[Task, str], Contestant] | None = None
     layer: Callable[[LayerTask], layers.Layer] | None = None
-    needs: tuple[str, ...] = ()  # besides jaxgru's own dependencies
+    needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
+    kinds: tuple[str, ...] = KINDS  # of tasks
 
 
 TORCH = "torch", "torchref"
+HAIKU = partial(_jax, make_model=_haiku_model)
+NNX = partial(_jax, make_model=_nnx_model)
 STEP_ON_ONE = "the same, but a training step computes its batch on one device"
-ON_ONE = "the same, on one device"
+STEP, LAYER = ("training", "layer"), ("layer",)
 
 CONTESTANTS = {
     "jaxgru": Entry("this library: `train_step`, `apply` and `generate`", _jaxgru,
                     layers.jaxgru_layer),
-    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False)),
+    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False), layers.jaxgru_layer,
+                               kinds=STEP),
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
-        _wavefront),
+        _wavefront, kinds=("training", "forward")),
     "autodiff": Entry(
         'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
         "differentiated by JAX (not measured for sampling, which takes one step at a time)",
         partial(_unrolled, how="autodiff"),
-        partial(layers.jaxgru_layer, implementation="autodiff")),
+        partial(layers.jaxgru_layer, implementation="autodiff"),
+        kinds=("training", "forward", "layer")),
     "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
-                      partial(_torch, make_model=_torchref_model), needs=TORCH),
+                      partial(_torch, library="torchref"), None, TORCH, KINDS[:3]),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
         "dropout: other equations, but the same amount of work",
-        partial(_torch, make_model=_torch_nn_model), needs=TORCH),
+        partial(_torch, library="torch.nn"), None, TORCH),
     "haiku": Entry(
         "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        partial(_jax, make_model=_haiku_model), layers.haiku_layer, ("haiku",)),
-    "haiku-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_haiku_model, split=False)),
+        HAIKU, layers.haiku_layer, ("haiku",)),
+    "haiku-one-device": Entry(STEP_ON_ONE, partial(HAIKU, split=False), layers.haiku_layer,
+                              ("haiku",), STEP),
     "nnx": Entry(
         "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "resets after the product, which is cheaper",
-        partial(_jax, make_model=_nnx_model), layers.nnx_layer, ("flax.nnx",)),
-    "nnx-one-device": Entry(STEP_ON_ONE, partial(_jax, make_model=_nnx_model, split=False)),
+        NNX, layers.nnx_layer, ("flax.nnx",)),
+    "nnx-one-device": Entry(STEP_ON_ONE, partial(NNX, split=False), layers.nnx_layer,
+                            ("flax.nnx",), STEP),
     "torch.compile": Entry("torchref's step, with its model under `torch.compile`",
-                           _torch_compile, needs=TORCH),
+                           partial(_torch, library="torch.compile"), None, TORCH, KINDS[:3]),
     "linen": Entry("Flax: `linen.RNN`, for layers only", None, layers.linen_layer,
-                   ("flax.linen",)),
-    "linen-one-device": Entry(ON_ONE),
+                   ("flax.linen",), LAYER),
+    "linen-one-device": Entry("the same, on one device", None, layers.linen_layer,
+                              ("flax.linen",), LAYER),
     "equinox": Entry(
         "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
-        None, layers.equinox_layer, ("equinox",)),
-    "equinox-one-device": Entry(ON_ONE),
+        None, layers.equinox_layer, ("equinox",), LAYER),
+    "equinox-one-device": Entry("the same, on one device", None, layers.equinox_layer,
+                                ("equinox",), LAYER),
 }  # fmt: skip
-"""The contestants, in the page's order. What is on one device has its library's layer and needs."""
-
-BUILDERS = {name: entry.model for name, entry in CONTESTANTS.items() if entry.model}
-LAYERS = {name: entry.layer for name, entry in CONTESTANTS.items() if entry.layer}
+"""The contestants, in the page's order."""

@@ -9,7 +9,8 @@ import datetime
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,41 +55,29 @@ SERIES = (
 
 def sized(series: Series, value: int, remat: bool) -> Config:
     """Return astra_alpha with the series' sizes."""
-    return load_config(
-        "astra_alpha", {**series.fixed, series.field: value, "training.remat": remat}
-    )
+    sizes = {**series.fixed, series.field: value}
+    return load_config("astra_alpha", {**sizes, "training.remat": remat})
 
 
 def main() -> None:
     """Read the arguments, measure, and write the page."""
     parser = Parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (%(default)s)")
-    parser.add_argument("--largest", type=int, default=2**14, metavar="SIZE",
-                        help="the largest T, B or H to measure (%(default)s)")  # fmt: skip
-    parser.add_argument(
-        "--docs", default="docs", metavar="FOLDER", help="where to write (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--repeats", type=int, default=3, metavar="N", help="rounds (%(default)s)")
+    add("--largest", type=int, default=2**14, metavar="SIZE",
+        help="the largest T, B or H to measure (%(default)s)")  # fmt: skip
+    add("--docs", default="docs", metavar="FOLDER", help="where to write (%(default)s)")
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
-    if arguments.largest < 256:
-        parser.error(
-            f"--largest is {arguments.largest}; it must be at least 256, for two values of T."
-        )
+    if (largest := arguments.largest) < 256:
+        parser.error(f"--largest is {largest}; it must be at least 256, for two values of T.")
     keep_freed_memory()
-
-    def on_point(point: CostPoint) -> None:
-        memory = "" if point.bytes is None else f"{point.bytes / 1e6:,.1f} MB"
-        console.print(
-            f"{point.letter} = {point.value:>6}{', remat' * point.remat}: "
-            f"{1e3 * point.seconds:,.1f} ms  {memory}"
-        )
-
     run = CostRun(
         hardware=describe_hardware(),
         date=datetime.date.today().isoformat(),
         command=shlex.join(["python", "-m", "scripts.bench.cost", *sys.argv[1:]]),
-        points=measure_all(arguments.repeats, arguments.largest, on_point),
+        points=measure_all(arguments.repeats, largest),
     )
     save(Path(arguments.docs), run)
     console.print(f"written to {Path(arguments.docs) / 'cost.md'}")
@@ -100,25 +89,23 @@ def measure_step(config: Config, repeats: int) -> dict[str, Any]:
     length = 2 * training.sequence_length + 1000
     tokens = np.random.default_rng(0).integers(model.vocab_size, size=length).astype(np.int32)
     state = init_state(model, training)
-    program, _ = compiled(
-        lambda state, tokens: train_step(training, state, tokens), state, jnp.asarray(tokens)
-    )
+    program, _ = compiled(partial(train_step, training), state, jnp.asarray(tokens))
     step = Contestant(calling(lambda: program(state, tokens)[1]))
     seconds = measure({"": start(lambda: step)}, repeats)[""].median
     return {"seconds": seconds, "bytes": planned_memory(program)}
 
 
-def measure_all(
-    repeats: int, largest: int, on_point: Callable[[CostPoint], None]
-) -> list[CostPoint]:
-    """Measure every series up to `largest`, that of T with and without remat."""
+def measure_all(repeats: int, largest: int) -> list[CostPoint]:
+    """Measure and print every series up to `largest`, that of T with and without remat."""
     points = []
     for series in SERIES:
         for value in (value for value in series.values if value <= largest):
             for remat in (False, True) if series.letter == "T" else (False,):
                 measured = measure_step(sized(series, value, remat), repeats)
                 point = CostPoint(letter=series.letter, value=value, remat=remat, **measured)
-                on_point(point)
+                memory = "" if point.bytes is None else f"{point.bytes / 1e6:,.1f} MB"
+                size = f"{point.letter} = {value:>6}{', remat' * remat}"
+                console.print(f"{size}: {1e3 * point.seconds:,.1f} ms  {memory}")
                 points.append(point)
     return points
 

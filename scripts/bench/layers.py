@@ -69,15 +69,13 @@ def layer_contestant(
 def jaxgru_layer(task: LayerTask, implementation: str = "auto") -> Layer:
     """Return `jaxgru.unroll`."""
     reset_gate = "after" if task.cell == "gru, reset after" else "before"
-    init = {"lstm": jaxgru.init_lstm}.get(
-        task.cell, partial(jaxgru.init_gru, reset_gate=reset_gate)
-    )
+    gru = partial(jaxgru.init_gru, reset_gate=reset_gate)
+    init = jaxgru.init_lstm if task.cell == "lstm" else gru
     params = init(jax.random.key(0), task.features, task.hidden_dim)
 
     def apply(params: Any, x: jax.Array, reset: jax.Array | None) -> jax.Array:
-        return jaxgru.unroll(
-            params, x, reset=reset, time_major=True, implementation=implementation
-        )[0]
+        options = {"time_major": True, "implementation": implementation}
+        return jaxgru.unroll(params, x, reset=reset, **options)[0]
 
     return Layer(params, apply)
 
@@ -175,12 +173,3 @@ def equinox_layer(task: LayerTask) -> Layer:
         return jax.lax.scan(step, (h, h) if lstm else h, (x, reset))[1]
 
     return Layer(params, apply)
-
-
-def torch_layer(task: LayerTask) -> tuple[Any, Any]:
-    """Return `torch.nn.GRU` or `LSTM`, and its input."""
-    import torch
-
-    cell = torch.nn.LSTM if task.cell == "lstm" else torch.nn.GRU
-    x = torch.randn(task.num_tokens, task.batch_size, task.features, requires_grad=True)
-    return cell(task.features, task.hidden_dim), x

@@ -148,14 +148,12 @@ def table(config: Config, devices: list[int], rows: int | None, machine: Machine
       UserError: as `estimate` does.
     """
     lines = []
-    for n in devices:
-        e = estimate(config, n, rows, machine)
+    for e in (estimate(config, n, rows, machine) for n in devices):
         kept, sharded = e.parameters + e.moments, e.sharded_parameters + e.sharded_moments
-        sizes = kept, sharded, e.gradients, e.sent
-        seconds = e.computing, e.sending
-        lines.append([n, e.rows, *(f"{size / 1e6:.1f}" for size in sizes),
-                      *(f"{1e3 * s:.2f}" for s in seconds), bound(config, e, machine),
-                      e.accumulation])  # fmt: skip
+        sizes = (f"{size / 1e6:.1f}" for size in (kept, sharded, e.gradients, e.sent))
+        seconds = (f"{1e3 * s:.2f}" for s in (e.computing, e.sending))
+        slowest = bound(config, e, machine)
+        lines.append([e.devices, e.rows, *sizes, *seconds, slowest, e.accumulation])
     first = first_bound_by_sending(config, machine, rows)
     head = ["devices", "rows per device", "parameters + moments, MB", "sharded, MB",
             "gradients, MB", "sent per step, MB", "computing, ms", "sending, ms", "the bound",
@@ -192,19 +190,14 @@ def main() -> None:
 def make_parser() -> Parser:
     """Return the parser; each rate of `Machine` is an option."""
     parser = Parser(__doc__)
-    parser.add_argument("--config", default="leviathan", help="a config's name, or a .toml file")
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument(
-        "--rows", type=int, help="per device (default: its share of the config's batch)"
-    )
+    add = parser.add_argument
+    add("--config", default="leviathan", help="a config's name, or a .toml file")
+    add("--devices", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    add("--rows", type=int, help="per device (default: its share of the config's batch)")
     for field in dataclasses.fields(Machine):
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=type(field.default),
-            default=field.default,
-            help="of the machine (%(default)s)",
-        )
-    parser.add_argument("--update", metavar="PAGE", help="remake the tables in a page")
+        add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default,
+            help="of the machine (%(default)s)")  # fmt: skip
+    add("--update", metavar="PAGE", help="remake the tables in a page")
     return parser
 
 

@@ -13,10 +13,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bench.records import ContestantTime
 from jaxgru.errors import UserError
@@ -27,13 +28,10 @@ KINDS = ("training", "forward", "sampling", "layer")
 SAMPLING = {1: 128, 64: 64, 512: 32}
 """Batch sizes for sampling, and the number of tokens per row in one call."""
 
-PRECISIONS = {
-    "float32": "float32",
-    "tf32": "tensorfloat32",
-    "bfloat16": "BF16_BF16_F32",
-}
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"}
 """Precisions of matrix products (all else is float32): our names, and JAX's."""
 
+TEMPERATURE, TOP_K = 0.8, 30  # of sampling
 MIN_SECONDS = 0.05  # a repeat makes as many calls as take at least this long
 
 
@@ -92,6 +90,7 @@ class LayerTask:
     hidden_dim: int
     resets: bool = False
     what: str = "layer"
+    steps_of_a_run: ClassVar[None] = None  # a layer has no run
 
     @property
     def kind(self) -> str:
@@ -110,12 +109,8 @@ class LayerTask:
         weights = (self.features + self.hidden_dim) * gates * self.hidden_dim
         return 3 * 2 * weights * self.batch_size * self.num_tokens
 
-    @property
-    def steps_of_a_run(self) -> None:
-        """A layer has no run."""
 
-
-LAYERS = [
+LAYER_TASKS = [
     LayerTask(cell, B, T, H, H, resets)
     for B, T, H in ((64, 128, 128), (64, 128, 512), (1024, 32, 128))  # the last: as in PureJaxRL
     for resets in (False, True)
@@ -130,6 +125,14 @@ def tasks(config: Config, what: str) -> list[Task]:
     if what == "sampling":
         return [Task(config, what, batch, tokens) for batch, tokens in SAMPLING.items()]
     return [Task(config, what, config.training.batch_size, config.training.sequence_length)]
+
+
+def random_tokens(task: Task) -> jax.Array:
+    """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
+    B, T = task.batch_size, task.num_tokens
+    shape = {"training": (100_000 + 2 * T,), "forward": (B, T), "sampling": (B, 1)}[task.what]
+    tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
+    return jnp.asarray(tokens, jnp.int32)
 
 
 @functools.cache
@@ -194,8 +197,8 @@ class Started:
     @property
     def compile_seconds(self) -> float:
         """Seconds that compiling took."""
-        apart = self.contestant.compile_seconds
-        return max(self.first - self.later, 0.0) if apart is None else apart
+        timed = self.contestant.compile_seconds
+        return max(self.first - self.later, 0.0) if timed is None else timed
 
 
 @dataclass(frozen=True)
@@ -205,17 +208,9 @@ class Timing:
     seconds: tuple[float, ...]
     calls: int
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def min(self) -> float:
-        return min(self.seconds)
-
-    @property
-    def max(self) -> float:
-        return max(self.seconds)
+    median = property(lambda self: statistics.median(self.seconds))
+    min = property(lambda self: min(self.seconds))
+    max = property(lambda self: max(self.seconds))
 
 
 Clock = Callable[[], float]
@@ -224,9 +219,7 @@ Clock = Callable[[], float]
 def start(build: Callable[[], Contestant], clock: Clock = time.perf_counter) -> Started:
     """Build a contestant and call it twice, so that it is compiled and warm."""
     contestant = build()
-    return Started(
-        contestant, first=_timed(contestant, 1, clock), later=_timed(contestant, 1, clock)
-    )
+    return Started(contestant, _timed(contestant, 1, clock), _timed(contestant, 1, clock))
 
 
 def measure(
@@ -271,26 +264,13 @@ def make_record(
         outcome: dict[str, Any] = {"failed": result}
     else:
         started, timing = result
-        outcome = {
-            "median": timing.median,
-            "min": timing.min,
-            "max": timing.max,
-            "repeats": len(timing.seconds),
-            "calls": timing.calls,
-            "compile_seconds": started.compile_seconds,
-            "memory_bytes": memory,
-        }
+        outcome = {name: getattr(timing, name) for name in ("median", "min", "max", "calls")}
+        outcome |= {"repeats": len(timing.seconds), "memory_bytes": memory}
+        outcome["compile_seconds"] = started.compile_seconds
+    sizes = "kind", "batch_size", "num_tokens", "operations", "steps_of_a_run"
+    outcome |= {name: getattr(task, name) for name in sizes}
     return ContestantTime(
-        run=run,
-        config=task.name,
-        kind=task.kind,
-        batch_size=task.batch_size,
-        num_tokens=task.num_tokens,
-        precision=precision,
-        contestant=contestant,
-        operations=task.operations,
-        steps_of_a_run=task.steps_of_a_run,
-        **outcome,
+        run=run, config=task.name, precision=precision, contestant=contestant, **outcome
     )
 
 
@@ -359,6 +339,11 @@ def jax_copy(num_bytes: int) -> Contestant:
 # --- JAX: compiling and calling
 
 
+def on_cpu() -> bool:
+    """Return whether JAX computes on a CPU."""
+    return jax.default_backend() == "cpu"
+
+
 def compiled(
     function: Callable, *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[jax.stages.Compiled, float]:
@@ -387,9 +372,5 @@ def planned_memory(program: jax.stages.Compiled) -> int | None:
     plan = program.memory_analysis()
     if plan is None:
         return None
-    return (
-        plan.argument_size_in_bytes
-        + plan.output_size_in_bytes
-        + plan.temp_size_in_bytes
-        - plan.alias_size_in_bytes
-    )
+    held = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return held + plan.temp_size_in_bytes

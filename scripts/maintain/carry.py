@@ -21,14 +21,14 @@ def plot_carry(path: Path, prompt: str = "ROMEO:") -> None:
         "The carry goes from step to step, and out of one call into the next",
         "Reset to zero before every character: each prediction has seen one character",
     )
-    for axes, title, cut in zip(figure.subplots(2, 1), titles, (False, True), strict=True):
+    for axes, title, is_reset in zip(figure.subplots(2, 1), titles, (False, True), strict=True):
         axes.set_title(title, fontsize=11, loc="left")
-        _draw_steps(axes, prompt, cut)
+        _draw_steps(axes, prompt, is_reset)
     save_figure(figure, path)
 
 
-def _draw_steps(axes: Any, prompt: str, cut: bool) -> None:
-    """Draw a step per character; the carry arrives at each cell, or zeros do where it is cut."""
+def _draw_steps(axes: Any, prompt: str, is_reset: bool) -> None:
+    """Draw a step per character; the carry arrives at each cell, or zeros do where it is reset."""
     from matplotlib.patches import FancyBboxPatch
 
     def box(x: float, y: float, text: str, color: str) -> None:
@@ -49,7 +49,7 @@ def _draw_steps(axes: Any, prompt: str, cut: bool) -> None:
         style = {"boxstyle": "round,pad=0.05", "facecolor": "0.96", "edgecolor": "0.8"}
         axes.add_patch(FancyBboxPatch((left, 0.45), right - left, 2.0, zorder=0, **style))
         name = "logits, carry = apply(params, tokens, carry)"
-        if cut:
+        if is_reset:
             name = "" if call else "generate(params, key, prompt, num_tokens, stateful=False)"
         axes.annotate(name, (left, -0.32), fontsize=8.5, family="monospace", color="0.25")
         if call == 0:
@@ -65,7 +65,7 @@ def _draw_steps(axes: Any, prompt: str, cut: bool) -> None:
     ends = [places[0] - 0.9, *places, places[-1] + 0.9]
     for i, (x, to) in enumerate(itertools.pairwise(ends)):
         start, end = x + (0.34 if i else 0.1), to - (0.34 if i < len(places) else 0)
-        if not cut or i == 0 or i == len(places):
+        if not is_reset or i == 0 or i == len(places):
             arrow((start, 1.5), (end, 1.5), blue, 2.4)
             continue
         middle = (start + end) / 2

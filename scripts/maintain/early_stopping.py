@@ -41,9 +41,8 @@ def main() -> None:
     parser.add_argument("run", help="a run folder, or one of its versions")
     parser.add_argument("--patience", type=int, default=5, help="in epochs (%(default)s)")
     parser.add_argument("--draws", type=int, default=1000, help="runs (%(default)s)")
-    parser.add_argument(
-        "--output", type=Path, default=Path("docs/early_stopping.json"), help="(%(default)s)"
-    )
+    output = Path("docs/early_stopping.json")
+    parser.add_argument("--output", type=Path, default=output, help="(%(default)s)")
     arguments = parser.parse_args()
     run = find_run(arguments.run)
     models = kept_epochs(run)

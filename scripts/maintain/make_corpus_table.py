@@ -22,9 +22,7 @@ def main() -> None:
     """Read the arguments, make the table, check that it restores the text, and write it."""
     parser = Parser(__doc__)
     parser.add_argument("canonical", help="the canonical file; its SHA-256 is checked")
-    parser.add_argument(
-        "--output", type=Path, default=EDITS_FILE, help="where to write (%(default)s)"
-    )
+    parser.add_argument("--output", type=Path, default=EDITS_FILE, help="(%(default)s)")
     arguments = parser.parse_args()
 
     text = load_corpus(path=arguments.canonical).text

@@ -1,12 +1,11 @@
 """Plant known errors in a copy of jaxgru, one at a time, and report which parity tests fail.
 
-A suite that has never failed has shown nothing. Each error is a change of text in a copy of this
-repository in a temporary folder; the tests that should notice it run there.
+`python scripts/parity.py --planted` calls this: a suite that has never failed has shown nothing.
+Each error is a change of text in a copy of this repository in a temporary folder; the tests that
+should notice it run there.
 """
 
 from __future__ import annotations
-
-import startup  # noqa: F401
 
 import contextlib
 import os
@@ -19,11 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages import markdown
+from pages.markdown import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("jaxgru", "configs", "torchref", "parity_tests", "pyproject.toml")
 TAIL = 60  # lines of pytest's output that are shown where it fails
 
@@ -56,11 +54,8 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "a bias dropped: the second one of z and r": (
         CELL_TESTS,
-        (
-            "cells/base.py",
-            "    if b is None:\n        return a\n",
-            "    if b is None or a.ndim == 1:\n        return a\n",
-        ),
+        ("cells/base.py", "    if b is None:\n        return a\n",
+         "    if b is None or a.ndim == 1:\n        return a\n"),
     ),
     "the carry of layer 2 not passed on": (
         STATE_TESTS,
@@ -72,34 +67,25 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "weight decay left off biases": (
         FIFTY_STEPS,
-        (
-            "lm/training/step.py",
-            "weight_decay=training.weight_decay,",
-            "weight_decay=training.weight_decay,\n"
-            "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
-        ),
+        ("lm/training/step.py", "weight_decay=training.weight_decay,",
+         "weight_decay=training.weight_decay,\n"
+         "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),"),
     ),
     "the cosine stepped every step": (
         FIFTY_STEPS,
-        (
-            "lm/training/step.py",
-            "step // training.steps_per_epoch",
-            "step / training.steps_per_epoch",
-        ),
+        ("lm/training/step.py", "step // training.steps_per_epoch",
+         "step / training.steps_per_epoch"),
     ),
     "a dropout mask reused across a sequence's steps": (
         ("parity_tests/test_models.py", "-k", "masks"),
-        (
-            "layers/dropout.py",
-            "threefry2x32_p.bind(key_0, key_1, t, ",
-            "threefry2x32_p.bind(key_0, key_1, 0 * t, ",
-        ),
+        ("layers/dropout.py", "threefry2x32_p.bind(key_0, key_1, t, ",
+         "threefry2x32_p.bind(key_0, key_1, 0 * t, "),
     ),
     "dropout masks reused across training steps": (
         FIFTY_STEPS,
         ("lm/training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
     ),
-}
+}  # fmt: skip
 """By name: the tests that should fail, and the changes (file in jaxgru/, text, wrong text)."""
 
 
@@ -193,19 +179,7 @@ def table(outcomes: list[Outcome]) -> str:
     return markdown.table(["planted error", "failed", "for instance"], rows)
 
 
-def main() -> None:
-    """Print the table. Raises UserError where no test notices a planted error."""
-    Parser(__doc__).parse_args()
-    outcomes = run_all()
-    print(table(outcomes), end="")
-    check(outcomes)
-
-
 def check(outcomes: list[Outcome]) -> None:
     """Raise UserError unless every planted error makes tests fail."""
     if missed := [outcome.name for outcome in outcomes[1:] if not outcome.failed]:
         raise UserError(f"no test noticed: {', '.join(missed)}.")
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -85,11 +85,10 @@ def main() -> None:
     add("--steps", type=int, default=450, help="of training (%(default)s)")
     add("--output", type=Path, default=Path("docs/plateau.json"), help="(%(default)s)")
     arguments = parser.parse_args()
-    given = {name: getattr(arguments, name) for name in ("batch_size", "learning_rate")}
+    given = {"batch_size": arguments.batch_size, "learning_rate": arguments.learning_rate}
     options = {f"training.{name}": v for name, v in given.items() if v is not None}
-    configs = [
-        load_config(arguments.config, options | {"training.seed": seed}) for seed in arguments.seeds
-    ]
+    configs = [load_config(arguments.config, options | {"training.seed": seed})
+               for seed in arguments.seeds]  # fmt: skip
     check(configs[0], arguments.steps)
     if arguments.framework == "PyTorch" and jax.devices()[0].platform != "cpu":
         raise UserError("The PyTorch reference trains on the CPU; JAX_PLATFORMS=cpu says so.")
@@ -102,10 +101,8 @@ def main() -> None:
         empty = record(config, arguments.framework)
         known = [run for run in load_or([], output, list[Plateau]) if run.key == empty.key]
         if known and known[0].steps > arguments.steps:
-            raise UserError(
-                f"{output} has {known[0].steps} steps of seed {empty.seed}; {arguments.steps} "
-                "would replace them."
-            )
+            raise UserError(f"{output} has {known[0].steps} steps of seed {empty.seed}; "
+                            f"{arguments.steps} would replace them.")  # fmt: skip
     for config in configs:
         for run in first_steps(config, arguments.framework, arguments.steps):
             runs = {other.key: other for other in load_or([], output, list[Plateau])}
@@ -123,28 +120,20 @@ def check(config: Config, steps: int) -> None:
             raise UserError(f"{config.name} has {name} {given!r}; it must be {value!r} here.")
     most = config.training.epochs * config.training.steps_per_epoch
     if not 0 < steps <= most or steps % PLATEAU_MEAN:
-        raise UserError(
-            f"--steps is {steps}; it must be a multiple of {PLATEAU_MEAN} and at most {most}."
-        )
+        raise UserError(f"--steps is {steps}; it must be a multiple of {PLATEAU_MEAN} "
+                        f"and at most {most}.")  # fmt: skip
 
 
 def record(config: Config, framework: str) -> Plateau:
     """Return the record of a training before its first step."""
-    hardware = describe_hardware()
+    hardware, training = describe_hardware(), config.training
     if framework == "PyTorch":
         hardware = f"{hardware.rpartition(', ')[0]}, PyTorch {torch.__version__}"
     return Plateau(
-        config=config.name,
-        framework=framework,
-        batch_size=config.training.batch_size,
-        learning_rate=config.training.learning_rate,
-        seed=config.training.seed,
-        losses=[],
-        constant=[],
-        date=str(datetime.date.today()),
-        hardware=hardware,
-        commit=current_commit(),
-    )
+        config=config.name, framework=framework, batch_size=training.batch_size,
+        learning_rate=training.learning_rate, seed=training.seed, losses=[], constant=[],
+        date=str(datetime.date.today()), hardware=hardware, commit=current_commit(),
+    )  # fmt: skip
 
 
 def first_steps(config: Config, framework: str, steps: int) -> Iterator[Plateau]:
@@ -229,13 +218,9 @@ class InPyTorch:
     def train(self, steps: int) -> list[float]:
         """Take training steps; return the loss before each of them."""
         self.model.train()
-        clip = self.training.max_grad_norm
-        losses = []
+        losses, clip = [], {"max_grad_norm": self.training.max_grad_norm}
         for _ in range(steps):
-            loss = torchref.train_step(
-                self.model, self.optimizer, *self.batch(), max_grad_norm=clip
-            )
-            losses.append(loss)
+            losses.append(torchref.train_step(self.model, self.optimizer, *self.batch(), **clip))
             self.step += 1
             if self.step % self.training.steps_per_epoch == 0:
                 self.schedule.step()

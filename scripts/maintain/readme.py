@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 from bench import benchmark_page
 from bench.benchmark_page import LABELS, rows
@@ -21,13 +20,11 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import load_config
 from jaxgru.lm.runs.published import load_published
 from maintain.carry import plot_carry
-from pages.markdown import table, write_page
+from pages.markdown import DOCS, ROOT, table, write_page
 from pages.records import grouped, load
 from study.records import Study
 from study.study_page import FILLED, Page
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 120"
 WIDTH = "92"  # of the sample, in columns
 
@@ -41,8 +38,8 @@ def main() -> None:
     if done.returncode != 0:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
     records = Records()
-    write_page(ROOT / "README.md", records.tables(done.stdout), records.says())
-    plot_carry(ROOT / "docs" / "figures" / "carry.png")
+    write_page(ROOT / "README.md", records.tables(done.stdout), records.expected_sentences())
+    plot_carry(DOCS / "figures" / "carry.png")
 
 
 class Records:
@@ -71,7 +68,7 @@ class Records:
             "speeds": f"{speeds(self.steps, self.benchmarks.runs)}\n{figure}",
         }
 
-    def says(self) -> list[str]:
+    def expected_sentences(self) -> list[str]:
         """Return what stands in the sentences of README.md, with the numbers of the records."""
         page, run = self.page, self.benchmarks.runs[self.steps[0].run]
         alpha, gamma = page.first["astra_alpha"], page.first["astra_gamma"]

@@ -2,7 +2,7 @@
 
 The commands really run, in a pseudo-terminal; only their typing is simulated. What they print, with
 its times, is written as an asciinema recording (`.cast`, version 2) and drawn as a GIF. Waiting is
-shortened: every time is divided by --speed, and no wait is longer than --pause. It needs a
+shortened: every time is divided by SPEED, and no wait is longer than PAUSE. It needs a
 system with pseudo-terminals, not Windows. Drawing needs pyte and Pillow: pip install pyte pillow
 """
 
@@ -27,13 +27,15 @@ from typing import Any
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.files import write_bytes, write_text
+from pages.markdown import DOCS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "python scripts/train.py --config astra_alpha --training.epochs 2",
     "python scripts/sample.py --run runs/astra_alpha --num-tokens 200",
 )
 COLUMNS, ROWS = 90, 17
+SPEED = 4  # divides all times
+PAUSE = 1  # seconds of the longest wait that is shown
 TYPING = 0.1  # seconds per character, before times are divided
 END = 4.0  # seconds for which the last picture is shown
 FRAMES_PER_SECOND = 10
@@ -52,23 +54,13 @@ Event = tuple[float, str]  # the time in seconds, and what was printed
 def main() -> None:
     """Read the arguments, run the commands, and write the recording and the GIF."""
     parser = Parser(__doc__)
-    parser.add_argument("--speed", type=float, default=4, help="divides all times (%(default)g)")
-    parser.add_argument("--pause", type=float, default=1, metavar="SECONDS",
-                        help="the longest wait that is shown (%(default)g)")  # fmt: skip
     parser.add_argument("--draw-only", action="store_true", help="draw the recording there is")
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "figures",
-                        help="where to write (docs/figures)")  # fmt: skip
     arguments = parser.parse_args()
-    if not (arguments.speed > 0 and arguments.pause > 0):
-        parser.error("--speed and --pause must be above 0.")
-    cast = arguments.folder / "two_commands.cast"
+    cast = DOCS / "figures" / "two_commands.cast"
     if not arguments.draw_only:
         with tempfile.TemporaryDirectory() as folder:  # its runs/ is empty
             (Path(folder) / "scripts").symlink_to(ROOT / "scripts")
-            events = list(shortened(record(COMMANDS, folder), arguments.speed, arguments.pause))
-        write_text(cast, to_cast(events, arguments.speed, arguments.pause))
-    elif not cast.exists():
-        raise UserError(f"there is no {cast}; leave out --draw-only.")
+            write_text(cast, to_cast(shortened(record(COMMANDS, folder))))
     events = from_cast(cast.read_text(encoding="utf-8"))
     write_bytes(cast.with_suffix(".gif"), draw(events))
     print(f"{cast} and .gif: {events[-1][0]:.0f} s")
@@ -113,18 +105,18 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def shortened(events: Iterable[Event], speed: float, pause: float) -> Iterator[Event]:
-    """Divide times by `speed` and shorten waits that are longer than `pause` seconds after that."""
+def shortened(events: Iterable[Event]) -> Iterator[Event]:
+    """Divide times by SPEED and shorten waits that are longer than PAUSE after that."""
     last = shown = 0.0
     for moment, text in events:
-        shown += min((moment - last) / speed, pause)
+        shown += min((moment - last) / SPEED, PAUSE)
         last = moment
         yield shown, text
 
 
-def to_cast(events: Iterable[Event], speed: float, pause: float) -> str:
+def to_cast(events: Iterable[Event]) -> str:
     """Return a recording in asciinema's format, version 2: a header and a line per event."""
-    title = f"played {speed:g} times as fast, waits of at most {pause:g} s"
+    title = f"played {SPEED} times as fast, waits of at most {PAUSE} s"
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": title}
     lines = [header, *([round(moment, 3), "o", text] for moment, text in events)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -142,9 +134,7 @@ def draw(events: Iterable[Event]) -> bytes:
         import pyte
         from PIL import Image
     except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed; pip install pyte pillow installs it."
-        ) from None
+        raise UserError(f"{error.name} is missing; pip install pyte pillow installs it.") from None
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.Stream(screen)
     paint = _painter()

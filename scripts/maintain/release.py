@@ -39,13 +39,10 @@ def main() -> None:
     if target.exists() and not arguments.force:
         raise RunError(f"{target} exists; to replace it, add --force.")
     if 4 * num_params(params) > MAX_BYTES:
-        raise RunError(
-            f"{config.name} is larger than {MAX_BYTES:,} bytes, the limit for a release."
-        )
+        raise RunError(f"{config.name} is larger than {MAX_BYTES:,} bytes, a release's limit.")
     _, dataset = load_dataset(config, tokenizer)
-    losses = evaluate(
-        params, dataset.validation, dataset.num_characters, config.training.sequence_length
-    )
+    window = config.training.sequence_length
+    losses = evaluate(params, dataset.validation, dataset.num_characters, window)
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer)
     text = card(config, num_params(params), losses, epochs, trained_by(run))
@@ -64,10 +61,8 @@ def card(
         "state reset before every token: stateless": losses.stateless,
     }
     units = "nats_per_token", "nats_per_character", "bits_per_character"
-    rows = [
-        [name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]
-        for name, loss in names.items()
-    ]
+    rows = [[name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]
+            for name, loss in names.items()]  # fmt: skip
     training, data = config.training, config.data
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]

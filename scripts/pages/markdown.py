@@ -1,7 +1,8 @@
-"""Pages that people write, and the tables in them that scripts make.
+"""Pages that people write, and the tables and outputs in them that scripts make.
 
-A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. All else, a person
-writes; what it says of measurements, scripts and tests compare with the records.
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The output of code
+is the ```text block after it: the code is its name, and markers would say nothing more. All else, a
+person writes; what it says of measurements, scripts and tests compare with the records.
 """
 
 from __future__ import annotations
@@ -16,21 +17,43 @@ from typing import Any
 from jaxgru.errors import UserError
 from jaxgru.lm.files import write_text
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 TABLE = re.compile(r"(<!-- table (.+?) -->\n\n)(?:.*?\n\n)??(<!-- end -->)", re.DOTALL)
+CODE = re.compile(
+    r"(^```(?P<language>python|bash)\n(?P<code>.*?)^```\n)(?:\n```text\n.*?^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def fill(page: str, make: Callable[[str], str]) -> str:
     """Return the page with each of its tables made anew, from its name."""
 
-    def again(found: re.Match) -> str:
+    def filled(found: re.Match) -> str:
         made = make(found[2]).strip("\n")
         return found[1] + made + "\n\n" * bool(made) + found[3]
 
-    return TABLE.sub(again, page)
+    return TABLE.sub(filled, page)
 
 
-def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) -> None:
+def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
+    """Return the page with the output of each block of Python and Bash made anew, in order.
+
+    Args:
+      run: from a block's language, its code and the line of the page on which the code begins, to
+        what it prints.
+    """
+
+    def filled(found: re.Match) -> str:
+        line = page.count("\n", 0, found.start("code")) + 1
+        lines = run(found["language"], found["code"], line).rstrip("\n").splitlines()
+        printed = "".join(f"{line.rstrip()}\n" for line in lines)
+        return found[1] + f"\n```text\n{printed}```\n" * bool(lines)
+
+    return CODE.sub(filled, page)
+
+
+def write_page(path: Path, tables: Mapping[str, str], expected: Iterable[str] = ()) -> None:
     """Write a page with these tables, and print what it should say and does not.
 
     A page that is not there yet gets the text of the page of that name in docs/.
@@ -46,14 +69,14 @@ def write_page(path: Path, tables: Mapping[str, str], says: Iterable[str] = ()) 
 
     page = fill((path if path.exists() else DOCS / path.name).read_text(encoding="utf-8"), make)
     write_text(path, page)
-    for sentence in unsaid(page, says):
+    for sentence in missing_sentences(page, expected):
         print(f"{path} does not say, as it should by the records: {sentence}")
 
 
-def unsaid(page: str, says: Iterable[str]) -> list[str]:
+def missing_sentences(page: str, expected: Iterable[str]) -> list[str]:
     """Return those of the sentences that are not in a page, wherever its lines break."""
     words = " ".join(page.split())
-    return [sentence for sentence in says if sentence not in words]
+    return [sentence for sentence in expected if sentence not in words]
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") -> str:

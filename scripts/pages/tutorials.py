@@ -18,14 +18,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-from markdown_it import MarkdownIt
 
 from jaxgru.lm.files import write_text
+from pages.markdown import DOCS, ROOT, fill_outputs
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 FIGURES = DOCS / "figures" / "tutorials"
 PAGES = [
     *sorted((DOCS / "tutorials").glob("*.md")),
@@ -33,51 +29,22 @@ PAGES = [
 ]
 
 
-class Block(NamedTuple):
-    """A block of code in a page, and the lines between which its output is."""
-
-    language: str
-    code: str
-    line: int  # of the page, from 1, on which the code begins
-    output: slice
-
-
-def blocks(page: str) -> list[Block]:
-    """Return the blocks of code that are run, in order."""
-    fences = [token for token in MarkdownIt().parse(page) if token.type == "fence"]
-    lines, found = page.splitlines(), []
-    for i, fence in enumerate(fences):
-        if fence.info not in ("python", "bash") or fence.map is None:
-            continue
-        start, end = fence.map
-        output = slice(end, end)
-        if i + 1 < len(fences) and fences[i + 1].info == "text":
-            first, last = fences[i + 1].map or (end, end)
-            if not "".join(lines[end:first]).strip():
-                output = slice(end, last)
-        found.append(Block(fence.info, fence.content, start + 2, output))
-    return found
-
-
 def run(page: Path, folder: Path) -> str:
     """Run a page's code in a folder; return the page with the output of the code."""
-    text = page.read_text()
-    lines, namespace = text.splitlines(), {"__name__": "__main__"}
+    namespace = {"__name__": "__main__"}
     run_bash = bash(folder)
-    printed = []
-    for block in blocks(text):
-        if block.language == "bash":
-            printed.append((block, run_bash(block.code)))
+
+    def run_block(language: str, code: str, line: int) -> str:
+        if language == "bash":
+            printed = run_bash(code)
         else:
-            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+            program = compile("\n" * (line - 1) + code, str(page), "exec")
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.chdir(folder):
-                exec(code, namespace)
-            printed.append((block, out.getvalue()))
-    for block, output in reversed(printed):
-        output = output.replace(f"{folder}{os.sep}", "")
-        shown = [line.rstrip() for line in output.rstrip("\n").splitlines()]
-        lines[block.output] = ["", "```text", *shown, "```"] if shown else []
-    return "\n".join(lines) + "\n"
+                exec(program, namespace)
+            printed = out.getvalue()
+        return printed.replace(f"{folder}{os.sep}", "")
+
+    return fill_outputs(page.read_text(), run_block)
 
 
 def bash(folder: Path) -> Callable[[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,10 @@ from jaxgru.lm.runs.measurements import FILE_NAME
 from jaxgru.lm.runs.published import recipe
 
 SEEDS = {
-    "astra_alpha": 3,
-    "astra_beta": 3,
-    "astra_gamma": 3,
-    "scribe_alpha": 1,
-    "scribe_beta": 2,
-    "scribe_gamma": 1,
-    "leviathan": 1,
-    "elman_alpha": 3,
-    "bengio_mlp": 3,
-}
+    "astra_alpha": 3, "astra_beta": 3, "astra_gamma": 3,
+    "scribe_alpha": 1, "scribe_beta": 2, "scribe_gamma": 1,
+    "leviathan": 1, "elman_alpha": 3, "bengio_mlp": 3,
+}  # fmt: skip
 """The number of seeds, from 0 on, that each config is trained with."""
 
 NANOGPT = ("astra_beta", "astra_gamma")
@@ -32,16 +27,10 @@ their best one."""
 VARIANTS = [
     *({"training.dropout": 0, "training.seed": seed} for seed in range(3)),
     {"training.dropout_site": "between"},  # with one layer, there is no such place
-    {"model.hidden_dim": 32},
-    {"model.hidden_dim": 64},
-    {"model.hidden_dim": 256},
-    {"model.num_layers": 2},
-    {"model.num_layers": 3},
+    *({"model.hidden_dim": size} for size in (32, 64, 256)),
+    *({"model.num_layers": number} for number in (2, 3)),
     *({"data.batches": "streams", "training.seed": seed} for seed in range(3)),
-    *(
-        {"data.batches": "streams", "training.dropout": 0, "training.seed": seed}
-        for seed in range(3)
-    ),
+    *({"data.batches": "streams", "training.dropout": 0, "training.seed": s} for s in range(3)),
     *({"training.compute_dtype": "bfloat16", "training.seed": seed} for seed in range(3)),
 ]
 """Changes to astra_alpha, to measure the cost of its dropout, the cost of a lost state by size, the
@@ -66,16 +55,11 @@ class Job:
 
 def all_jobs() -> list[Job]:
     """Return every job: the first seed of every config, then the other seeds, then the variants."""
-    seeds = [
-        Job(
-            name,
-            (("training.seed", seed),) * (seed > 0)
-            + (("training.keep_epochs", True),) * (name in NANOGPT),
-        )
-        for seed in range(max(SEEDS.values()))
-        for name in SEEDS
-        if seed < SEEDS[name]
-    ]
+    seeds = []
+    for seed, name in itertools.product(range(max(SEEDS.values())), SEEDS):
+        if seed < SEEDS[name]:
+            kept = (("training.keep_epochs", True),) * (name in NANOGPT)
+            seeds.append(Job(name, (("training.seed", seed),) * (seed > 0) + kept))
     return seeds + [Job("astra_alpha", tuple(variant.items())) for variant in VARIANTS]
 
 

@@ -14,7 +14,7 @@ from study.records import EarlyStopping, Run
 from study.study_page import FILLED, Page
 
 
-def says(page: Page) -> list[str]:
+def expected_sentences(page: Page) -> list[str]:
     """Return what the page says, with the numbers of the runs; nothing of runs that are missing."""
     said = [
         f"measured {page.made} on the machines",

@@ -246,9 +246,8 @@ class Page:
 
     def batches(self) -> dict[tuple[str, float], list[Run]]:
         """Return the runs of astra_alpha by batches and rate of dropout, more dropout first."""
-        groups = self.alphas(
-            {"data.batches", "training.dropout"}, lambda c: (c.data.batches, c.training.dropout)
-        )
+        kind = lambda config: (config.data.batches, config.training.dropout)
+        groups = self.alphas({"data.batches", "training.dropout"}, kind)
         return dict(sorted(groups.items(), key=lambda item: -item[0][1]))
 
     def precisions(self) -> dict[str, list[Run]]:
@@ -289,18 +288,10 @@ class Page:
             error = statistics.stdev(theirs) / len(theirs) ** 0.5
             ours = [statistics.mean(_last([epoch.val_loss for epoch in run.epochs]))
                     for run in self.of(name)]  # fmt: skip
-            apart = statistics.mean(ours) - mean
-            rows.append(
-                [
-                    name,
-                    len(theirs),
-                    mean_and_range(theirs),
-                    f"{error:.4f}",
-                    mean_and_range(ours),
-                    f"{apart:+.4f}",
-                    f"{apart / error:+.1f}",
-                ]
-            )
+            above = statistics.mean(ours) - mean
+            difference = f"{above:+.4f}", f"{above / error:+.1f}"
+            rows.append([name, len(theirs), mean_and_range(theirs), f"{error:.4f}",
+                         mean_and_range(ours), *difference])  # fmt: skip
         return rows
 
     def as_nanogpt(self) -> list[Row]:
@@ -315,11 +306,10 @@ class Page:
 
     def by_recipe(self, name: str, framework: str) -> list[Plateau]:
         """Return a framework's trainings of a config's first steps by its recipe, one per seed."""
-        recipe = load_config(name).training
-        like = framework, recipe.batch_size, recipe.learning_rate
-        return [
-            p for p in self.plateaus[name] if (p.framework, p.batch_size, p.learning_rate) == like
-        ]
+        training = load_config(name).training
+        like = framework, training.batch_size, training.learning_rate
+        plateaus = self.plateaus[name]
+        return [p for p in plateaus if (p.framework, p.batch_size, p.learning_rate) == like]
 
     def first_steps(self, name: str) -> list[Row]:
         """Return a row per training of a config's first steps: constant units, and losses."""
@@ -386,9 +376,7 @@ def minutes(run: Run) -> float:
     return len(run.epochs) * statistics.median(epoch.seconds for epoch in run.epochs) / 60
 
 
-def number(
-    value: float | None, convert: Callable[[float], float] = float, spec: str = ".3f"
-) -> str:
+def number(value: float | None, convert: Callable = float, spec: str = ".3f") -> str:
     """Format a table's cell; a dash if there is no value."""
     return "–" if value is None else format(convert(value), spec)
 
@@ -441,8 +429,8 @@ def epoch_table(runs: Sequence[Run], published: PublishedResults) -> str:
         differences = []
         for i, epoch in enumerate(run.epochs[1:], start=1):
             known = [losses[i] for losses in published.train_loss if i < len(losses)]
-            apart = [abs(epoch.train_loss - loss) for loss in known if not math.isnan(loss)]
-            differences += [min(apart)] if apart else []
+            beside = [abs(epoch.train_loss - loss) for loss in known if not math.isnan(loss)]
+            differences += [min(beside)] if beside else []
         if differences:
             said.append(f"{max(differences):.4f}" + f" (seed {run.seed})" * (len(runs) > 1))
     sentence = (

@@ -308,21 +308,21 @@ class TestPage:
         )
 
 
-class TestContestants:
-    def test_each_is_measured_at_something(self):
-        assert all(peers.measured_kinds(name) for name in CONTESTANTS)
+LAYERS = [name for name, entry in CONTESTANTS.items() if entry.layer and "one-dev" not in name]
 
+
+class TestContestants:
     @pytest.mark.parametrize(
         "name",
         [
             pytest.param(name, marks=pytest.mark.slow if "one-device" in name else ())
-            for name in peers.BUILDERS
-            if name not in ("wavefront", "torch.compile")
+            for name, entry in CONTESTANTS.items()
+            if entry.model and name not in ("wavefront", "torch.compile")
         ],
     )
     def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
-        assert peers.missing(name) in (None, "there is only one device")
+        assert peers.why_absent(name) in (None, "there is only one device")
         torch.manual_seed(0)  # of batches and dropout
         contestant = peers.build(name, Task(TINY, "training", 4, 6), "float32")
         first = float(contestant.run(1))
@@ -353,11 +353,11 @@ class TestContestants:
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
 
-    @pytest.mark.parametrize("name", peers.LAYERS)
+    @pytest.mark.parametrize("name", LAYERS)
     def test_layers_with_resets(self, name):
         """After a reset, outputs are those of a sequence that begins there."""
         task = LayerTask("gru" if name == "haiku" else "gru, reset after", 2, 5, 3, 4, resets=True)
-        layer = peers.LAYERS[name](task)
+        layer = CONTESTANTS[name].layer(task)
         x = jax.random.normal(jax.random.key(0), (5, 2, 3))
         reset = jnp.zeros((5, 2), bool).at[2].set(True)
         y = layer.apply(layer.params, x, reset)
@@ -366,7 +366,7 @@ class TestContestants:
         changed = layer.apply(layer.params, x, jnp.zeros((5, 2), bool))
         assert np.abs(changed[2:] - expected).max() > 1e-3
 
-    @pytest.mark.parametrize("name", ["torch.nn", *(f"{n}-one-device" for n in peers.LAYERS)])
+    @pytest.mark.parametrize("name", ["torch.nn", *(f"{n}-one-device" for n in LAYERS)])
     @pytest.mark.parametrize("resets", [False, True])
     def test_layers(self, name, resets):
         """The gradient of x has its shape; who lacks a cell or resets says so."""
@@ -383,7 +383,7 @@ class TestContestants:
         other = "gru, reset after" if name.startswith("haiku") else "gru"
         if not name.startswith(("jaxgru", "autodiff")):
             task = LayerTask(other, 2, 5, 3, 4)
-            assert not peers.measured(name, task)
+            assert not peers.is_measured(name, task)
             with pytest.raises(UserError, match="has no such layer"):
                 peers.build(name, task, "float32")
 
@@ -402,9 +402,9 @@ class TestContestants:
 
     def test_absent_ones_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "haiku", None)
-        assert peers.missing("haiku").startswith("haiku cannot be imported")
-        assert peers.missing("jaxgru") is None
-        assert peers.missing("wavefront") == "it is for GPUs"
+        assert peers.why_absent("haiku").startswith("haiku cannot be imported")
+        assert peers.why_absent("jaxgru") is None
+        assert peers.why_absent("wavefront") == "it is for GPUs"
         with pytest.raises(UserError, match="its layers cannot run at once over 6 steps"):
             peers.build("wavefront", Task(TINY, "forward", 4, 6), "float32")
 
@@ -480,7 +480,7 @@ class TestScript:
         device = jax.devices()[0].device_kind
         of_device = f"those known of an {device}"
         for known, says in ({}, "unknown"), ({device: {"float32": 2e9}}, of_device):
-            monkeypatch.setattr(benchmark, "KNOWN_CEILINGS", known)
+            monkeypatch.setattr(benchmark.timing, "KNOWN_CEILINGS", known)
             fake(*options, "--docs", says, "--no-ceilings")
             page = (tmp_path / says / "performance.md").read_text()
             assert f"ceilings were not measured, but are {says}" in page

@@ -30,7 +30,7 @@ def test_what_is_measured_is_written_and_kept(monkeypatch, tmp_path, drawn):
     """A length, plain and with remat; a second machine's run stays beside the first's."""
     small = cost.Series("T", "training.sequence_length", "tokens", {"training.batch_size": 2}, (9,))
     monkeypatch.setattr(cost, "SERIES", (small,))
-    points = cost.measure_all(1, 9, lambda point: None)
+    points = cost.measure_all(1, 9)
     assert [(p.value, p.remat) for p in points] == [(9, False), (9, True)]
     assert all(p.seconds > 0 and p.bytes > 200_000 for p in points)  # AdamW's moments alone
     run = CostRun(hardware="here", date="2026-11-21", command="", points=points)

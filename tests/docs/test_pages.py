@@ -12,11 +12,11 @@ from matplotlib.testing.compare import compare_images
 import jaxgru
 from bench import benchmark_page, cost
 from bench.records import Benchmarks, CostRun
-from pages.markdown import fill, unsaid
+from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
-from pages.tutorials import DOCS, FIGURES, PAGES, blocks, run
+from pages.tutorials import DOCS, FIGURES, PAGES, run
 from study.records import EarlyStopping, Plateau, Study
-from study.sentences import says
+from study.sentences import expected_sentences
 from study.study_page import Page
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -55,11 +55,8 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
     """Run a page; compare the printed text but that of blocks whose code matches `without`."""
 
     def lines(text):
-        parts = text.splitlines()
-        for block in reversed(blocks(text)):
-            if re.search(without, block.code):
-                del parts[block.output]
-        return parts
+        compared = lambda block: block[1] if re.search(without, block["code"]) else block[0]
+        return CODE.sub(compared, text).splitlines()
 
     shown = page.read_text()
     again = run(page, folder)
@@ -73,14 +70,14 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
 
 
 LONG = [DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")]
-CODE = [
+RUN = [
     pytest.param(page, id=page.stem, marks=pytest.mark.slow if page in LONG else ())
     for page in PAGES
     if page != YOUR_OWN_TEXT
 ]
 
 
-@pytest.mark.parametrize("page", CODE)
+@pytest.mark.parametrize("page", RUN)
 def test_the_code_prints_what_the_page_shows(page, corpus, tmp_path):
     check(page, tmp_path)
 
@@ -133,7 +130,7 @@ def test_tables_are_what_the_records_make(name, tables):
 
 
 def test_what_the_study_says_is_what_its_runs_say():
-    assert unsaid((DOCS / "study.md").read_text(), says(STUDY)) == []
+    assert missing_sentences((DOCS / "study.md").read_text(), expected_sentences(STUDY)) == []
 
 
 class TestTheSite:

@@ -17,7 +17,7 @@ from bench.records import Benchmarks, CostRun
 from pages import records
 from study import study_page
 from study.records import Kept, Run, RunMeasures, load_metrics
-from study.sentences import says
+from study.sentences import expected_sentences
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
@@ -69,7 +69,7 @@ def load(path: Path) -> None:
 
 def _page(*runs: Run) -> None:
     page = study_page.Page(runs, KEPT["ngrams"])
-    page.tables(), says(page)
+    page.tables(), expected_sentences(page)
 
 
 def _spoilt(rng: random.Random, data: bytes) -> bytes:

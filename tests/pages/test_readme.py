@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from maintain import readme
-from pages.markdown import fill, unsaid
-from pages.tutorials import blocks
+from pages.markdown import CODE, fill, missing_sentences
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,7 +23,7 @@ def test_its_tables_and_numbers_are_those_of_the_records_and_a_model(script, mon
     records = readme.Records()
     tables = records.tables(script(Path(name).stem, *options).out)
     assert fill(README, tables.pop) == README and tables == {}
-    assert unsaid(README, records.says()) == []
+    assert missing_sentences(README, records.expected_sentences()) == []
 
 
 def test_it_is_short():
@@ -38,9 +37,9 @@ def test_the_code_runs(page, monkeypatch, tmp_path, tiny_run):
     (tmp_path / "runs").symlink_to(tiny_run.parents[1])
     text = (ROOT / page).read_text(encoding="utf-8")
     names: dict[str, object] = {}
-    for block in blocks(text):
-        assert block.language == "python"
-        exec(compile(block.code, str(page), "exec"), names)
+    for block in CODE.finditer(text):
+        assert block["language"] == "python"
+        exec(compile(block["code"], str(page), "exec"), names)
 
 
 def test_links_lead_somewhere():

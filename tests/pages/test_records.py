@@ -18,7 +18,7 @@ from bench.records import Benchmarks, CostRun
 from pages import records
 from pages.records import RecordError
 from study.records import Kept, Run, Study
-from study.sentences import says
+from study.sentences import expected_sentences
 from study.study_page import Page
 
 UNLIKELY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
@@ -121,7 +121,9 @@ def test_runs_make_a_page(folder, runs):
     kept = read(folder, {"runs": runs}, Kept)
     page = Page(kept.runs, NGRAMS)
     page.draw(folder)
-    assert says(page) and all(f"| {run.config}" in page.tables()["resources"] for run in kept.runs)
+    assert expected_sentences(page) and all(
+        f"| {run.config}" in page.tables()["resources"] for run in kept.runs
+    )
     assert json.loads(records.dumps(kept)) == json.loads(records.dumps(read(
         folder, json.loads(records.dumps(kept)), Kept)))  # fmt: skip
 

@@ -20,7 +20,7 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from pages.markdown import table
 from study.figures import in_quarter_octaves
 from study.records import EarlyStopping, Plateau, Run
-from study.sentences import says
+from study.sentences import expected_sentences
 from study.study_page import FILLED, Page, first_below
 
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
@@ -67,7 +67,7 @@ def run_json(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0,
 def page(*runs, stopping=None, plateaus=()):
     """The page's tables, and what its sentences say of these runs."""
     page = Page(runs, NGRAMS, stopping, plateaus)
-    return "\n".join([*page.tables().values(), *says(page)])
+    return "\n".join([*page.tables().values(), *expected_sentences(page)])
 
 
 def test_the_last_five_epochs_stand_beside_the_published_ones():

@@ -8,6 +8,7 @@ import string
 import subprocess
 from pathlib import Path
 
+import fixtures
 import numpy as np
 import pytest
 from random_models import random_params
@@ -51,13 +52,13 @@ RANDOM = {
 }  # fmt: skip
 
 
-def run(*arguments: str, fixtures: Path) -> dict[str, str]:
+def run(*arguments: str, folder: Path) -> dict[str, str]:
     """Run vitest; return the status of each test."""
-    report = fixtures / "report.json"
+    report = folder / "report.json"
     done = subprocess.run(
         ["node", VITEST, "run", *arguments, "--reporter=default", "--reporter=json",
          f"--outputFile={report}"],
-        cwd=PLAYGROUND, env=os.environ | {"PLAYGROUND_FIXTURES": str(fixtures)},
+        cwd=PLAYGROUND, env=os.environ | {"PLAYGROUND_FIXTURES": str(folder)},
         capture_output=True, text=True, encoding="utf-8",
     )  # fmt: skip
     print(done.stdout, done.stderr)
@@ -85,7 +86,7 @@ def random_model(folder: Path, name: str, **options: int | str) -> Path:
 def write_fixtures(folder: Path, names: list[str], text: str, N: int, **options) -> None:
     for name in names:
         tokens = split(load(name)[2].encode(text), 0.1)[1][:N]
-        playground.write_fixture(folder, FOLDER / f"{name}.safetensors", tokens, **options)
+        fixtures.write_fixture(folder, FOLDER / f"{name}.safetensors", tokens, **options)
 
 
 @node
@@ -95,9 +96,9 @@ def test_the_engine(shakespeare, tmp_path):
     for name, options in RANDOM.items():
         path = random_model(tmp_path, name, **options)
         tokens = np.random.default_rng(2).integers(options["vocab_size"], size=160, dtype=np.int32)
-        playground.write_fixture(tmp_path, path, tokens, resets=(7, None))
-    playground.write_numbers(tmp_path)
-    statuses = run("src/engine", fixtures=tmp_path)
+        fixtures.write_fixture(tmp_path, path, tokens, resets=(7, None))
+    fixtures.write_numbers(tmp_path)
+    statuses = run("src/engine", folder=tmp_path)
     assert_compared(statuses, [*names, *RANDOM])
     compared = len(COMPARED) * len([*names, *RANDOM]) + len(NUMBERS)
     assert len(statuses) > compared + 50  # the engine's own tests
@@ -108,8 +109,8 @@ def test_the_engine(shakespeare, tmp_path):
 @pytest.mark.parametrize("name", playground.MODELS)
 def test_the_engine_on_ten_thousand_characters(name, shakespeare, tmp_path):
     write_fixtures(tmp_path, [name], shakespeare, 10_000)
-    playground.write_numbers(tmp_path)
-    assert_compared(run("src/engine/parity.test.ts", fixtures=tmp_path), [name])
+    fixtures.write_numbers(tmp_path)
+    assert_compared(run("src/engine/parity.test.ts", folder=tmp_path), [name])
 
 
 # --- The assets

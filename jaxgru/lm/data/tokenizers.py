@@ -385,7 +385,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     Raises:
       TokenizerError: it cannot be read.
     """
-    kind = CharacterTokenizer.kind if path.suffix == ".json" else SentencePieceTokenizer.kind
+    kinds = {Path(cls.file_name).suffix: cls.kind for cls in TOKENIZERS}
+    kind = kinds.get(path.suffix, SentencePieceTokenizer.kind)
     try:
         return tokenizer_from_bytes(kind, read_bytes(path, at_most=MAX_BYTES))
     except OSError as error:

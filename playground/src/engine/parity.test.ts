@@ -1,4 +1,4 @@
-/** The engine against jaxgru: on what scripts/maintain/playground.py wrote to the folder PLAYGROUND_FIXTURES. */
+/** The engine against jaxgru: on what tests/playground/fixtures.py wrote to the folder PLAYGROUND_FIXTURES. */
 
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
