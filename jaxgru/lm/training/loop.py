@@ -22,13 +22,8 @@ from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.processes import anywhere, from_first
 from jaxgru.lm.parallel.sharding import one_copy, shard
-from jaxgru.lm.training.step import (
-    MAX_CHUNK,
-    TrainState,
-    learning_rate,
-    state_shardings,
-    train_steps,
-)
+from jaxgru.lm.training.optimizer import learning_rate
+from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
 
 CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
 
