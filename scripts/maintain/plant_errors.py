@@ -72,7 +72,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     "weight decay left off biases": (
         FIFTY_STEPS,
         (
-            "lm/training/step.py",
+            "lm/training/optimizer.py",
             "weight_decay=training.weight_decay,",
             "weight_decay=training.weight_decay,\n"
             "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),",
@@ -81,7 +81,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     "the cosine stepped every step": (
         FIFTY_STEPS,
         (
-            "lm/training/step.py",
+            "lm/training/optimizer.py",
             "step // training.steps_per_epoch",
             "step / training.steps_per_epoch",
         ),

@@ -21,12 +21,12 @@ from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.hardware import share_cpu
-from jaxgru.lm.parallel.processes import from_first, is_first, many, together
+from jaxgru.lm.parallel.processes import all_or_raise, from_first, is_distributed, is_first
 from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs import checkpoints, folders, initial, measurements
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
-from jaxgru.lm.runs.reports import peak_memory, write_losses, write_samples
+from jaxgru.lm.runs.reports import write_losses, write_samples
 from jaxgru.lm.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.lm.training import (
     NonFiniteLoss,
@@ -64,23 +64,23 @@ def start_run(config: Config, root: Path) -> Path:
                 complete, dataset = initial.load_text(config)
             return folders.create_run(root, complete, dataset.tokenizer), complete, dataset
 
-        created = together(create)
+        created = all_or_raise(create)
         told = from_first(created and os.path.abspath(created[0]))
         run = created[0] if created else Path(told)
         try:
-            config, dataset = together(
+            config, dataset = all_or_raise(
                 lambda: created[1:] if created else
                 load_dataset(folders.load_run_config(run), load_tokenizer(run))
             )  # fmt: skip
             with _in_all(_claim(run)) as in_place:
-                state = together(lambda: _fresh_state(config, mesh, dataset.tokenizer))
+                state = all_or_raise(lambda: _fresh_state(config, mesh, dataset.tokenizer))
                 parts = state, None, Progress()
                 with _in_all(open_checkpoints(run)) as manager:
                     _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
         except folders.RunLost:
             raise  # what is in its place now is not ours
         except BaseException as error:
-            if created and not many() and folders.discard_empty(run):
+            if created and not is_distributed() and folders.discard_empty(run):
                 if isinstance(error, folders.WriteError):
                     left = "of its checkpoints none was saved yet, so it is deleted."
                     raise folders.WriteError(run, error.why, left) from error
@@ -117,20 +117,20 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             f"{', '.join(sorted(MAY_CHANGE_AT_RESUME))}."
         )
     with deferred_signals() as interrupted:
-        found = together(lambda: str(folders.find_run(path)) if is_first() else None)
+        found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
         run = folders.from_here(Path(from_first(found)))
         with _in_all(_claim(run)) as in_place:
-            config = together(lambda: _resumed_config(run, overrides))
+            config = all_or_raise(lambda: _resumed_config(run, overrides))
             mesh = _devices(config)
             with console.status("reading the text"):
-                config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
+                config, dataset = all_or_raise(lambda: load_dataset(config, load_tokenizer(run)))
             with _in_all(open_checkpoints(run)) as manager:
                 with console.status("reading the checkpoint"):
-                    parts = together(
+                    parts = all_or_raise(
                         lambda: _restore(run, manager, config, dataset, mesh, overrides)
                     )
                 if overrides:
-                    config = together(lambda: _change(run, config, overrides, parts[-1]))
+                    config = all_or_raise(lambda: _change(run, config, overrides, parts[-1]))
                 elif parts[-1].is_over(config.training):
                     console.print(
                         f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N "
@@ -154,7 +154,7 @@ def _claim(run: Path) -> Iterator[Callable[[], None]]:
 def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
     """Enter a context in each process of the run; if that fails in one, it fails in all."""
     with contextlib.ExitStack() as stack:
-        yield together(lambda: stack.enter_context(context))
+        yield all_or_raise(lambda: stack.enter_context(context))
 
 
 def _devices(config: Config) -> Mesh:
@@ -162,7 +162,7 @@ def _devices(config: Config) -> Mesh:
 
     Several processes on a CPU leave its cores to their launcher.
     """
-    if not many():
+    if not is_distributed():
         share_cpu(config.training.batch_size)
     return data_mesh(config.training.batch_size)
 
@@ -269,7 +269,7 @@ def _train(
 ) -> None:
     console.quiet = not is_first()
     devices = f"{mesh.size} × {jax.devices()[0].device_kind}"
-    if many():
+    if is_distributed():
         devices += f" in {jax.process_count()} processes"
     console.print(
         f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
@@ -301,7 +301,6 @@ def _train(
             bar.update(task, loss="validating")
 
         def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
-            progress.records[-1] |= peak_memory()
             if config.training.keep_epochs:
                 check_in_place()
                 params = one_copy(state.params, mesh)
@@ -312,9 +311,8 @@ def _train(
                 write_losses(run, config, progress)
             record = progress.records[-1]
             console.print(
-                f"epoch {record['epoch']:>3}  train {record['train_loss']:.4f}  "
-                f"validation {record['val_loss']:.4f}  "
-                f"{record['tokens_per_second']:,.0f} tokens/s"
+                f"epoch {record.epoch:>3}  train {record.train_loss:.4f}  "
+                f"validation {record.val_loss:.4f}  {record.tokens_per_second:,.0f} tokens/s"
             )
 
         def on_interrupt(state: TrainState, best: Params | None, progress: Progress) -> None:
@@ -357,7 +355,7 @@ def _finish(
     write_samples(run, params, config, tokenizer)
     best = f"best validation loss is {progress.best_val_loss:.4f}, in epoch {progress.best_epoch}"
     if progress.best_epoch < progress.epoch and not config.training.patience:
-        last = f"the last epoch's, whose validation loss is {progress.records[-1]['val_loss']:.4f}"
+        last = f"the last epoch's, whose validation loss is {progress.records[-1].val_loss:.4f}"
         best = f"model is {last}; the {best}"
     console.print(
         f"Done: the {best}. Sample from the model with:\n  {command('sample')} --run {run}",

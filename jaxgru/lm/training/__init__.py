@@ -1,7 +1,8 @@
-"""Training: `optimizer.py`, one step and many steps in `step.py`, a whole run in `loop.py`."""
+"""Training: one step and many steps in `step.py`, a whole run in memory in `loop.py`."""
 
-from jaxgru.lm.training.loop import NonFiniteLoss, Observer, Progress, fit
+from jaxgru.lm.training.loop import NonFiniteLoss, Observer, fit
 from jaxgru.lm.training.optimizer import clip_by_global_norm, learning_rate, optimizer
+from jaxgru.lm.training.progress import Epoch, Progress
 from jaxgru.lm.training.step import (
     TrainState,
     init_state,
@@ -12,7 +13,7 @@ from jaxgru.lm.training.step import (
 )
 
 __all__ = [
-    "NonFiniteLoss", "Observer", "Progress", "TrainState", "clip_by_global_norm", "fit",
+    "Epoch", "NonFiniteLoss", "Observer", "Progress", "TrainState", "clip_by_global_norm", "fit",
     "init_state", "learning_rate", "loss_fn", "optimizer", "state_shardings",
     "train_step", "train_steps",
 ]  # fmt: skip
