@@ -64,9 +64,10 @@ class Progress:
     def from_dict(cls, stored: Any) -> Progress:
         """Return what was stored. Raises ValueError or TypeError where no run writes that."""
         progress = cls(**stored)
-        if not isinstance(progress.records, list) or not isinstance(progress.epoch_losses, list):
+        records: Any = progress.records  # still as JSON has them
+        if not isinstance(records, list) or not isinstance(progress.epoch_losses, list):
             raise ValueError("its records or losses are not a list")
-        progress.records = [Epoch(**record) for record in progress.records]
+        progress.records = [Epoch(**record) for record in records]
         numbers = *progress.epoch_losses, progress.epoch_seconds, progress.best_val_loss
         if not all(map(_is_number, numbers)) or progress.epoch_seconds < 0:
             raise ValueError("its losses or seconds are not all numbers")

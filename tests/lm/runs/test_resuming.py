@@ -128,7 +128,7 @@ class TestLength:
     @pytest.mark.slow
     def test_twice_before_a_step_is_done(self, run_copy, monkeypatch):
         """The checkpoint is as it was, and is resumed with what was given last."""
-        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        monkeypatch.setattr(lifecycle._Run, "train", lambda *_: None)
         resume_run(run_copy, {"training.epochs": 3})
         resume_run(run_copy, {"training.epochs": 4})
         monkeypatch.undo()
@@ -139,7 +139,7 @@ class TestLength:
         self, run_copy, monkeypatch, capfd
     ):
         """The checkpoint says that it is; the config, that two epochs are left."""
-        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        monkeypatch.setattr(lifecycle._Run, "train", lambda *_: None)
         resume_run(run_copy, {"training.epochs": 4})
         resume_run(run_copy)
         assert "is finished" not in capfd.readouterr().out
