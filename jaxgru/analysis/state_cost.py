@@ -28,7 +28,6 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
-    Losses,
     memory_curve,
     random_batch_losses,
     recovery,
@@ -163,13 +162,6 @@ def measure(
     stream = stream_nll(params, tokens)
     progress("the memory curve")
     curve = memory_curve(params, tokens)
-    losses = Losses(
-        windows=curve[window] if window in curve else window_loss(params, tokens, window),
-        stream=float(stream.mean()),
-        stateless=curve[1],
-        num_tokens=len(tokens) - 1,
-        num_characters=dataset.num_characters,
-    )
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)
     chain = None
@@ -178,12 +170,12 @@ def measure(
         chain = _chain(params, tokenizer, dataset)
     progress("text")
     return StateCost(
-        num_tokens=losses.num_tokens,
-        num_characters=losses.num_characters,
-        windows=losses.windows,
-        stream=losses.stream,
-        stateless=losses.stateless,
-        sensitivity=losses.sensitivity,
+        num_tokens=len(tokens) - 1,
+        num_characters=dataset.num_characters,
+        windows=curve[window] if window in curve else window_loss(params, tokens, window),
+        stream=float(stream.mean()),
+        stateless=curve[1],
+        sensitivity=curve[1] - float(stream.mean()),
         memory_curve=list(curve.items()),
         recovery=[float(f"{nats:.5g}") for nats in excess],
         chain=chain,
@@ -230,26 +222,17 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -
     vocabulary = frozenset(words(tokenizer.decode(dataset.train)))
     itself = _whole_words(tokenizer.decode(tokens[: NUM_PROMPTS * SAMPLED_TOKENS]))
     record = {"validation text": Text(**_words(itself, vocabulary))}
-    opening = None
-    with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack it
-        opening = jnp.asarray(tokenizer.encode(prompt))[None]
     for name, treatment in TREATMENTS.items():
-
-        def write(num_tokens: int, temperature: float, how: Any = treatment) -> str | None:
-            if opening is None:
-                return None
-            new = _generate(params, opening, num_tokens, temperature, **how)
-            return prompt + tokenizer.decode(new[0])
-
         greedy = _generate(params, prompts, GREEDY_TOKENS, 0, **treatment)
         sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, **treatment)
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
-        record[name] = Text(
-            **_loops(greedy),
-            **_words(text, vocabulary),
-            greedy=write(200, 0),
-            sampled=write(300, TEMPERATURE),
-        )
+        examples = {}
+        with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack the prompt
+            opening = jnp.asarray(tokenizer.encode(prompt))[None]
+            for kind, length, temperature in (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)):
+                new = _generate(params, opening, length, temperature, **treatment)
+                examples[kind] = prompt + tokenizer.decode(new[0])
+        record[name] = Text(**_loops(greedy), **_words(text, vocabulary), **examples)
     return record
 
 
