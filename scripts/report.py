@@ -93,7 +93,7 @@ def gather(root: Path) -> Iterable[Run]:
                 record = state_cost.measure(
                     params, tokenizer, dataset, window, random_batches=name in NANOGPT
                 )
-                measurements.save_record(run, record)
+                measurements.save_record(run, record.to_dict())
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,

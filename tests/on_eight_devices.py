@@ -124,7 +124,7 @@ def of_streams(folder):
         ends[devices] = state, np.concatenate([first, last])
     config = Config("tiny", MODEL, DataConfig(batches="streams"), RECIPE)
     with open_checkpoints(folder / "streams 1") as manager:
-        state, _, _ = restore(manager, folder, config, mesh_of(8))
+        state, _, _ = restore(manager, folder / "streams 1", config, mesh_of(8))
     state, last = run(state, 6)
     return {
         "differences": difference(ends[8], ends[1]),

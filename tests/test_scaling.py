@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxgru
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.parallel import processes
-from jaxgru.lm.parallel.processes import join, together
+from jaxgru.lm.parallel.processes import all_or_raise, join
 from jaxgru.lm.parallel.sharding import partition_spec
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.training import Observer, Progress, fit, init_state
@@ -210,7 +210,7 @@ def assert_as_undisturbed(run):
     progress, state = Progress(), init_state(config.model, config.training)
     observer, tokens = Observer(), (dataset.train, dataset.validation)
     _, result = fit(config, state, None, progress, *tokens, observer)
-    undisturbed = [[r["train_loss"], r["val_loss"]] for r in progress.records]
+    undisturbed = [[r.train_loss, r.val_loss] for r in progress.records]
     np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-6)
     chex.assert_trees_all_close(params, result, atol=1e-5, rtol=1e-7)
     assert (run / "samples.txt").exists() and (run / "loss.png").exists()
@@ -261,7 +261,7 @@ def test_a_failure_in_one_process_is_told_in_the_other(tmp_path, tiny_text):
 def test_a_message_of_any_length_reaches_the_other_processes(length, monkeypatch):
     """Process 0's broadcasts, played back to process 1: all processes must send equal shapes."""
     path, sent = "ü" * length, []
-    monkeypatch.setattr(processes, "many", lambda: True)
+    monkeypatch.setattr(processes, "is_distributed", lambda: True)
     monkeypatch.setattr(processes, "is_first", lambda: True)
     monkeypatch.setattr(processes, "broadcast_one_to_all", lambda x: sent.append(x) or x)
     assert processes.from_first(path) == path
@@ -326,6 +326,6 @@ class TestJoining:
         assert seen == [("there:1", 3, 1), ("there:1", 3, 2)]
 
     def test_one_process_needs_no_others(self):
-        assert together(lambda: 3) == 3
+        assert all_or_raise(lambda: 3) == 3
         with pytest.raises(jaxgru.UserError, match="wrong"):
-            together(lambda: (_ for _ in ()).throw(jaxgru.UserError("wrong")))
+            all_or_raise(lambda: (_ for _ in ()).throw(jaxgru.UserError("wrong")))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,7 +28,6 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
-    Losses,
     memory_curve,
     random_batch_losses,
     recovery,
@@ -36,8 +37,6 @@ from jaxgru.lm.evaluation import (
 from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.model import Params
 from jaxgru.lm.sampling import generate
-
-Record = dict[str, Any]
 
 MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³ operations
 RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
@@ -63,7 +62,74 @@ TEXT_MEASURES = {
     "distinct_2": "distinct pairs of words",
     "distinct_3": "distinct triples of words",
 }
-"""The labels of a record's measures of text."""
+"""The labels of `Text`'s measures."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle of greedy stateless text, and the share of the vocabulary that leads into it."""
+
+    text: str
+    period: int
+    basin: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The Markov chain that a model is without its state; KL divergences in nats."""
+
+    kl_to_bigram: float
+    kl_to_frequencies: float | None  # of the corpus's tokens from the chain's; None: not unique
+    cycles: list[Cycle]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Measures of text, and two texts to read. None: it has no such loops or words."""
+
+    share_that_loops: float | None = None
+    median_period: float | None = None
+    median_onset: float | None = None
+    num_words: int = 0
+    known_words: float | None = None
+    distinct_1: float | None = None
+    distinct_2: float | None = None
+    distinct_3: float | None = None
+    greedy: str | None = None
+    sampled: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomBatches:
+    """The loss of random batches, nats per token: the mean and its standard error."""
+
+    epoch: int | None = None  # whose weights; None: the last
+    mean: float
+    standard_error: float
+    best: RandomBatches | None = None  # with the best epoch's weights
+
+
+@dataclass(frozen=True)
+class StateCost:
+    """Every measure of a model; losses in nats per token on the whole validation split."""
+
+    num_tokens: int
+    num_characters: int
+    windows: float
+    stream: float
+    stateless: float
+    sensitivity: float
+    memory_curve: list[tuple[int, float]]  # the state is reset every so many tokens
+    recovery: list[float]
+    chain: Chain | None
+    text: dict[str, Text]
+    random_batches: RandomBatches | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is written in JSON; what is None is left out."""
+        return dataclasses.asdict(
+            self, dict_factory=lambda fields: {k: v for k, v in fields if v is not None}
+        )
 
 
 def measure(
@@ -74,8 +140,8 @@ def measure(
     progress: Callable[[str], None] = lambda _: None,
     random_batches: bool = False,
     prompt: str = PROMPT,
-) -> Record:
-    """Measure a model; losses are nats per token on the whole validation split.
+) -> StateCost:
+    """Measure a model.
 
     Args:
       window: the window of the `windows` loss: the sequence length in training.
@@ -96,36 +162,31 @@ def measure(
     stream = stream_nll(params, tokens)
     progress("the memory curve")
     curve = memory_curve(params, tokens)
-    losses = Losses(
+    progress("the recovery after a reset")
+    excess = recovery(params, tokens, stream=stream)
+    chain = None
+    if tokenizer.vocab_size <= MAX_CHAIN:
+        progress("the stateless chain")
+        chain = _chain(params, tokenizer, dataset)
+    progress("text")
+    return StateCost(
+        num_tokens=len(tokens) - 1,
+        num_characters=dataset.num_characters,
         windows=curve[window] if window in curve else window_loss(params, tokens, window),
         stream=float(stream.mean()),
         stateless=curve[1],
-        num_tokens=len(tokens) - 1,
-        num_characters=dataset.num_characters,
+        sensitivity=curve[1] - float(stream.mean()),
+        memory_curve=list(curve.items()),
+        recovery=[float(f"{nats:.5g}") for nats in excess],
+        chain=chain,
+        text=_text(params, tokenizer, dataset, prompt),
+        random_batches=batches,
     )
-    progress("the recovery after a reset")
-    excess = recovery(params, tokens, stream=stream)
-    record: Record = {
-        "num_tokens": losses.num_tokens,
-        "num_characters": losses.num_characters,
-        "windows": losses.windows,
-        "stream": losses.stream,
-        "stateless": losses.stateless,
-        "sensitivity": losses.sensitivity,
-        "memory_curve": [[every, loss] for every, loss in curve.items()],
-        "recovery": [float(f"{nats:.5g}") for nats in excess],
-    }
-    if tokenizer.vocab_size <= MAX_CHAIN:
-        progress("the stateless chain")
-        record["chain"] = _chain(params, tokenizer, dataset)
-    progress("text")
-    record["text"] = _text(params, tokenizer, dataset, prompt)
-    if batches:
-        record["random_batches"] = batches
-    return record
 
 
-def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Record:
+def evaluate_random_batches(
+    params: Params, tokens: Int[AnyArray, "N"], epoch: int | None = None
+) -> RandomBatches:
     """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
 
     Raises:
@@ -133,52 +194,45 @@ def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Recor
     """
     batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
     error = batches.std(ddof=1) / len(batches) ** 0.5
-    return {"mean": float(batches.mean()), "standard_error": float(error)}
+    return RandomBatches(epoch=epoch, mean=float(batches.mean()), standard_error=float(error))
 
 
-def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Record:
+def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:
     P = transition_matrix(params)
     V = len(P)
     bigram = bigram_probabilities(dataset.train, V)
     weights = context_frequencies(dataset.train, V)
     frequencies = weights[weights > 0]
-    kl_to_frequencies = None  # KL divergence of the corpus's token frequencies from the chain's
+    kl_to_frequencies = None
     with contextlib.suppress(NotUnique), np.errstate(divide="ignore"):  # by 0: it is infinite
         stationary = stationary_distribution(P)[weights > 0]
         kl_to_frequencies = float(frequencies @ np.log(frequencies / stationary))
-    return {
-        "kl_to_bigram": bigram_divergence(P, bigram, weights),
-        "kl_to_frequencies": kl_to_frequencies,
-        "cycles": [
-            {"text": tokenizer.decode(np.array(cycle.tokens)), "period": len(cycle.tokens),
-             "basin": cycle.basin / V}
-            for cycle in greedy_cycles(P)[:5]
-        ],
-    }  # fmt: skip
+    cycles = [
+        Cycle(tokenizer.decode(np.array(cycle.tokens)), len(cycle.tokens), cycle.basin / V)
+        for cycle in greedy_cycles(P)[:5]
+    ]
+    return Chain(bigram_divergence(P, bigram, weights), kl_to_frequencies, cycles)
 
 
-def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> Record:
+def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> dict[str, Text]:
     tokens = dataset.validation
     length = min(PROMPT_LENGTH, len(tokens) - 1)
     starts = np.linspace(0, len(tokens) - length, NUM_PROMPTS).astype(int)
     prompts = jnp.asarray(tokens[starts[:, None] + np.arange(length)])
     vocabulary = frozenset(words(tokenizer.decode(dataset.train)))
     itself = _whole_words(tokenizer.decode(tokens[: NUM_PROMPTS * SAMPLED_TOKENS]))
-    record: Record = {"validation text": _words(itself, vocabulary)}
+    record = {"validation text": Text(**_words(itself, vocabulary))}
     for name, treatment in TREATMENTS.items():
         greedy = _generate(params, prompts, GREEDY_TOKENS, 0, **treatment)
         sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, **treatment)
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
-        record[name] = _loops(greedy) | _words(text, vocabulary)
-        try:
+        examples = {}
+        with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack the prompt
             opening = jnp.asarray(tokenizer.encode(prompt))[None]
-        except TokenizerError:  # the user's vocabulary lacks it
-            continue
-        record[name] |= {
-            "greedy": prompt + tokenizer.decode(_generate(params, opening, 200, 0, **treatment)[0]),
-            "sampled": prompt
-            + tokenizer.decode(_generate(params, opening, 300, TEMPERATURE, **treatment)[0]),
-        }
+            for kind, length, temperature in (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)):
+                new = _generate(params, opening, length, temperature, **treatment)
+                examples[kind] = prompt + tokenizer.decode(new[0])
+        record[name] = Text(**_loops(greedy), **_words(text, vocabulary), **examples)
     return record
 
 
@@ -203,7 +257,7 @@ def _generate(
     return np.asarray(new)
 
 
-def _loops(greedy: np.ndarray) -> Record:
+def _loops(greedy: np.ndarray) -> dict[str, Any]:
     """Return the share of greedy texts that end in a loop, and the median loop."""
     loops = [loop for row in greedy if (loop := find_loop(row))]
     return {
@@ -218,10 +272,10 @@ def _whole_words(text: str) -> str:
     return re.sub(r"\A\S*|\S*\Z", "", text)
 
 
-def _words(text: str, vocabulary: frozenset[str]) -> Record:
+def _words(text: str, vocabulary: frozenset[str]) -> dict[str, Any]:
     """Return the share of known words, and the shares of distinct word n-grams."""
     found = words(text)[:NUM_WORDS]
-    record: Record = {"num_words": len(found)}
+    record: dict[str, Any] = {"num_words": len(found)}
     if found:
         record["known_words"] = known_word_share(text + "\n", vocabulary)
     for n in (1, 2, 3):

@@ -99,14 +99,16 @@ def main() -> None:
         if arguments.random_batches and run:
             status.update("measuring the best epoch")
             best = best_kept_epoch(run, dataset.validation, window)
-            if best:
-                batches = state_cost.evaluate_random_batches(best[1], dataset.validation)
-                record["random_batches"]["best"] = {"epoch": best[0], **batches}
-    console.print(_losses(name, window, record), _text(record["text"], whole), sep="\n")
-    if "chain" in record:
-        console.print(_markov_chain(record["chain"]))
+            if best and record.random_batches:
+                epoch, params = best
+                found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
+                batches = dataclasses.replace(record.random_batches, best=found)
+                record = dataclasses.replace(record, random_batches=batches)
+    console.print(_losses(name, window, record), _text(record.text, whole), sep="\n")
+    if record.chain:
+        console.print(_markov_chain(record.chain))
     if arguments.save and run:
-        save_record(run, record)
+        save_record(run, record.to_dict())
 
 
 def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset:
@@ -137,23 +139,23 @@ def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset
     return Dataset(tokens, tokens, tokenizer, corpus.source, num_characters)
 
 
-def _losses(name: str, window: int, record: state_cost.Record) -> Table:
+def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
     rows = [
         ("every token: stateless" if every == 1 else f"every {every:,} tokens", loss)
-        for every, loss in record["memory_curve"]
+        for every, loss in record.memory_curve
     ]
     rows += [
-        ("never: one stream", record["stream"]),
-        (f"windows of {window}, as in training", record["windows"]),
-        ("sensitivity: stateless minus one stream", record["sensitivity"]),
+        ("never: one stream", record.stream),
+        (f"windows of {window}, as in training", record.windows),
+        ("sensitivity: stateless minus one stream", record.sensitivity),
     ]
-    if batches := record.get("random_batches"):
+    if batches := record.random_batches:
         what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
-        for found in filter(None, (batches, batches.get("best"))):
-            whose = f", epoch {found['epoch']}" if "epoch" in found else ""
-            error = f" (± {found['standard_error']:.4f} nats/token)"
-            rows.append((what + whose + error, found["mean"]))
-    sizes = record["num_tokens"], record["num_characters"]
+        for found in filter(None, (batches, batches.best)):
+            whose = f", epoch {found.epoch}" if found.epoch else ""
+            error = f" (± {found.standard_error:.4f} nats/token)"
+            rows.append((what + whose + error, found.mean))
+    sizes = record.num_tokens, record.num_characters
     return _in_units(name, "state reset to zero", rows, *sizes)
 
 
@@ -177,31 +179,31 @@ def _in_units(
     return table
 
 
-def _text(record: state_cost.Record, whole: bool) -> Table:
+def _text(texts: dict[str, state_cost.Text], whole: bool) -> Table:
     """whole: the text has no splits, so no words are known from training."""
     table = Table(
         title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
         f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}"
     )
     table.add_column("")
-    for name in record:
+    for name in texts:
         table.add_column(name.removeprefix("validation ") if whole else name, justify="right")
     for measure, title in state_cost.TEXT_MEASURES.items():
-        cells = [values.get(measure) for values in record.values()]
+        cells = [getattr(text, measure) for text in texts.values()]
         title = title.replace("the training text", "the text") if whole else title
         table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
     return table
 
 
-def _markov_chain(record: state_cost.Record) -> Table:
+def _markov_chain(chain: state_cost.Chain) -> Table:
     table = Table(
-        title=f"the stateless Markov chain: {record['kl_to_bigram']:.4f} nats per token from the "
+        title=f"the stateless Markov chain: {chain.kl_to_bigram:.4f} nats per token from the "
         "counted bigram, weighted by the corpus"
     )
     table.add_column("greedy text ends in")
     table.add_column("period", justify="right")
     table.add_column("share of tokens that lead there", justify="right")
-    for cycle in record["cycles"]:
+    for cycle in chain.cycles:
         # as Text, because in a plain str Rich takes "[/b]" for markup
-        table.add_row(Text(repr(cycle["text"])), str(cycle["period"]), f"{cycle['basin']:.0%}")
+        table.add_row(Text(repr(cycle.text)), str(cycle.period), f"{cycle.basin:.0%}")
     return table

@@ -41,15 +41,15 @@ def make_parser() -> Parser:
         )  # fmt: skip
     name = early_value("--config")  # --help shows this config's values
     parser.add_config_fields(load_config(name) if name else Config())
-    many = parser.add_argument_group("distributed (the same command in each process)").add_argument
-    many("--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started")
-    many("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
-         dest="coordinator")  # fmt: skip
-    many("--distributed.processes", metavar="N", help="number of processes", dest="processes")
-    many("--distributed.process", metavar="I", help="number of this one, from 0", dest="process")
-    many("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
-         default=processes.JOIN_SECONDS,
-         help="time to wait for the other processes (%(default)s)")  # fmt: skip
+    add = parser.add_argument_group("distributed (the same command in each process)").add_argument
+    add("--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started")
+    add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
+        dest="coordinator")  # fmt: skip
+    add("--distributed.processes", metavar="N", help="number of processes", dest="processes")
+    add("--distributed.process", metavar="I", help="number of this one, from 0", dest="process")
+    add("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
+        default=processes.JOIN_SECONDS,
+        help="time to wait for the other processes (%(default)s)")  # fmt: skip
     return parser
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     this = arguments.coordinator, arguments.processes, arguments.process
     if arguments.distributed or any(this):
         processes.join(*this, arguments.timeout)
-    with processes.ending_together():
+    with processes.end_if_another_dies():
         if arguments.resume:
             lifecycle.resume_run(arguments.resume, overrides)
             return

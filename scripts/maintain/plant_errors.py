@@ -67,13 +67,13 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "weight decay left off biases": (
         FIFTY_STEPS,
-        ("lm/training/step.py", "weight_decay=training.weight_decay,",
+        ("lm/training/optimizer.py", "weight_decay=training.weight_decay,",
          "weight_decay=training.weight_decay,\n"
          "            mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree),"),
     ),
     "the cosine stepped every step": (
         FIFTY_STEPS,
-        ("lm/training/step.py", "step // training.steps_per_epoch",
+        ("lm/training/optimizer.py", "step // training.steps_per_epoch",
          "step / training.steps_per_epoch"),
     ),
     "a dropout mask reused across a sequence's steps": (

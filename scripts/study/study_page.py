@@ -10,8 +10,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from jaxgru.analysis import state_cost
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.figure import plot_losses
@@ -133,8 +131,8 @@ class Page:
                       for run in self.sized}  # fmt: skip
             plot_sensitivity(figures / "sensitivity.png", points)
         for name in self.first:
-            records = [msgspec.to_builtins(run.epochs) for run in self.of(name)]
-            plot_losses(figures / f"{name}.png", name, records, load_published(name))
+            epochs = [run.epochs for run in self.of(name)]
+            plot_losses(figures / f"{name}.png", name, epochs, load_published(name))
 
     # --- Choosing runs
 

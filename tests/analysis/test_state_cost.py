@@ -38,10 +38,10 @@ def test_losses_are_numpys(measured):
     params, dataset, record, _ = measured
     for what, window in (("windows", 16), ("stream", 300), ("stateless", 1)):
         expected = numpy_gru_losses(params, dataset.validation, window).mean()
-        assert record[what] == pytest.approx(expected, rel=1e-5), what
-    assert record["sensitivity"] == pytest.approx(record["stateless"] - record["stream"])
-    assert (record["num_tokens"], record["num_characters"]) == (299, 301)
-    curve = dict(map(tuple, record["memory_curve"]))
+        assert getattr(record, what) == pytest.approx(expected, rel=1e-5), what
+    assert record.sensitivity == pytest.approx(record.stateless - record.stream)
+    assert (record.num_tokens, record.num_characters) == (299, 301)
+    curve = dict(map(tuple, record.memory_curve))
     assert list(curve) == [2**i for i in range(11)]
     for every in (2, 64, 1024):
         expected = numpy_gru_losses(params, dataset.validation, every).mean()
@@ -51,7 +51,7 @@ def test_losses_are_numpys(measured):
 def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
     """Their mean and its standard error; test_evaluation.py checks the losses themselves."""
     params, dataset, record, _ = measured
-    assert "random_batches" not in record
+    assert record.random_batches is None
     said: list[str] = []
     losses = np.array([1.0, 2.0, 4.5, 2.5])
     monkeypatch.setattr(state_cost, "random_batch_losses", lambda *a: losses)
@@ -61,8 +61,8 @@ def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
     )
     assert said[0] == "random batches"  # the text can be too short for them
     # deviations −1.5, −0.5, 2 and 0: a variance of 6.5 / 3
-    expected = {"mean": 2.5, "standard_error": pytest.approx((6.5 / 3 / 4) ** 0.5)}
-    assert record["random_batches"] == expected
+    assert record.random_batches.mean == 2.5
+    assert record.random_batches.standard_error == pytest.approx((6.5 / 3 / 4) ** 0.5)
 
 
 def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch):
@@ -72,8 +72,8 @@ def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch)
     for limit, known in ((V - 1, False), (V, True)):
         monkeypatch.setattr(state_cost, "MAX_CHAIN", limit)
         seen = state_cost.measure(params, dataset.tokenizer, dataset, 16)
-        assert ("chain" in seen) == known
-        assert seen["stateless"] == record["stateless"]
+        assert (seen.chain is not None) == known
+        assert seen.stateless == record.stateless
 
 
 def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measured):
@@ -83,41 +83,45 @@ def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measure
     firsts = Counter(dataset.train[:-1].tolist())
     entropy = -sum(n * math.log(n / firsts[v]) for (v, _), n in pairs.items()) / firsts.total()
     stateless = numpy_gru_losses(params, dataset.train, 1).mean()
-    assert record["chain"]["kl_to_bigram"] == pytest.approx(stateless - entropy, abs=1e-5)
-    assert record["chain"]["kl_to_frequencies"] > 0
+    assert record.chain.kl_to_bigram == pytest.approx(stateless - entropy, abs=1e-5)
+    assert record.chain.kl_to_frequencies > 0
 
 
 def test_greedy_stateless_text_is_a_cycle_of_the_chain(measured):
     *_, record, _ = measured
-    cycles = {cycle["text"] for cycle in record["chain"]["cycles"]}
-    end = record["text"]["stateless"]["greedy"][-30:]
-    assert record["text"]["stateless"]["share_that_loops"] == 1
+    cycles = {cycle.text for cycle in record.chain.cycles}
+    end = record.text["stateless"].greedy[-30:]
+    assert record.text["stateless"].share_that_loops == 1
     assert any(end in cycle * 60 for cycle in cycles)
 
 
 def test_treatments_differ_and_their_measures_are_shares(measured):
     _, dataset, record, _ = measured
-    text = record["text"]
+    text = record.text
     assert set(text) == {"validation text", *state_cost.TREATMENTS}
-    sampled = {name: text[name]["sampled"] for name in state_cost.TREATMENTS}
+    sampled = {name: text[name].sampled for name in state_cost.TREATMENTS}
     assert len(set(sampled.values())) == 3
     assert all(s.startswith("ROMEO: ") and len(s) == 7 + 300 for s in sampled.values())
     for values in text.values():
-        assert 0 <= values["known_words"] <= 1 and 0 < values["distinct_1"] <= 1
+        assert 0 <= values.known_words <= 1 and 0 < values.distinct_1 <= 1
     # the words of the text itself, all of which occur in its training part; cut ones left out
     expected = re.findall("[a-z]+", dataset.tokenizer.decode(dataset.validation[:180]).lower())[
         1:-1
     ]
     validation = text["validation text"]
-    assert validation["known_words"] == 1 and validation["num_words"] == len(expected)
-    assert validation["distinct_1"] == len(set(expected)) / len(expected)
+    assert validation.known_words == 1 and validation.num_words == len(expected)
+    assert validation.distinct_1 == len(set(expected)) / len(expected)
 
 
 def test_progress_is_told_and_the_record_is_json(measured):
     *_, record, said = measured
     assert said == ["one stream", "the memory curve", "the recovery after a reset",
                     "the stateless chain", "text"]  # fmt: skip
-    assert json.loads(json.dumps(record)) == record
+    written = json.loads(json.dumps(record.to_dict()))
+    assert written["memory_curve"] == [list(point) for point in record.memory_curve]
+    assert written["text"]["validation text"].keys() == {
+        "num_words", "known_words", "distinct_1", "distinct_2", "distinct_3"
+    }  # fmt: skip
 
 
 def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured, monkeypatch):
@@ -127,8 +131,8 @@ def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured, 
     monkeypatch.setattr(state_cost, "SAMPLED_TOKENS", 60)
     text = state_cost._text(params, dataset.tokenizer, dataset, "§")
     for name in state_cost.TREATMENTS:
-        assert "greedy" not in text[name]
-        assert text[name]["known_words"] == record["text"][name]["known_words"]
+        assert text[name].greedy is None
+        assert text[name].known_words == record.text[name].known_words
 
 
 def test_text_without_words_has_no_measure_of_words():
@@ -149,6 +153,6 @@ def test_a_chain_that_falls_apart_costs_no_other_measure(measured, scale, unique
     P = transition_matrix(params)
     assert (P == 0).any() != unique
     chain = state_cost._chain(params, dataset.tokenizer, dataset)
-    assert (chain["kl_to_frequencies"] is not None) == unique
-    assert sum(cycle["basin"] for cycle in chain["cycles"]) == pytest.approx(1)
+    assert (chain.kl_to_frequencies is not None) == unique
+    assert sum(cycle.basin for cycle in chain.cycles) == pytest.approx(1)
     assert not recwarn.list

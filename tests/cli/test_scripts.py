@@ -171,14 +171,11 @@ def table_rows(out: str) -> dict[str, list[float]]:
     }
 
 
-def only_windows(params, tokenizer, dataset, window, *_) -> state_cost.Record:
+def only_windows(params, tokenizer, dataset, window, *_) -> state_cost.StateCost:
     """A record with one true loss, for the time that the others would take."""
-    tokens = dataset.validation
-    return {
-        "text": {"validation text": {}}, "memory_curve": [], "stream": 1.0, "sensitivity": 1.0,
-        "num_tokens": len(tokens) - 1, "num_characters": dataset.num_characters,
-        "windows": window_loss(params, tokens, window),
-    }  # fmt: skip
+    tokens, text = dataset.validation, {"validation text": state_cost.Text()}
+    sizes, loss = (len(tokens) - 1, dataset.num_characters), window_loss(params, tokens, window)
+    return state_cost.StateCost(*sizes, loss, 1.0, 1.0, 1.0, [], [], None, text)
 
 
 def script_options(model: str, run: Path, folder: Path) -> list[str]:
@@ -270,11 +267,10 @@ class TestEvaluate:
         params, config, tokenizer = jaxgru.lm.load(run_copy)
         few = partial(random_batch_losses, num_batches=2, batch_size=3)
         monkeypatch.setattr(state_cost, "random_batch_losses", few)
-        monkeypatch.setattr(state_cost, "measure", lambda *_: {
-            "text": {}, "chain": {"kl_to_bigram": 1.0, "cycles": []}, "memory_curve": [],
-            "windows": 1.0, "stream": 1.0, "sensitivity": 1.0, "num_tokens": 9,
-            "num_characters": 9, "random_batches": {"mean": 2.0, "standard_error": 0.25},
-        })  # fmt: skip
+        monkeypatch.setattr(state_cost, "measure", lambda *_: state_cost.StateCost(
+            9, 9, 1.0, 1.0, 1.0, 1.0, [], [], state_cost.Chain(1.0, 1.0, []), {},
+            state_cost.RandomBatches(mean=2.0, standard_error=0.25),
+        ))  # fmt: skip
         options = "evaluate", "--run", run_copy, "--random-batches", "--save"
         once = "200 random batches of 64 windows of 256 (± 0.2500 nats/token)"
         assert table_rows(script(*options).out).keys() >= {once}

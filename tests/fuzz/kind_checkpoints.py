@@ -28,13 +28,13 @@ from jaxgru.lm.files import hashes
 from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import create_run, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
-from jaxgru.lm.training import Progress, init_state
+from jaxgru.lm.training import Epoch, Progress, init_state
 from study.records import load_metrics
 
 COUNT = itertools.count()
 ITEMS = ("params", "optimizer", "best")
-RECORD = {"epoch": 1, "step": 2, "train_loss": 1.5, "val_loss": 1.25, "tokens_per_second": 3.5,
-          "seconds": 0.5}  # fmt: skip
+RECORD = {"epoch": 1, "step": 2, "learning_rate": 1e-3, "train_loss": 1.5, "val_loss": 1.25,
+          "tokens_per_second": 3.5, "seconds": 0.5}  # fmt: skip
 ODD = (
     None, True, 0, -1, 1e308, float("nan"), float("inf"), -float("inf"), 2**31, 2**63, 2**64,
     10**400, "", "x" * 5000, [], {}, [[]], [1], {"a": 1}, [{}], [None], "3", 0.5, 2**40, [2**40],
@@ -48,7 +48,7 @@ def prepare(folder: Path) -> None:
     config = Config("x", model, training=TrainingConfig(1, 2, batch_size=2, sequence_length=4))
     run = create_run(folder / "valid", config, CharacterTokenizer("abc"))
     state = init_state(model, config.training)
-    progress = Progress([dict(RECORD)], [1.5], 0.5, 1.25, 1)
+    progress = Progress([Epoch(**RECORD)], [1.5], 0.5, 1.25, 1)
     with open_checkpoints(run) as manager:
         for step in (1, 2):
             save(manager, state.replace(step=jax.numpy.array(step)), state.params, progress)
@@ -126,7 +126,7 @@ def _resume(run: Path) -> None:
     _ = f"{int(state.step)} {progress.epoch + 1} {progress.best_val_loss:.4f}"
     _ = sum(progress.epoch_losses) / max(1, len(progress.epoch_losses)) + progress.epoch_seconds
     _ = f"{progress.best_epoch:,} {min(progress.best_val_loss, 1.0):.4f}"
-    _ = [f"{json.dumps(r)} {r.get('val_loss', 0):.4f}" for r in progress.records]
+    _ = [f"{json.dumps(r.to_dict())} {r.val_loss:.4f}" for r in progress.records]
 
 
 def _files(folder: Path) -> list[Path]:

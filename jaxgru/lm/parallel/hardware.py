@@ -85,6 +85,16 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … that do not shrink
 
 
+def peak_memory_mb() -> float | None:
+    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process.
+
+    None: the operating system does not say.
+    """
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    peak = statistics.get("peak_bytes_in_use") or peak_resident_bytes()
+    return round(peak / 1e6, 1) if peak else None
+
+
 def peak_resident_bytes() -> int:
     """Return the peak of this process's resident memory; 0 if it is unknown."""
     status = Path("/proc/self/status")

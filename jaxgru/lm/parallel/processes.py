@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ HEARTBEAT_SECONDS = 45  # a process that is silent for this long counts as dead
 BLOCK_BYTES = 2**12  # a message is padded to whole blocks: a program is compiled per size
 BROKEN_COLLECTIVE = r"(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): "
 
+A = ParamSpec("A")
 T = TypeVar("T")
 
 
@@ -157,19 +158,19 @@ def _number(name: str, given: int | str | None, variable: str) -> int | None:
     return int(text)
 
 
-def many() -> bool:
+def is_distributed() -> bool:
     """Return whether this run has several processes; if it has one, JAX is not started."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
     """Return whether this is process 0, the only one to write files other than checkpoints."""
-    return not many() or jax.process_index() == 0
+    return not is_distributed() or jax.process_index() == 0
 
 
 def from_first(value: Any) -> Any:
     """Return process 0's value in every process. It is sent as JSON, which keeps floats exact."""
-    if not many():
+    if not is_distributed():
         return value
     text = json.dumps(value).encode() if is_first() else b""
     blocks = int(broadcast_one_to_all(np.int32(-(-len(text) // BLOCK_BYTES))))
@@ -177,21 +178,21 @@ def from_first(value: Any) -> Any:
     return json.loads(bytes(broadcast_one_to_all(message)))
 
 
-def anywhere(flag: bool) -> bool:
+def in_any_process(flag: bool) -> bool:
     """Return whether the flag is True in any process."""
-    return bool(process_allgather(np.int32(flag)).any()) if many() else flag
+    return bool(process_allgather(np.int32(flag)).any()) if is_distributed() else flag
 
 
-def together(do: Callable[[], T]) -> T:
+def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T:
     """Call `do` in all processes and return its result; if it fails in one process, all raise.
 
     Raises:
       UserError: `do` raised it here, or it failed in another process, which the message names.
     """
-    if not many():
-        return do()
+    if not is_distributed():
+        return do(*arguments, **named)
     try:
-        result = do()
+        result = do(*arguments, **named)
     except UserError:
         process_allgather(np.int32(True))
         raise
@@ -202,7 +203,7 @@ def together(do: Callable[[], T]) -> T:
 
 
 @contextmanager
-def ending_together() -> Iterator[None]:
+def end_if_another_dies() -> Iterator[None]:
     """If another process dies inside this context, end this process at once, with a message.
 
     An ordinary exit of Python would make JAX wait for the dead process and then abort. It is meant
@@ -211,7 +212,7 @@ def ending_together() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # JAX raises either if a collective fails
-        if not many() or not re.match(BROKEN_COLLECTIVE, str(error)):
+        if not is_distributed() or not re.match(BROKEN_COLLECTIVE, str(error)):
             raise
         reason = str(error).strip().splitlines()[0]
         print(

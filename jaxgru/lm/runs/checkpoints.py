@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -44,7 +43,6 @@ JAX_SETTINGS = (
 )
 MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 
-RECORD_FIELDS = ("epoch", "step", "train_loss", "val_loss", "tokens_per_second", "seconds")
 T = TypeVar("T")
 
 
@@ -142,7 +140,7 @@ def save(
     values = {
         "params": state.params,
         "optimizer": dataclasses.replace(_storable(state), params=None),
-        "progress": dataclasses.asdict(progress),
+        "progress": progress.to_dict(),
         "made_with": recorded,
         "best": best,
     }
@@ -210,7 +208,7 @@ def restore(
         if _has_best(checkpoint, config):
             best = checkpoint.read_tree("best", like.params)
         with checkpoint.reading():
-            progress = _progress(checkpoint.read_json("progress"))
+            progress = Progress.from_dict(checkpoint.read_json("progress"))
         key = jax.random.wrap_key_data(rest.key)
         if int(rest.step) != checkpoint.step:
             raise BrokenCheckpoint(f"{checkpoint} is of step {int(rest.step)}.")
@@ -283,26 +281,3 @@ def _storable(state: TrainState) -> TrainState:
 
 def _no_checkpoint(run: Path) -> RunError:
     return RunError(f"the run {run} has no finished checkpoint.")
-
-
-def _progress(stored: Any) -> Progress:
-    """Return the progress that was saved. Raises ValueError or TypeError if it is malformed."""
-    progress = Progress(**stored)
-
-    def is_number(value: Any) -> bool:
-        return type(value) in (int, float) and (abs(value) < 2**63 or value == math.inf)
-
-    if not isinstance(progress.records, list) or not isinstance(progress.epoch_losses, list):
-        raise ValueError("its records or losses are not a list")
-    for record in progress.records:
-        known = isinstance(record, dict)
-        if not known or not all(is_number(record.get(name)) for name in RECORD_FIELDS):
-            raise ValueError(f"the record of an epoch lacks one of {', '.join(RECORD_FIELDS)}")
-    numbers = *progress.epoch_losses, progress.epoch_seconds, progress.best_val_loss
-    if not all(map(is_number, numbers)) or progress.epoch_seconds < 0:
-        raise ValueError("its losses or seconds are not all numbers")
-    if type(progress.best_epoch) is not int or not 0 <= progress.best_epoch <= progress.epoch:
-        raise ValueError("its best epoch is none of its epochs")
-    if type(progress.finished) is not bool:
-        raise ValueError("it does not say whether it is finished")
-    return progress

@@ -10,15 +10,16 @@ from typing import Any
 from jaxgru.errors import needs
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.runs.published import PublishedResults
+from jaxgru.lm.training import Epoch
 
 
 def plot_losses(
-    path: Path, title: str, runs: list[list[dict[str, Any]]], published: PublishedResults
+    path: Path, title: str, runs: Sequence[Sequence[Epoch]], published: PublishedResults
 ) -> None:
     """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
 
     Args:
-      runs: each run's records, as `metrics.jsonl` holds them.
+      runs: each run's records.
 
     Raises:
       OSError: the file cannot be written; an older figure stays as it is.
@@ -36,7 +37,7 @@ def plot_losses(
         ("train", "C0", "training"),
         ("val", "C1", "whole validation split"),
     ):
-        losses = [[record[f"{kind}_loss"] for record in records] for records in runs]
+        losses = [[getattr(record, f"{kind}_loss") for record in records] for records in runs]
         _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
     for losses, earlier, color, name in (
         (published.train_loss, published.earlier_train_loss, "black", "training"),

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,58 +33,86 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     Raises:
       UserError: there is no such model, or a value cannot be used.
     """
+    path, format = _find(model)
+    theirs = load_safetensors_config(path) if format else load_run_config(path)
     model = _source(model)
     overrides = {**(overrides or {}), "training.init": model}
     cleared = {"training.init_sha256": "", "training.lengthened": 0}  # of the model's own run
     if "data.corpus" in overrides:
         cleared["data.sha256"] = ""
-    return override(_config(model), cleared | overrides)
+    return override(theirs, cleared | overrides)
 
 
-def load_text(config: Config) -> tuple[Config, Dataset]:
-    """Load the text of a run as `load_dataset`, and verify the model that it starts from, if any.
+@dataclass(frozen=True)
+class InitialModel:
+    """The model that a run starts from, and the SHA-256 of its weights and tokenizer."""
+
+    name: str
+    params: Params
+    tokenizer: Tokenizer
+    sha256: str
+
+
+def load_initial(config: Config) -> InitialModel | None:
+    """Load the model that a run starts from; None: the run starts from random weights.
+
+    Raises:
+      UserError: it cannot be loaded, it has other sizes than the config, or its SHA-256 is not the
+        config's.
+    """
+    name, expected = config.training.init, config.training.init_sha256
+    if not name:
+        return None
+    params, theirs, tokenizer = load(name)
+    for field in dataclasses.fields(ModelConfig):
+        have, want = getattr(theirs.model, field.name), getattr(config.model, field.name)
+        if field.name != "vocab_size" and have != want:
+            raise UserError(
+                f"training cannot start from {name}: its model.{field.name} is {have}, and this "
+                f"config's is {want}; they must be the same."
+            )
+    digest = hashlib.sha256(tokenizer.to_bytes())
+    for leaf in flatten(params).values():
+        digest.update(np.asarray(leaf).tobytes())
+    sha256 = digest.hexdigest()
+    if expected not in ("", sha256):
+        raise UserError(
+            f"the model {name} has changed: its SHA-256 is {sha256}, but training.init_sha256 is "
+            f"{expected}."
+        )
+    return InitialModel(name, params, tokenizer, sha256)
+
+
+def load_text(config: Config) -> tuple[Config, Dataset, InitialModel | None]:
+    """Load the text of a run as `load_dataset`, and the model that it starts from, if any.
 
     The model's tokenizer is kept if it knows all of the text and is of the config's kind and size;
     otherwise a new one is learned. The model's path and SHA-256 are filled in.
 
     Raises:
-      UserError: as `load_dataset`; there is no such model, it has other sizes than the config, or
-        its SHA-256 is not the config's.
+      UserError: as `load_dataset` and `load_initial`.
     """
-    training = config.training
-    if not training.init:
-        return load_dataset(config)
-    training = dataclasses.replace(training, init=_source(training.init))
-    config = dataclasses.replace(config, training=training)
-    theirs, ours = _config(training.init).model, config.model
-    for field in dataclasses.fields(ModelConfig):
-        have, want = getattr(theirs, field.name), getattr(ours, field.name)
-        if field.name != "vocab_size" and have != want:
-            raise UserError(
-                f"training cannot start from {training.init}: its model.{field.name} is {have}, "
-                f"and this config's is {want}; they must be the same."
-            )
-    _, tokenizer, sha256 = _load(config)
-    training = dataclasses.replace(training, init_sha256=sha256)
-    config = dataclasses.replace(config, training=training)
-    sizes = tokenizer.vocab_size, config.model.vocab_size
-    same_size = tokenizer.kind == "characters" or sizes[0] == sizes[1]
+    if not config.training.init:
+        return *load_dataset(config), None
+    config = override(config, {"training.init": _source(config.training.init)})
+    model = load_initial(config)
+    assert model is not None
+    config = override(config, {"training.init_sha256": model.sha256})
+    tokenizer, vocab_size = model.tokenizer, config.model.vocab_size
+    same_size = tokenizer.kind == "characters" or tokenizer.vocab_size == vocab_size
     if tokenizer.kind == config.data.tokenizer and same_size:
         with contextlib.suppress(TokenizerError):
-            return load_dataset(config, tokenizer)
-    return load_dataset(config)
+            return *load_dataset(config, tokenizer), model
+    return *load_dataset(config), model
 
 
-def initial_params(fresh: Params, config: Config, tokenizer: Tokenizer) -> tuple[Params, str]:
-    """Return the weights of the model that a run starts from, and a sentence that describes them.
+def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> tuple[Params, str]:
+    """Return the weights that a run starts from, and a sentence that describes them.
 
     The layers and the norm are the model's. So are the rows of the embedding and the columns of the
     head for tokens that both vocabularies have; the others are those of `fresh`.
-
-    Raises:
-      UserError: the model cannot be loaded, or its SHA-256 is not the config's.
     """
-    params, theirs, sha256 = _load(config)
+    params, theirs = model.params, model.tokenizer
     pieces = theirs.pieces if theirs.kind == tokenizer.kind else []
     token_of = {piece: token for token, piece in enumerate(pieces)}
     common = [(i, token_of[p]) for i, p in enumerate(tokenizer.pieces) if p in token_of]
@@ -93,16 +122,16 @@ def initial_params(fresh: Params, config: Config, tokenizer: Tokenizer) -> tuple
         bo=fresh.head.bo.at[ours].set(params.head.bo[kept]),
     )
     embedding = fresh.embedding.at[ours].set(params.embedding[kept])
-    told = f"training starts from {config.training.init} (SHA-256 {sha256[:12]}…): "
     if len(ours) == tokenizer.vocab_size:
-        told += f"all its weights, for {len(ours):,} tokens."
+        what = f"all its weights, for {len(ours):,} tokens."
     else:
-        told += (
+        what = (
             f"its layers, and its embedding and head for the {len(ours):,} tokens that both "
             f"vocabularies have; for the other {tokenizer.vocab_size - len(ours):,} they are "
             "random."
         )
-    return dataclasses.replace(params, embedding=embedding, head=head), told
+    sentence = f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): {what}"
+    return dataclasses.replace(params, embedding=embedding, head=head), sentence
 
 
 def _source(model: str) -> str:
@@ -118,26 +147,6 @@ def _source(model: str) -> str:
         return str(resolved(path.parent) / path.name if format else resolved(path))
     except OSError as error:
         raise UserError(f"training cannot start from {model!r}: {reason(error)}.") from error
-
-
-def _config(model: str) -> Config:
-    path, format = _find(model)
-    return load_safetensors_config(path) if format else load_run_config(path)
-
-
-def _load(config: Config) -> tuple[Params, Tokenizer, str]:
-    """Load the model that a run starts from, and the SHA-256 of its weights and tokenizer."""
-    params, _, tokenizer = load(config.training.init)
-    digest = hashlib.sha256(tokenizer.to_bytes())
-    for leaf in flatten(params).values():
-        digest.update(np.asarray(leaf).tobytes())
-    sha256, expected = digest.hexdigest(), config.training.init_sha256
-    if expected not in ("", sha256):
-        raise UserError(
-            f"the model {config.training.init} has changed: its SHA-256 is {sha256}, but "
-            f"training.init_sha256 is {expected}."
-        )
-    return params, tokenizer, sha256
 
 
 def _find(model: str) -> Found:

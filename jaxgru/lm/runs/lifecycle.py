@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +23,13 @@ from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.hardware import share_cpu
-from jaxgru.lm.parallel.processes import from_first, is_first, many, together
+from jaxgru.lm.parallel.processes import all_or_raise, from_first, is_distributed, is_first
 from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs import checkpoints, folders, initial, measurements
 from jaxgru.lm.runs.commits import current_commit, record_commit
+from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
-from jaxgru.lm.runs.reports import peak_memory, write_losses, write_samples
+from jaxgru.lm.runs.reports import write_losses, write_samples
 from jaxgru.lm.runs.terminal import console, deferred_signals, progress_bar
 from jaxgru.lm.training import (
     NonFiniteLoss,
@@ -56,37 +59,14 @@ def start_run(config: Config, root: Path) -> Path:
     """
     with deferred_signals() as interrupted:
         mesh = _devices(config)
-
-        def create() -> tuple[Path, Config, Dataset] | None:
-            if not is_first():
-                return None
-            with console.status("reading the text"):
-                complete, dataset = initial.load_text(config)
-            return folders.create_run(root, complete, dataset.tokenizer), complete, dataset
-
-        created = together(create)
-        told = from_first(created and os.path.abspath(created[0]))
-        run = created[0] if created else Path(told)
-        try:
-            config, dataset = together(
-                lambda: created[1:] if created else
-                load_dataset(folders.load_run_config(run), load_tokenizer(run))
-            )  # fmt: skip
-            with _in_all(_claim(run)) as in_place:
-                state = together(lambda: _fresh_state(config, mesh, dataset.tokenizer))
-                parts = state, None, Progress()
-                with _in_all(open_checkpoints(run)) as manager:
-                    _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
-        except folders.RunLost:
-            raise  # what is in its place now is not ours
-        except BaseException as error:
-            if created and not many() and folders.discard_empty(run):
-                if isinstance(error, folders.WriteError):
-                    left = "of its checkpoints none was saved yet, so it is deleted."
-                    raise folders.WriteError(run, error.why, left) from error
-                console.print(f"No step was saved, so {run} is deleted.", soft_wrap=True)
-            raise
-    return run
+        folder, config, dataset, model = _create(config, root)
+        with _deleted_if_empty(folder), _in_all(_claim(folder)) as check_in_place:
+            state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
+            del model  # training needs its memory
+            with _in_all(open_checkpoints(folder)) as manager:
+                run = _Run(folder, config, dataset, mesh, manager, check_in_place)
+                run.train(state, None, Progress(), interrupted)
+    return folder
 
 
 def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Path:
@@ -117,28 +97,193 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             f"{', '.join(sorted(MAY_CHANGE_AT_RESUME))}."
         )
     with deferred_signals() as interrupted:
-        found = together(lambda: str(folders.find_run(path)) if is_first() else None)
-        run = folders.from_here(Path(from_first(found)))
-        with _in_all(_claim(run)) as in_place:
-            config = together(lambda: _resumed_config(run, overrides))
+        found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
+        folder = folders.from_here(Path(from_first(found)))
+        with _in_all(_claim(folder)) as check_in_place:
+            config = all_or_raise(_resumed_config, folder, overrides)
             mesh = _devices(config)
             with console.status("reading the text"):
-                config, dataset = together(lambda: load_dataset(config, load_tokenizer(run)))
-            with _in_all(open_checkpoints(run)) as manager:
+                config, dataset = all_or_raise(lambda: load_dataset(config, load_tokenizer(folder)))
+            with _in_all(open_checkpoints(folder)) as manager:
+                run = _Run(folder, config, dataset, mesh, manager, check_in_place)
                 with console.status("reading the checkpoint"):
-                    parts = together(
-                        lambda: _restore(run, manager, config, dataset, mesh, overrides)
-                    )
+                    state, best, progress = all_or_raise(run.restore, overrides)
                 if overrides:
-                    config = together(lambda: _change(run, config, overrides, parts[-1]))
-                elif parts[-1].is_over(config.training):
+                    run.config = all_or_raise(_change, folder, config, overrides, progress)
+                elif progress.is_over(config.training):
                     console.print(
-                        f"{run} is finished, with {parts[-1].epoch} epochs; --training.epochs N "
+                        f"{folder} is finished, with {progress.epoch} epochs; --training.epochs N "
                         "beside --resume trains it for more.",
                         soft_wrap=True,
                     )
-                _train(run, manager, config, dataset, mesh, *parts, interrupted, in_place)
-    return run
+                run.train(state, best, progress, interrupted)
+    return folder
+
+
+@dataclass
+class _Run:
+    """A run in progress: what stays as it is from its first step here to the last."""
+
+    folder: Path
+    config: Config
+    dataset: Dataset
+    mesh: Mesh
+    manager: CheckpointManager
+    check_in_place: Callable[[], None]  # of `folders.claim`
+
+    def restore(self, given: Container[str]) -> tuple[TrainState, Params | None, Progress]:
+        """Return what `train` needs, from the newest checkpoint or else for the first step."""
+        config, tokenizer = self.config, self.dataset.tokenizer
+        if self.manager.latest_step() is None:
+            model = initial.load_initial(config)
+            return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
+        recorded = checkpoints.made_with(config, tokenizer)
+        return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded, given)
+
+    def train(
+        self,
+        state: TrainState,
+        best: Params | None,
+        progress: Progress,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """Train to the end or to an interruption, and write all that a run leaves."""
+        self._introduce()
+        self._commit, self._first_step = current_commit(), int(state.step)
+        if progress.records and is_first():  # a killed run may lack those of its last epoch
+            write_losses(self.folder, self.config, progress)
+        with progress_bar(self.config) as (bar, task):
+            self._show = partial(bar.update, task)
+            observer = Observer(
+                self._on_steps,
+                lambda epoch: self._show(loss="validating"),
+                self._on_epoch,
+                interrupted,
+                self._on_interrupt,
+            )
+            splits = self.dataset.train, self.dataset.validation
+            try:
+                _, params = fit(self.config, state, best, progress, *splits, observer, self.mesh)
+            except NonFiniteLoss as error:
+                step = self.manager.latest_step()
+                kept = f"the last good checkpoint is of step {step}"
+                kept = kept if step else "none was saved yet"
+                raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
+            if is_first():
+                self.check_in_place()
+                self._show(loss="writing samples")
+                self._finish(params, progress)
+
+    def _introduce(self) -> None:
+        console.quiet = not is_first()
+        devices = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
+        if is_distributed():
+            devices += f" in {jax.process_count()} processes"
+        dataset = self.dataset
+        console.print(
+            f"{self.config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} "
+            f"validation tokens, {dataset.source}; {devices}; {self.folder}",
+            soft_wrap=True,
+        )
+
+    def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
+        training = self.config.training
+        self._show(
+            completed=epoch * training.steps_per_epoch + done,
+            epoch=f"epoch {epoch + 1}/{training.epochs}",
+            loss=f"loss {loss:.4f}",
+            rate=f"{tokens_per_second:,.0f} tokens/s",
+        )
+
+    def _on_epoch(self, state: TrainState, best: Params | None, progress: Progress) -> None:
+        if self.config.training.keep_epochs:
+            self._keep_epoch(state, progress.epoch)
+        self._save(state, best, progress)
+        if is_first():
+            write_losses(self.folder, self.config, progress)
+        record = progress.records[-1]
+        console.print(
+            f"epoch {record.epoch:>3}  train {record.train_loss:.4f}  "
+            f"validation {record.val_loss:.4f}  {record.tokens_per_second:,.0f} tokens/s"
+        )
+
+    def _on_interrupt(self, state: TrainState, best: Params | None, progress: Progress) -> None:
+        if state.step == 0:  # there is nothing to save
+            return
+        self._save(state, best, progress)
+        console.print(
+            f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
+            f"  {command('train')} --resume {self.folder}",
+            soft_wrap=True,
+        )
+
+    def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
+        self.check_in_place()
+        if is_first():
+            record_commit(self.folder, self._commit, self._first_step)
+        recorded = checkpoints.made_with(self.config, self.dataset.tokenizer)
+        checkpoints.save(self.manager, state, best, progress, recorded)
+
+    def _keep_epoch(self, state: TrainState, epoch: int) -> None:
+        """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
+        self.check_in_place()
+        params = one_copy(state.params, self.mesh)
+        if is_first():
+            path = self.folder / folders.EPOCHS_FOLDER / f"{epoch:03}.safetensors"
+            path.parent.mkdir(exist_ok=True)
+            save_safetensors(path, params, self.config, self.dataset.tokenizer)
+
+    def _finish(self, params: Params, progress: Progress) -> None:
+        write_samples(self.folder, params, self.config, self.dataset.tokenizer)
+        lowest, epoch = progress.best_val_loss, progress.best_epoch
+        best = f"best validation loss is {lowest:.4f}, in epoch {epoch}"
+        if epoch < progress.epoch and not self.config.training.patience:
+            last = progress.records[-1].val_loss
+            best = f"model is the last epoch's, whose validation loss is {last:.4f}; the {best}"
+        console.print(
+            f"Done: the {best}. Sample from the model with:\n"
+            f"  {command('sample')} --run {self.folder}",
+            soft_wrap=True,
+        )
+
+
+Start = tuple[Path, Config, Dataset, InitialModel | None]
+
+
+def _create(config: Config, root: Path) -> Start:
+    """Create a run's folder in process 0; return it and what it trains from in all processes."""
+
+    def create() -> Start:
+        with console.status("reading the text"):
+            complete, dataset, model = initial.load_text(config)
+        return folders.create_run(root, complete, dataset.tokenizer), complete, dataset, model
+
+    def read(folder: Path) -> Start:
+        complete, dataset = load_dataset(folders.load_run_config(folder), load_tokenizer(folder))
+        return folder, complete, dataset, initial.load_initial(complete)
+
+    created = all_or_raise(lambda: create() if is_first() else None)
+    folder = Path(from_first(created and os.path.abspath(created[0])))
+    return all_or_raise(lambda: created or read(folder))
+
+
+@contextlib.contextmanager
+def _deleted_if_empty(folder: Path) -> Iterator[None]:
+    """Delete a new run's folder where an error ends the run before its first checkpoint.
+
+    Of several processes none can know that the others are done with it, so it stays.
+    """
+    try:
+        yield
+    except folders.RunLost:
+        raise  # what is in its place now is not ours
+    except BaseException as error:
+        if not is_distributed() and folders.discard_empty(folder):
+            if isinstance(error, folders.WriteError):
+                left = "of its checkpoints none was saved yet, so it is deleted."
+                raise folders.WriteError(folder, error.why, left) from error
+            console.print(f"No step was saved, so {folder} is deleted.", soft_wrap=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -154,7 +299,7 @@ def _claim(run: Path) -> Iterator[Callable[[], None]]:
 def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
     """Enter a context in each process of the run; if that fails in one, it fails in all."""
     with contextlib.ExitStack() as stack:
-        yield together(lambda: stack.enter_context(context))
+        yield all_or_raise(stack.enter_context, context)
 
 
 def _devices(config: Config) -> Mesh:
@@ -162,7 +307,7 @@ def _devices(config: Config) -> Mesh:
 
     Several processes on a CPU leave its cores to their launcher.
     """
-    if not many():
+    if not is_distributed():
         share_cpu(config.training.batch_size)
     return data_mesh(config.training.batch_size)
 
@@ -176,20 +321,6 @@ def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
     config = folders.load_run_config(run, others)
     corpus = overrides.get("data.corpus", config.data.corpus)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
-
-
-def _restore(
-    run: Path,
-    manager: CheckpointManager,
-    config: Config,
-    dataset: Dataset,
-    mesh: Mesh,
-    given: Mapping[str, Any],
-) -> tuple[TrainState, Params | None, Progress]:
-    if manager.latest_step() is None:
-        return _fresh_state(config, mesh, dataset.tokenizer), None, Progress()
-    recorded = checkpoints.made_with(config, dataset.tokenizer)
-    return checkpoints.restore(manager, run, config, mesh, recorded, given)
 
 
 def _change(run: Path, config: Config, overrides: Mapping[str, Any], progress: Progress) -> Config:
@@ -244,122 +375,14 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
     return f"; from here on its learning rates are those of a run of that length: {rates}"
 
 
-def _fresh_state(config: Config, mesh: Mesh, tokenizer: Tokenizer) -> TrainState:
+def _fresh_state(
+    config: Config, mesh: Mesh, tokenizer: Tokenizer, model: InitialModel | None
+) -> TrainState:
     """Return a fresh state on the mesh only; a reference to another copy would keep its memory."""
     state = init_state(config.model, config.training, config.data.batches)
-    if config.training.init:
-        params, told = initial.initial_params(state.params, config, tokenizer)
+    if model:
+        params, sentence = initial.initial_params(state.params, model, tokenizer)
         state = dataclasses.replace(state, params=params)
         if is_first():
-            console.print(told, soft_wrap=True)
+            console.print(sentence, soft_wrap=True)
     return shard(state, state_shardings(state, mesh, config.training))
-
-
-def _train(
-    run: Path,
-    manager: CheckpointManager,
-    config: Config,
-    dataset: Dataset,
-    mesh: Mesh,
-    state: TrainState,
-    best: Params | None,
-    progress: Progress,
-    interrupted: Callable[[], bool],
-    check_in_place: Callable[[], None],
-) -> None:
-    console.quiet = not is_first()
-    devices = f"{mesh.size} × {jax.devices()[0].device_kind}"
-    if many():
-        devices += f" in {jax.process_count()} processes"
-    console.print(
-        f"{config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} validation"
-        f" tokens, {dataset.source}; {devices}; {run}",
-        soft_wrap=True,
-    )
-    recorded = checkpoints.made_with(config, dataset.tokenizer)
-    commit, begun = current_commit(), int(state.step)
-    if progress.records and is_first():  # a killed run may lack those of its last epoch
-        write_losses(run, config, progress)
-    with progress_bar(config) as (bar, task):
-
-        def save(state: TrainState, best: Params | None, progress: Progress) -> None:
-            check_in_place()
-            if is_first():
-                record_commit(run, commit, begun)
-            checkpoints.save(manager, state, best, progress, recorded)
-
-        def on_steps(epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
-            bar.update(
-                task,
-                completed=epoch * config.training.steps_per_epoch + done,
-                epoch=f"epoch {epoch + 1}/{config.training.epochs}",
-                loss=f"loss {loss:.4f}",
-                rate=f"{tokens_per_second:,.0f} tokens/s",
-            )
-
-        def on_validation(epoch: int) -> None:
-            bar.update(task, loss="validating")
-
-        def on_epoch(state: TrainState, best: Params | None, progress: Progress) -> None:
-            progress.records[-1] |= peak_memory()
-            if config.training.keep_epochs:
-                check_in_place()
-                params = one_copy(state.params, mesh)
-                if is_first():
-                    _keep_epoch(run, progress.epoch, params, config, dataset.tokenizer)
-            save(state, best, progress)
-            if is_first():
-                write_losses(run, config, progress)
-            record = progress.records[-1]
-            console.print(
-                f"epoch {record['epoch']:>3}  train {record['train_loss']:.4f}  "
-                f"validation {record['val_loss']:.4f}  "
-                f"{record['tokens_per_second']:,.0f} tokens/s"
-            )
-
-        def on_interrupt(state: TrainState, best: Params | None, progress: Progress) -> None:
-            if state.step == 0:  # there is nothing to save
-                return
-            save(state, best, progress)
-            console.print(
-                f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-                f"  {command('train')} --resume {run}",
-                soft_wrap=True,
-            )
-
-        observer = Observer(on_steps, on_validation, on_epoch, interrupted, on_interrupt)
-        try:
-            _, params = fit(
-                config, state, best, progress, dataset.train, dataset.validation, observer, mesh
-            )
-        except NonFiniteLoss as error:
-            step = manager.latest_step()
-            kept = f"the last good checkpoint is of step {step}" if step else "none was saved yet"
-            raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
-        if is_first():
-            check_in_place()
-            bar.update(task, loss="writing samples")
-            _finish(run, config, dataset.tokenizer, params, progress)
-
-
-def _keep_epoch(
-    run: Path, epoch: int, params: Params, config: Config, tokenizer: Tokenizer
-) -> None:
-    """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
-    folder = run / folders.EPOCHS_FOLDER
-    folder.mkdir(exist_ok=True)
-    save_safetensors(folder / f"{epoch:03}.safetensors", params, config, tokenizer)
-
-
-def _finish(
-    run: Path, config: Config, tokenizer: Tokenizer, params: Params, progress: Progress
-) -> None:
-    write_samples(run, params, config, tokenizer)
-    best = f"best validation loss is {progress.best_val_loss:.4f}, in epoch {progress.best_epoch}"
-    if progress.best_epoch < progress.epoch and not config.training.patience:
-        last = f"the last epoch's, whose validation loss is {progress.records[-1]['val_loss']:.4f}"
-        best = f"model is {last}; the {best}"
-    console.print(
-        f"Done: the {best}. Sample from the model with:\n  {command('sample')} --run {run}",
-        soft_wrap=True,
-    )

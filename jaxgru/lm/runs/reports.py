@@ -6,15 +6,12 @@ import functools
 import json
 from pathlib import Path
 
-import jax
-
 from jaxgru.errors import warn
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.parallel.hardware import peak_resident_bytes
 from jaxgru.lm.runs.figure import plot_losses
 from jaxgru.lm.runs.published import published_for
 from jaxgru.lm.training import Progress
@@ -24,7 +21,7 @@ NUM_TOKENS = 300  # of samples.txt
 
 def write_losses(run: Path, config: Config, progress: Progress) -> None:
     """Write metrics.jsonl and the figure from the records."""
-    lines = [json.dumps(record) + "\n" for record in progress.records]
+    lines = [json.dumps(record.to_dict()) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     try:
@@ -52,16 +49,6 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
             text = "".join(stream_text(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
     return "\n".join(parts)
-
-
-def peak_memory() -> dict[str, float]:
-    """Return the peak memory in MB of 10⁶ bytes: of the device, or on a CPU of the process."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in statistics:
-        peak = statistics["peak_bytes_in_use"]
-    else:
-        peak = peak_resident_bytes()
-    return {"peak_memory_mb": round(peak / 1e6, 1)} if peak else {}
 
 
 @functools.cache

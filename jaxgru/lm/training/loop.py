@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -17,46 +17,21 @@ from jaxtyping import Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.lm.config import Config, TrainingConfig
+from jaxgru.lm.config import Config
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
-from jaxgru.lm.parallel.processes import anywhere, from_first
+from jaxgru.lm.parallel.hardware import peak_memory_mb
+from jaxgru.lm.parallel.processes import from_first, in_any_process
 from jaxgru.lm.parallel.sharding import one_copy, shard
-from jaxgru.lm.training.step import (
-    MAX_CHUNK,
-    TrainState,
-    learning_rate,
-    state_shardings,
-    train_steps,
-)
+from jaxgru.lm.training.optimizer import learning_rate
+from jaxgru.lm.training.progress import Epoch, Progress
+from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
 
 CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
 
 
 class NonFiniteLoss(UserError):
     """A loss is infinite or NaN; the message says at which step."""
-
-
-@dataclass
-class Progress:
-    """The history of a run, which a checkpoint stores as JSON beside the state."""
-
-    records: list[dict[str, float]] = field(default_factory=list)  # one per epoch: metrics.jsonl
-    epoch_losses: list[float] = field(default_factory=list)  # of each step of the current epoch
-    epoch_seconds: float = 0.0  # spent on the steps of the current epoch
-    best_val_loss: float = math.inf
-    best_epoch: int = 0  # counted from 1; 0: no epoch is finished
-    finished: bool = False
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of finished epochs."""
-        return len(self.records)
-
-    def is_over(self, training: TrainingConfig) -> bool:
-        """Return whether training is over, by the number of epochs or by early stopping."""
-        waited = self.epoch - self.best_epoch
-        return self.epoch >= training.epochs or 0 < training.patience <= waited
 
 
 @dataclass
@@ -117,7 +92,7 @@ def fit(
     while not progress.finished:
         chunk = 1
         while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
-            if anywhere(observer.interrupted()):  # then all processes stop
+            if in_any_process(observer.interrupted()):  # then all processes stop
                 observer.on_interrupt(state, best, progress)
                 raise KeyboardInterrupt
             started = time.perf_counter()
@@ -147,17 +122,18 @@ def fit(
         if not math.isfinite(val_loss):
             raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
         progress.records.append(
-            {
-                "epoch": progress.epoch + 1,
-                "step": step,
-                "learning_rate": float(f"{schedule(jnp.asarray(step - 1)):.6g}"),
-                "train_loss": float(np.mean(progress.epoch_losses)),
-                "val_loss": val_loss,
-                "tokens_per_second": training.steps_per_epoch
+            Epoch(
+                epoch=progress.epoch + 1,
+                step=step,
+                learning_rate=float(f"{schedule(jnp.asarray(step - 1)):.6g}"),
+                train_loss=float(np.mean(progress.epoch_losses)),
+                val_loss=val_loss,
+                tokens_per_second=training.steps_per_epoch
                 * training.tokens_per_step
                 / progress.epoch_seconds,
-                "seconds": progress.epoch_seconds,
-            }
+                seconds=progress.epoch_seconds,
+                peak_memory_mb=peak_memory_mb(),
+            )
         )
         progress.epoch_losses, progress.epoch_seconds = [], 0.0
         if val_loss < progress.best_val_loss:

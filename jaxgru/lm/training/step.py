@@ -29,6 +29,7 @@ from jaxgru.lm.parallel.sharding import (
     shardings,
     specs,
 )
+from jaxgru.lm.training.optimizer import optimizer
 
 with needs("train"):
     import optax
@@ -70,46 +71,6 @@ def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> 
     rest = dataclasses.replace(state, carry=None)
     rest = shardings(rest, mesh, training.shard_parameters)
     return dataclasses.replace(rest, carry=row_shardings(state.carry, mesh))
-
-
-def learning_rate(training: TrainingConfig) -> optax.Schedule:
-    """Return the cosine schedule, stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
-
-    Loshchilov & Hutter 2016 (arXiv 1608.03983), eq. 5, without restarts and down to 0.
-    """
-
-    def schedule(step: Any) -> Array:
-        epoch = jnp.asarray(step // training.steps_per_epoch).astype(float)
-        return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
-
-    return schedule
-
-
-def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Return gradient clipping, then AdamW with weight decay on EVERY parameter, also on biases."""
-    return optax.chain(
-        clip_by_global_norm(training.max_grad_norm),
-        optax.adamw(
-            learning_rate(training),
-            b1=training.beta1,
-            b2=training.beta2,
-            eps=training.epsilon,
-            weight_decay=training.weight_decay,
-        ),
-    )
-
-
-def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scale gradients g by min(1, max_norm / (‖g‖ + 1e-6)), like `torch.nn.utils.clip_grad_norm_`.
-
-    `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
-    """
-
-    def update(updates, state, params=None):
-        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * scale, updates), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def loss_fn(

@@ -22,7 +22,7 @@ from jaxgru.lm.runs import orbax
 from jaxgru.lm.runs.checkpoints import made_with, restore, save
 from jaxgru.lm.runs.folders import LOCK, RunError, claim, create_run, save_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, Checkpoint, open_checkpoints
-from jaxgru.lm.training import Progress, init_state, train_steps
+from jaxgru.lm.training import Epoch, Progress, init_state, train_steps
 
 TOKENIZER = CharacterTokenizer("abc")
 TOKENS = np.tile(np.arange(3, dtype=np.int32), 20)
@@ -59,8 +59,7 @@ def make_run(root, model=MODELS["gru"], best=False):
     else:
         state = untrained(model)
     kept = jax.tree.map(lambda x: x + 1, state.params) if best else None
-    record = {"epoch": 1, "step": 2, "train_loss": 0.5, "val_loss": 0.1 + 0.2, "seconds": 0.25}
-    record |= {"tokens_per_second": 8.0}
+    record = Epoch(1, 2, 1e-3, 0.5, 0.1 + 0.2, tokens_per_second=8.0, seconds=0.25)
     progress = Progress(records=[record], best_val_loss=0.1 + 0.2)
     with open_checkpoints(run) as manager:
         save(manager, state, kept, progress)

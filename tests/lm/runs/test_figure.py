@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxgru.lm.runs import figure
 from jaxgru.lm.runs.published import PublishedResults
+from jaxgru.lm.training import Epoch
 
 
 def drawn(monkeypatch, *arguments):
@@ -19,7 +20,7 @@ def drawn(monkeypatch, *arguments):
 
 
 def records(*losses):
-    return [{"train_loss": loss, "val_loss": loss + 1} for loss in losses]
+    return [Epoch(1, 1, 0.1, loss, loss + 1, 1.0, 1.0) for loss in losses]
 
 
 def test_the_losses_of_all_runs(monkeypatch):

@@ -24,12 +24,12 @@ from jaxgru.lm.files import hashes
 from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import RunError, create_run, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
-from jaxgru.lm.training import Progress, TrainState, init_state
+from jaxgru.lm.training import Epoch, Progress, TrainState, init_state
 from study.records import load_metrics
 
 MODEL = ModelConfig("rnn", vocab_size=3, embedding_dim=2, hidden_dim=4)
-RECORD = {"epoch": 1, "step": 2, "train_loss": 1.5, "val_loss": 1.25, "tokens_per_second": 3.5,
-          "seconds": 0.5}  # fmt: skip
+RECORD = {"epoch": 1, "step": 2, "learning_rate": 1e-3, "train_loss": 1.5, "val_loss": 1.25,
+          "tokens_per_second": 3.5, "seconds": 0.5}  # fmt: skip
 NESTED = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 JSON_FILES = (CHECKSUMS, "_CHECKPOINT_METADATA", "params/_METADATA", "params/_sharding",
               "progress/metadata")  # fmt: skip
@@ -62,7 +62,7 @@ def made(tmp_path_factory, state) -> Path:
     run = create_run(tmp_path_factory.mktemp("made"), config, CharacterTokenizer("abc"))
     with open_checkpoints(run) as manager:
         for step in (1, 2):
-            progress = Progress([dict(RECORD)], [1.5], 0.5, 1.25, 1)
+            progress = Progress([Epoch(**RECORD)], [1.5], 0.5, 1.25, 1)
             save(manager, state.replace(step=jax.numpy.array(step)), None, progress)
     return run
 

@@ -20,7 +20,7 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import load_run_config, save_config
-from jaxgru.lm.runs.initial import config_from, initial_params
+from jaxgru.lm.runs.initial import config_from, initial_params, load_initial
 from jaxgru.lm.runs.published import PublishedResults, published_for
 from study.jobs import all_jobs, find_job
 
@@ -52,9 +52,9 @@ class TestWeights:
     def test_with_the_same_vocabulary_all_are_the_models(self, tiny_run):
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
         fresh = jax.tree.map(jnp.zeros_like, params)
-        ours, told = initial_params(fresh, config_from(str(tiny_run)), tokenizer)
+        ours, sentence = initial_params(fresh, load_initial(config_from(str(tiny_run))), tokenizer)
         chex.assert_trees_all_equal(ours, params)
-        assert f"all its weights, for {tokenizer.vocab_size} tokens" in told
+        assert f"all its weights, for {tokenizer.vocab_size} tokens" in sentence
 
     @pytest.mark.parametrize("cell", CELLS)
     def test_with_another_vocabulary_logits_of_common_tokens_are_the_models(self, cell, tmp_path):
@@ -67,8 +67,10 @@ class TestWeights:
         save_safetensors(path, params, jaxgru.lm.Config(model=model), old)
         model = dataclasses.replace(model, vocab_size=6)
         fresh = random_params(model, seed=1)
-        ours, told = initial_params(fresh, config_from(str(path)), new)
-        assert "the 4 tokens that both vocabularies have; for the other 2 they are random" in told
+        ours, sentence = initial_params(fresh, load_initial(config_from(str(path))), new)
+        assert (
+            "the 4 tokens that both vocabularies have; for the other 2 they are random" in sentence
+        )
         text, common = "gabfag", "gfab"
         apply = jax.jit(jaxgru.lm.apply)
         theirs, _ = apply(params, old.encode(text)[None])
@@ -86,7 +88,7 @@ class TestWeights:
         tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
         model = dataclasses.replace(config.model, vocab_size=60)
         fresh = random_params(model)
-        ours, _ = initial_params(fresh, config_from("scribe_alpha"), tokenizer)
+        ours, _ = initial_params(fresh, load_initial(config_from("scribe_alpha")), tokenizer)
         common = set(tokenizer.pieces) & set(theirs.pieces)
         assert {"<unk>", "a"} <= common != set(tokenizer.pieces)
         for token, piece in enumerate(tokenizer.pieces):
@@ -98,9 +100,9 @@ class TestWeights:
         _, config, _ = load("astra_alpha")
         tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
         fresh = random_params(dataclasses.replace(config.model, vocab_size=60))
-        ours, told = initial_params(fresh, config_from("astra_alpha"), tokenizer)
+        ours, sentence = initial_params(fresh, load_initial(config_from("astra_alpha")), tokenizer)
         chex.assert_trees_all_equal((ours.embedding, ours.head), (fresh.embedding, fresh.head))
-        assert "for the 0 tokens that both vocabularies have; for the other 60" in told
+        assert "for the 0 tokens that both vocabularies have; for the other 60" in sentence
 
 
 class TestARun:

@@ -20,7 +20,7 @@ from jaxgru.lm.runs import folders, lifecycle, orbax, reports, terminal
 from jaxgru.lm.runs.folders import RunError, claim, create_run
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 from jaxgru.lm.runs.published import PublishedResults, load_published
-from jaxgru.lm.training import Progress
+from jaxgru.lm.training import Epoch, Progress
 from study.jobs import Job, find_job
 
 FEWER = TINY | {"training.epochs": 1, "training.steps_per_epoch": 1}
@@ -128,7 +128,7 @@ class TestLength:
     @pytest.mark.slow
     def test_twice_before_a_step_is_done(self, run_copy, monkeypatch):
         """The checkpoint is as it was, and is resumed with what was given last."""
-        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        monkeypatch.setattr(lifecycle._Run, "train", lambda *_: None)
         resume_run(run_copy, {"training.epochs": 3})
         resume_run(run_copy, {"training.epochs": 4})
         monkeypatch.undo()
@@ -139,7 +139,7 @@ class TestLength:
         self, run_copy, monkeypatch, capfd
     ):
         """The checkpoint says that it is; the config, that two epochs are left."""
-        monkeypatch.setattr(lifecycle, "_train", lambda *_: None)
+        monkeypatch.setattr(lifecycle._Run, "train", lambda *_: None)
         resume_run(run_copy, {"training.epochs": 4})
         resume_run(run_copy)
         assert "is finished" not in capfd.readouterr().out
@@ -176,7 +176,7 @@ class TestLength:
     def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy):
         """Its best epoch is the first of three, and it waits for two."""
         config = load_config("astra_alpha", {"training.patience": 2})
-        progress = Progress([{}] * 3, best_epoch=1, finished=True)
+        progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
         with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
             lifecycle._change(run_copy, config, {"training.epochs": 10}, progress)
 

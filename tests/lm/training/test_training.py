@@ -121,10 +121,10 @@ def test_adamw_by_hand_over_three_steps():
 def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
     a, b = run(), run()
     assert_same(a[0], b[0])
-    assert [r["train_loss"] for r in a[2].records] == [r["train_loss"] for r in b[2].records]
+    assert [r.train_loss for r in a[2].records] == [r.train_loss for r in b[2].records]
     other = dataclasses.replace(CONFIG.training, seed=1)
     c = run(dataclasses.replace(CONFIG, training=other))
-    assert a[2].records[0]["train_loss"] != c[2].records[0]["train_loss"]
+    assert a[2].records[0].train_loss != c[2].records[0].train_loss
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ def test_chunks_do_not_change_the_numbers():
 
 def test_records_say_what_happened():
     _, _, progress = run()
-    assert [r["epoch"] for r in progress.records] == [1, 2, 3]
-    assert [r["step"] for r in progress.records] == [5, 10, 15]
-    rates = [r["learning_rate"] for r in progress.records]
+    assert [r.epoch for r in progress.records] == [1, 2, 3]
+    assert [r.step for r in progress.records] == [5, 10, 15]
+    rates = [r.learning_rate for r in progress.records]
     np.testing.assert_allclose(rates, [0.05, 0.0375, 0.0125])
     assert progress.finished
     for r in progress.records:
-        assert r["tokens_per_second"] == pytest.approx(5 * 2 * 4 / r["seconds"])
+        assert r.tokens_per_second == pytest.approx(5 * 2 * 4 / r.seconds)
 
 
 def test_it_learns_a_text_that_can_be_learnt():
@@ -195,7 +195,7 @@ def test_it_learns_a_text_that_can_be_learnt():
     model = dataclasses.replace(CONFIG.model, hidden_dim=8)
     tokens = np.tile(np.arange(3, dtype=np.int32), 60)
     _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
-    assert progress.records[0]["train_loss"] > 0.1 and progress.records[-1]["val_loss"] < 0.01
+    assert progress.records[0].train_loss > 0.1 and progress.records[-1].val_loss < 0.01
 
 
 def with_val_losses(monkeypatch, losses):
@@ -280,8 +280,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(after):
     assert 0 < int(state.step) < 15
     final, _ = fit(CONFIG, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert_same(final, expected)
-    losses = [(r["train_loss"], r["val_loss"]) for r in progress.records]
-    assert losses == [(r["train_loss"], r["val_loss"]) for r in undisturbed.records]
+    losses = [(r.train_loss, r.val_loss) for r in progress.records]
+    assert losses == [(r.train_loss, r.val_loss) for r in undisturbed.records]
 
 
 def test_a_chunk_of_any_length_is_traced_once(monkeypatch):
@@ -419,7 +419,7 @@ def test_a_run_in_bfloat16_learns_and_keeps_float32():
     for dtype in ("float32", "bfloat16"):
         training = dataclasses.replace(CONFIG.training, compute_dtype=dtype)
         state, _, progress = run(dataclasses.replace(CONFIG, training=training))
-        runs[dtype] = [record["train_loss"] for record in progress.records]
+        runs[dtype] = [record.train_loss for record in progress.records]
         floats = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
         assert {x.dtype for x in floats} == {jnp.dtype("float32")}
     assert runs["float32"] != runs["bfloat16"]
