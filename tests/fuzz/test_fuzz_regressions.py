@@ -14,6 +14,7 @@ from fuzzing import check_message, time_limit
 from rich.console import Console
 
 import jaxgru
+from jaxgru.analysis.state_cost import Chain, Cycle
 from jaxgru.cli import evaluate
 from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
@@ -317,7 +318,6 @@ class TestRecords:
 
 def test_a_cycle_that_looks_like_markup():
     """Of a text with tags, evaluate.py's greedy cycles are such: Rich raised MarkupError."""
-    cycle = {"text": "[/b]", "period": 4, "basin": 1.0}
     console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    console.print(evaluate._markov_chain({"kl_to_bigram": 0.1, "cycles": [cycle]}))
+    console.print(evaluate._markov_chain(Chain(0.1, 0.2, [Cycle("[/b]", 4, 1.0)])))
     assert "'[/b]'" in console.export_text()

@@ -10,16 +10,15 @@ from typing import Any
 from jaxgru.errors import needs
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.runs.published import PublishedResults
-from jaxgru.lm.training import Epoch
 
 
 def plot_losses(
-    path: Path, title: str, runs: Sequence[Sequence[Epoch]], published: PublishedResults
+    path: Path, title: str, runs: Sequence[Sequence[Any]], published: PublishedResults
 ) -> None:
     """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
 
     Args:
-      runs: each run's records.
+      runs: each run's epochs, as `training.Epoch` or as a reader of metrics.jsonl has them.
 
     Raises:
       OSError: the file cannot be written; an older figure stays as it is.
