@@ -131,8 +131,11 @@ class Page:
                       for run in self.sized}  # fmt: skip
             plot_sensitivity(figures / "sensitivity.png", points)
         for name in self.first:
-            epochs = [run.epochs for run in self.of(name)]
-            plot_losses(figures / f"{name}.png", name, epochs, load_published(name))
+            runs = [run.epochs for run in self.of(name)]
+            train = [[epoch.train_loss for epoch in run] for run in runs]
+            validation = [[epoch.val_loss for epoch in run] for run in runs]
+            figure = figures / f"{name}.png"
+            plot_losses(figure, name, train, validation, load_published(name))
 
     # --- Choosing runs
 

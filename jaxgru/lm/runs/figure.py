@@ -11,14 +11,16 @@ from jaxgru.errors import needs
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.runs.published import PublishedResults
 
+Losses = Sequence[Sequence[float]]
+
 
 def plot_losses(
-    path: Path, title: str, runs: Sequence[Sequence[Any]], published: PublishedResults
+    path: Path, title: str, train: Losses, validation: Losses, published: PublishedResults
 ) -> None:
     """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
 
     Args:
-      runs: each run's epochs, as `training.Epoch` or as a reader of metrics.jsonl has them.
+      train, validation: of each run, the loss of each epoch.
 
     Raises:
       OSError: the file cannot be written; an older figure stays as it is.
@@ -32,11 +34,10 @@ def plot_losses(
     axes = figure.subplots()
     ours = {"linestyle": "-", "marker": "o", "ms": 3}
     theirs = {"linestyle": ":", "marker": "x", "ms": 5, "zorder": 3}
-    for kind, color, name in (
-        ("train", "C0", "training"),
-        ("val", "C1", "whole validation split"),
+    for losses, color, name in (
+        (train, "C0", "training"),
+        (validation, "C1", "whole validation split"),
     ):
-        losses = [[getattr(record, f"{kind}_loss") for record in records] for records in runs]
         _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
     for losses, earlier, color, name in (
         (published.train_loss, published.earlier_train_loss, "black", "training"),
@@ -53,7 +54,7 @@ def plot_losses(
     save_figure(figure, path)
 
 
-def _plot_runs(axes: Any, runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
+def _plot_runs(axes: Any, runs: Losses, label: str, **style: Any) -> None:
     for i, losses in enumerate(runs):
         epochs = range(1, len(losses) + 1)
         style["alpha"] = 1 - 0.6 * i / len(runs)  # the first is the darkest

@@ -25,7 +25,11 @@ def write_losses(run: Path, config: Config, progress: Progress) -> None:
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     try:
-        plot_losses(run / "loss.png", title, [progress.records], published_for(config))
+        losses = (
+            [[r.train_loss for r in progress.records]],
+            [[r.val_loss for r in progress.records]],
+        )
+        plot_losses(run / "loss.png", title, *losses, published_for(config))
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing

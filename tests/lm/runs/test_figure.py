@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jaxgru.lm.runs import figure
 from jaxgru.lm.runs.published import PublishedResults
-from jaxgru.lm.training import Epoch
 
 
 def drawn(monkeypatch, *arguments):
@@ -19,16 +18,12 @@ def drawn(monkeypatch, *arguments):
     return {line.get_label(): line for line in axes.get_lines()}
 
 
-def records(*losses):
-    return [Epoch(1, 1, 0.1, loss, loss + 1, 1.0, 1.0) for loss in losses]
-
-
 def test_the_losses_of_all_runs(monkeypatch):
     published = PublishedResults(
         train_loss=[[2.5, math.nan]], val_loss=[[3.5, 3.25]],
         earlier_train_loss=[2.75, 2.25], earlier_val_loss=[3.75],
     )  # fmt: skip
-    lines = drawn(monkeypatch, [records(2.0, 1.5), records(1.0)], published)
+    lines = drawn(monkeypatch, [[2.0, 1.5], [1.0]], [[3.0, 2.5], [2.0]], published)
     shown = {label: list(zip(*line.get_data(), strict=True)) for label, line in lines.items()}
     assert shown.pop("training, published")[0] == (1, 2.5)  # the second is not known
     assert shown == {
@@ -44,5 +39,5 @@ def test_the_losses_of_all_runs(monkeypatch):
 
 
 def test_a_run_that_nothing_was_published_of(monkeypatch):
-    lines = drawn(monkeypatch, [records(2.0)], PublishedResults())
+    lines = drawn(monkeypatch, [[2.0]], [[3.0]], PublishedResults())
     assert list(lines) == ["training, measured", "whole validation split, measured"]
