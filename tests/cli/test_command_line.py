@@ -266,7 +266,11 @@ class TestInterrupts:
         for module in ("jax", "rich"):
             (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(2)\n")
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
-        program = ["-m", name] if name == "jaxgru" else [SCRIPTS / f"{name}.py"]
+        program = [SCRIPTS / f"{name}.py"]
+        if name == "jaxgru":
+            program = ["-m", name]
+        elif "/" in name:  # of a folder: these are run as modules
+            program = ["-m", f"scripts.{name.replace('/', '.')}"]
         done = process(sys.executable, *program, env={"PYTHONPATH": path}, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
