@@ -25,7 +25,7 @@ from jaxgru.lm import init, num_params
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
-from jaxgru.lm.runs import measurements
+from jaxgru.lm.runs import study_record
 from jaxgru.lm.runs.folders import RunError, is_finished, load_run_config, versions
 from jaxgru.lm.runs.published import recipe
 from pages.markdown import write_page
@@ -93,7 +93,7 @@ def gather(root: Path) -> Iterable[Run]:
                 record = state_cost.measure(
                     params, tokenizer, dataset, window, random_batches=name in NANOGPT
                 )
-                measurements.save_record(run, record.to_dict())
+                study_record.save_record(run, record.to_dict())
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,
@@ -101,7 +101,7 @@ def gather(root: Path) -> Iterable[Run]:
                 seed=config.training.seed,
                 parameters=num_params(shapes),
                 epochs=load_metrics(run / "metrics.jsonl"),
-                measured=load(run / measurements.FILE_NAME, RunMeasures),
+                measured=load(run / study_record.FILE_NAME, RunMeasures),
             )
 
 

@@ -18,7 +18,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.files import check_writable
 from jaxgru.lm.generation import default_prompt
-from jaxgru.lm.runs.measurements import best_kept_epoch, save_record
+from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
 
 with needs("train"):
     from rich.console import Console

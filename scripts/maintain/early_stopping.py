@@ -28,7 +28,7 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.folders import RunError, find_run, load_run_config
-from jaxgru.lm.runs.measurements import kept_epochs
+from jaxgru.lm.runs.study_record import kept_epochs
 from pages.records import dumps
 from study.records import EarlyStopping
 

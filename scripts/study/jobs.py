@@ -10,8 +10,8 @@ from typing import Any
 from jaxgru.cli.options import typed
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.folders import RunError, load_run_config, versions
-from jaxgru.lm.runs.measurements import FILE_NAME
 from jaxgru.lm.runs.published import recipe
+from jaxgru.lm.runs.study_record import FILE_NAME
 
 SEEDS = {
     "astra_alpha": 3, "astra_beta": 3, "astra_gamma": 3,

@@ -25,7 +25,7 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.parallel.hardware import share_cpu
 from jaxgru.lm.parallel.processes import all_or_raise, from_first, is_distributed, is_first
 from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
-from jaxgru.lm.runs import checkpoints, folders, initial, measurements
+from jaxgru.lm.runs import checkpoints, folders, initial, study_record
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
@@ -355,7 +355,7 @@ def _change(run: Path, config: Config, overrides: Mapping[str, Any], progress: P
         console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
                       soft_wrap=True)  # fmt: skip
         if is_first():
-            for path in (run / "samples.txt", run / measurements.FILE_NAME):
+            for path in (run / "samples.txt", run / study_record.FILE_NAME):
                 if path.exists():
                     path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
     if is_first():

@@ -2,7 +2,7 @@
 
 from jaxgru.lm.training.loop import NonFiniteLoss, Observer, fit
 from jaxgru.lm.training.optimizer import clip_by_global_norm, learning_rate, optimizer
-from jaxgru.lm.training.progress import Epoch, Progress
+from jaxgru.lm.training.records import Epoch, Progress
 from jaxgru.lm.training.step import (
     TrainState,
     init_state,

@@ -24,7 +24,7 @@ from jaxgru.lm.parallel.hardware import peak_memory_mb
 from jaxgru.lm.parallel.processes import from_first, in_any_process
 from jaxgru.lm.parallel.sharding import one_copy, shard
 from jaxgru.lm.training.optimizer import learning_rate
-from jaxgru.lm.training.progress import Epoch, Progress
+from jaxgru.lm.training.records import Epoch, Progress
 from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
 
 CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
