@@ -41,18 +41,16 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
 from jaxgru.errors import shown
-from jaxgru.layers import cpu, wavefront
+from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
-IMPLEMENTATIONS = ("auto", "scan", "autodiff", "cpu", "wavefront")
+IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
-forward mode needs. "cpu" (`cpu/`) is a kernel in C++ for float32 on CPUs; "scan" computes what it
-does not support, and everything where it was not built. "wavefront" (`wavefront.py`) computes the
-layers of a stack at the same time, for GPUs. It falls back to "scan" if it does not support the
-layers, and for resets, padding, `reverse` and `return_carries`. "auto" is "cpu" on a CPU, else
-"scan" until the wavefront has been timed on a GPU. `resolved` says which."""
+forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at the same time,
+for GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding,
+`reverse` and `return_carries`. "auto" is "scan" until the wavefront has been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
@@ -114,8 +112,6 @@ def unroll_layer(
         return h, with_hidden(carry, h[-1])
     if not isinstance(layer, RecurrentLayer):
         return unroll_autodiff(params, carry, steps, constants, reverse, return_carries)
-    if implementation in ("auto", "cpu") and cpu.supports(layer, carry, steps):
-        return cpu.over_time(layer, carry, steps, constants, reverse, return_carries)
     E, H = sizes(params)
     x, times_W = product_of_steps(steps.x, layer.W)
     check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
@@ -221,13 +217,6 @@ def check_implementation(implementation: Any) -> None:
             f"the implementation is {shown(implementation)}; it must be one of "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
-
-
-def resolved(implementation: str) -> str:
-    """Return which implementation computes float32 layers here: "auto" is "cpu" or "scan"."""
-    if implementation not in ("auto", "cpu"):
-        return implementation
-    return "cpu" if jax.default_backend() == "cpu" and cpu.why_not() is None else "scan"
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing

@@ -29,7 +29,6 @@ from bench.timing import KINDS, Contestant, LayerTask, Task, on_cpu, random_toke
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
-from jaxgru.layers.implementations import resolved
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.evaluation import token_nll
@@ -51,8 +50,6 @@ def why_absent(name: str) -> str | None:
         return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
-    if name == "scan" and resolved("auto") == "scan":
-        return "jaxgru itself computes by it here"
     if "torch" in needs and not on_cpu():
         import torch
 
@@ -321,10 +318,6 @@ CONTESTANTS = {
                     layers.jaxgru_layer),
     "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False), layers.jaxgru_layer,
                                kinds=STEP),
-    "scan": Entry(
-        'this library with `training.implementation = "scan"`: without its kernel for CPUs',
-        partial(_unrolled, how="scan"), partial(layers.jaxgru_layer, implementation="scan"),
-        kinds=("training", "forward", "layer")),
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
         _wavefront, kinds=("training", "forward")),

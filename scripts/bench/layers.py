@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 
 def lacks(library: str, task: LayerTask) -> bool:
     """Return whether a library has no such layer: equations, or in PyTorch resets."""
-    if library in ("jaxgru", "scan", "autodiff"):
+    if library in ("jaxgru", "autodiff"):
         return False
     other = "gru, reset after" if library == "haiku" else "gru"
     return task.cell == other or (library == "torch.nn" and task.resets)

@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.errors import shown, warn
-from jaxgru.layers.implementations import resolved
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.model import Params, flatten, init
@@ -42,7 +41,6 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-COMPUTED_BY = "the implementation of its layers"  # which "auto" was
 MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 
 T = TypeVar("T")
@@ -83,7 +81,7 @@ def made_with(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
     fields = {name: field_value(config, name) for name in dotted_names()}
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
-    return fields | settings | tokens | {COMPUTED_BY: resolved(config.training.implementation)}
+    return fields | settings | tokens
 
 
 def _check_made_with(
@@ -106,8 +104,6 @@ def _check_made_with(
     epochs = {"training.epochs", "training.lengthened"}
     count = then.get("training.lengthened")
     free = {*dotted_names("placement", "setting")}
-    if "training.implementation" in given:
-        free |= {COMPUTED_BY}
     if now["training.lengthened"] != count:
         free |= epochs
     for name, value in now.items():
@@ -117,8 +113,6 @@ def _check_made_with(
             advice = "set it back, or start a new run"
             if name in epochs:
                 advice = f"to change it, resume with --{name} {value}"
-            elif name == COMPUTED_BY:
-                advice = f"resume it where that is, or with --training.implementation {value}"
             raise RunError(
                 f"{checkpoint} was made with {name} = {shown(then[name])}, and this is "
                 f"{shown(value)}; {advice}."

@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.errors import command
-from jaxgru.layers.implementations import resolved
 from jaxgru.lm.config import Config, TrainingConfig, dotted_names
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
@@ -183,8 +182,7 @@ class _Run:
         dataset = self.dataset
         console.print(
             f"{self.config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} "
-            f"validation tokens, {dataset.source}; {devices}, "
-            f"{resolved(self.config.training.implementation)}; {self.folder}",
+            f"validation tokens, {dataset.source}; {devices}; {self.folder}",
             soft_wrap=True,
         )
 
