@@ -169,13 +169,14 @@ def measure(
         progress("the stateless chain")
         chain = _chain(params, tokenizer, dataset)
     progress("text")
+    unbroken, stateless = float(stream.mean()), curve[1]
     return StateCost(
         num_tokens=len(tokens) - 1,
         num_characters=dataset.num_characters,
         windows=curve[window] if window in curve else window_loss(params, tokens, window),
-        stream=float(stream.mean()),
-        stateless=curve[1],
-        sensitivity=curve[1] - float(stream.mean()),
+        stream=unbroken,
+        stateless=stateless,
+        sensitivity=stateless - unbroken,
         memory_curve=list(curve.items()),
         recovery=[float(f"{nats:.5g}") for nats in excess],
         chain=chain,

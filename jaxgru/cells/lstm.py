@@ -124,8 +124,8 @@ def sizes(p: LSTMParams) -> tuple[int, int] | None:
 
 def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    zeros = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
-    return LSTMState(zeros(), zeros())  # two buffers: each can be donated
+    part = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
+    return LSTMState(part(), part())  # two buffers: each can be donated
 
 
 # --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).

@@ -10,7 +10,7 @@ import jax
 from jaxgru.errors import needs
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
-from jaxgru.lm.formats.pth import CORPUS_TOKENIZERS
+from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS
 from jaxgru.lm.model import flatten, init, num_params
 from jaxgru.lm.runs.initial import load_text
 

@@ -41,7 +41,7 @@ def as_array(name: str, value: Any) -> AnyArray:
         raise ValueError(f"{name} has a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
         is_array = isinstance(value, np.ndarray)
-        seen = f"{value.dtype} {value.shape}" if is_array else f"{a_type(value)}"
+        seen = f"{value.dtype} {value.shape}" if is_array else a_type(value)
         raise ValueError(
             f"{name} is {seen}; it must be an array of a dtype that JAX has."
         ) from None
@@ -124,7 +124,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     for leaf in jax.tree.leaves(stack):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            seen = f"{a_type(leaf)}" if dtype is None else dtype
+            seen = a_type(leaf) if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
     return jax.tree.map(partial(as_jax, f"a weight in {name}"), stack), one
 

@@ -22,6 +22,8 @@ SPACE = "▁"  # how SentencePiece writes a space
 RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
 
 Kind = Literal["characters", "sentencepiece"]
+CORPUS_TOKENIZERS: dict[int, Kind] = {65: "characters", 1000: "sentencepiece"}
+"""The study's two vocabulary sizes, and the kind of Tiny Shakespeare's tokenizer for each."""
 Tokens = Int[np.ndarray, "N"] | Int[Array, "N"]
 Chunk = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
 

@@ -28,14 +28,11 @@ from jaxgru.errors import a_type, command, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
-from jaxgru.lm.data.tokenizers import Kind, Tokenizer, learn_tokenizer
+from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Kind, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.pickles import check_pickle
 from jaxgru.lm.model import Params, flatten, init, unflatten
-
-CORPUS_TOKENIZERS: dict[int, Kind] = {65: "characters", 1000: "sentencepiece"}
-"""The study's two vocabulary sizes, and the kind of Tiny Shakespeare's tokenizer for each."""
 
 
 class _Layout(NamedTuple):
