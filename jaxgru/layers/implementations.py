@@ -116,20 +116,26 @@ def unroll_layer(
     x, times_W = product_of_steps(steps.x, layer.W)
     check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
 
-    def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
-        """Compute some of the steps."""
-        steps = steps._replace(x=plus(times_W(steps.x), layer.b))
-        outputs, carry = over_time(
-            layer.recurrence, layer.U, carry, steps, constants, reverse, return_carries
-        )
-        return carry, outputs
-
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
     wide = jnp.finfo(layer.W.dtype).bits >= 32
     T, B = x.shape[:2]
     length = block_length(T, B, H) if wide else T
-    carry, outputs = in_blocks(run, carry, steps._replace(x=x), length, reverse)
-    return outputs, carry
+    # The last block may read steps beyond the last one, so the last carry is one of all carries
+    beyond = 0 if length == T else -T % length
+    every_carry = return_carries or beyond > 0
+
+    def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
+        """Compute some of the steps."""
+        steps = steps._replace(x=plus(times_W(steps.x), layer.b))
+        outputs, carry = over_time(
+            layer.recurrence, layer.U, carry, steps, constants, reverse, every_carry
+        )
+        return carry, outputs
+
+    carry, outputs = in_blocks(run, carry, steps._replace(x=x), length, beyond, reverse)
+    if beyond:
+        carry = jax.tree.map(lambda leaf: leaf[0 if reverse else -1], outputs)
+    return outputs if return_carries else hidden(outputs), carry
 
 
 def block_length(T: Size, B: Size, H: int) -> Size:
@@ -142,35 +148,38 @@ def block_length(T: Size, B: Size, H: int) -> Size:
     """
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes
-    most = (ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1)
-    return min(T, 2 ** (max(most, 1).bit_length() - 1))  # divides most lengths that people use
+    most = max((ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1), 1)
+    near = range(most // 2 + 1, most + most // 2 + 1)  # about as fast
+    if T in near or T < most:
+        return T
+    number = -(-T // most)
+    divisors = [length for length in near if T % length == 0]
+    return min(divisors, key=lambda length: abs(length - most), default=-(-T // number))
 
 
 def in_blocks(
-    run: Callable[[Carry, Any], tuple[Carry, Any]],
+    run: Callable[[Carry, Steps], tuple[Carry, Any]],
     carry: Carry,
-    inputs: Any,
+    steps: Steps,
     length: Size,
+    beyond: int = 0,
     reverse: bool = False,
 ) -> tuple[Carry, Any]:
-    """Apply `run`, (carry, inputs (T, ...)) → (carry, outputs (T, ...)), block by block.
+    """Apply `run`, (carry, steps) → (carry, outputs (T, ...)), to blocks of `length` steps.
 
-    A block has `length` steps; the last one of the sequence may be shorter.
+    The carry that is returned has read `beyond` steps of zeros more than there are. To compute a
+    shorter block instead would be a second program, and take twice the time to compile.
     """
-    T = jax.tree.leaves(inputs)[0].shape[0]
+    T = steps.x.shape[0]
     if length == T:
-        return run(carry, inputs)
-    whole = T - T % length
-    n = whole // length
-    blocks = jax.tree.map(lambda a: a[:whole].reshape(n, length, *a.shape[1:]), inputs)
-    rest, h_rest = jax.tree.map(lambda a: a[whole:], inputs), None
-    if reverse and whole < T:
-        carry, h_rest = run(carry, rest)
-    carry, h = jax.lax.scan(run, carry, blocks, reverse=reverse)
-    if not reverse and whole < T:
-        carry, h_rest = run(carry, rest)
-    h = jax.tree.map(lambda h: h.reshape(whole, *h.shape[2:]), h)
-    return carry, h if h_rest is None else jax.tree.map(lambda *h: jnp.concatenate(h), h, h_rest)
+        return run(carry, steps)
+    if beyond:
+        ends = (beyond, 0) if reverse else (0, beyond)
+        steps = jax.tree.map(lambda a: jnp.pad(a, [ends] + [(0, 0)] * (a.ndim - 1)), steps)
+    blocks = jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), steps)
+    carry, outputs = jax.lax.scan(run, carry, blocks, reverse=reverse)
+    of_steps = slice(beyond, None) if reverse else slice(T)
+    return carry, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[of_steps], outputs)
 
 
 def unroll_stack(

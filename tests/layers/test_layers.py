@@ -93,9 +93,11 @@ def test_equals_the_plain_scan(kind, sizes, seed):
         chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("reverse, expected", [(False, [2, 1]), (True, [1, 2])])
-def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
-    """Of 5 steps: a scan over two blocks of 2 steps, and the one that remains."""
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("T, length", [(5, 2), (6, 2), (9, 3), (3, 3), (1, 1)])
+def test_steps_are_computed_in_blocks(T, length, kind, reverse, monkeypatch):
+    """Of one length, so as one program, also where the last block reads beyond the last step."""
     lengths = []
 
     def counted(recurrence, U, carry, steps, *rest):
@@ -103,25 +105,29 @@ def test_steps_are_computed_in_blocks(reverse, expected, monkeypatch):
         return over_time(recurrence, U, carry, steps, *rest)
 
     monkeypatch.setattr(implementations, "over_time", counted)
-    p, x, carry, _ = problem("gru", 5, 2, 3, 4, masked=False)
-    h, last = run(unroll_layer, p, x, carry, reverse=reverse)
-    assert lengths == expected
-    chex.assert_trees_all_close(
-        (h, last), run(unroll_autodiff, p, x, carry, reverse=reverse), rtol=1e-12
+    p, x, carry, _ = problem(kind, T, 2, 3, 4, masked=False)
+
+    def scalar(unroll, x):
+        h, last = run(unroll, p, x, carry, reverse=reverse)
+        weighted = lambda y: jnp.sum(y * np.cos(np.arange(y.size)).reshape(y.shape))
+        return sum(map(weighted, jax.tree.leaves((h, last)))), (h, last)
+
+    ours, plain = (
+        jax.grad(partial(scalar, function), has_aux=True)(x)
+        for function in (unroll_layer, unroll_autodiff)
     )
+    assert set(lengths) == {length}
+    chex.assert_trees_all_close(ours, plain, rtol=1e-11, atol=1e-12)
 
 
 def test_lengths_of_blocks(monkeypatch):
-    """As many steps as have 512 rows, or 1,024 of many units, rounded to a power of two."""
+    """About as many steps as have 512 rows, or 1,024 of many units, and if possible a divisor."""
     monkeypatch.undo()
+    length_of = implementations.block_length
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
-    assert [implementations.block_length(10_000, *size) for size in sizes] == [
-        8,
-        16,
-        1,
-        512,
-        16,
-        32,
+    assert [length_of(10_000, *size) for size in sizes] == [8, 20, 1, 500, 16, 25]
+    assert [length_of(T, 64, 128) for T in (1, 12, 13, 17, 100, 101, 128)] == [
+        *(1, 12, 7, 6, 10, 8, 8)
     ]
     B, T = jax.export.symbolic_shape("B, T")
     assert implementations.block_length(T, 4, 8) is T and implementations.block_length(7, B, 8) == 7
