@@ -112,7 +112,7 @@ class ModelConfig(_Section):
         "after",
         "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
-    layer_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
+    final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -120,7 +120,7 @@ class TestPublishedConfigs:
         """GRU: a second bias, dropout inside the recurrence. LSTM: LayerNorm, dropout after it."""
         model, training = load_config(name).model, load_config(name).training
         assert model.reset_gate == ("before" if model.cell == "gru" else "after")
-        variant = (model.second_bias, training.dropout_site, model.layer_norm)
+        variant = (model.second_bias, training.dropout_site, model.final_norm)
         lstm = name == "leviathan"
         assert variant == ((False, "output", True) if lstm else (True, "state", False))
 
@@ -191,7 +191,7 @@ models_of_any_kind = st.sampled_from(["gru", "lstm", "rnn", "mlp"]).flatmap(
         context_length=st.integers(1, 1023) if cell == "mlp" else st.just(0),
         second_bias=st.booleans() if cell == "gru" else st.just(False),
         reset_gate=st.sampled_from(["before", "after"] if cell == "gru" else ["after"]),
-        layer_norm=st.booleans(),
+        final_norm=st.booleans(),
     )
 )
 configs = st.builds(
@@ -303,8 +303,8 @@ class TestOverrides:
             ("training.learning_rate", "1", 1.0),
             ("training.learning_rate", ".001", 1e-3),
             ("training.dropout", "0", 0.0),
-            ("model.layer_norm", "true", True),
-            ("model.layer_norm", "True", True),
+            ("model.final_norm", "true", True),
+            ("model.final_norm", "True", True),
             ("model.second_bias", "false", False),
             ("model.second_bias", "FALSE", False),
             ("model.cell", "gru", "gru"),
@@ -344,7 +344,7 @@ BAD_VALUES = {
     "model.context_length": ["-1", "1024", "3.5", "7"],
     "model.second_bias": ["1", "yes", "Falsch"],
     "model.reset_gate": ["never", "true"],
-    "model.layer_norm": ["0", "no"],
+    "model.final_norm": ["0", "no"],
     "training.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
     "training.dropout_site": ["input", "0"],
     "training.compute_dtype": ["float16", "16"],

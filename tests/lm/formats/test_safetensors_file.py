@@ -115,7 +115,7 @@ class TestRoundTrip:
 
 class TestTheFile:
     def test_is_what_is_documented(self, path):
-        model = ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True)
+        model = ModelConfig("lstm", 3, 2, 4, 2, final_norm=True)
         params = random_params(model)
         save_safetensors(path, params, Config("deep", model), TOKENIZER)
         tensors, metadata = parsed(path.read_bytes())

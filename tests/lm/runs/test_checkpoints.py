@@ -30,7 +30,7 @@ RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_leng
 MODELS = {
     "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True),
     "single bias": ModelConfig("gru", 3, 1, 1, 1),
-    "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
+    "lstm": ModelConfig("lstm", 3, 2, 4, 2, final_norm=True),
     "rnn": ModelConfig("rnn", 3, 2, 4, 1),
     "mlp": ModelConfig("mlp", 3, 2, 4, 1, context_length=3),
 }

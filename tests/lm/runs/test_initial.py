@@ -61,7 +61,7 @@ class TestWeights:
         """The model cannot tell its own tokens under new numbers, whatever the other rows are."""
         old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
         options = {"context_length": 2} if cell == "mlp" else {}
-        model = ModelConfig(cell, 7, 5, 6, 2, layer_norm=True, **options)
+        model = ModelConfig(cell, 7, 5, 6, 2, final_norm=True, **options)
         params = random_params(model)
         path = tmp_path / "model.safetensors"
         save_safetensors(path, params, jaxgru.lm.Config(model=model), old)
