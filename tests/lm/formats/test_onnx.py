@@ -25,6 +25,7 @@ from jaxgru.cells import GRUParams
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.metadata import METADATA
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
 
@@ -382,7 +383,7 @@ REFUSED = {
     "layers alone": (_replaced(lambda: to_onnx(layer("rnn"))), "its metadata lack config"),
 } | {
     f"no {key}": (_without(key), "metadata lack" if key != "format" else "of this library")
-    for key in ("format", "config", "tokenizer", "tokenizer_data", "sha256", "layers", "tensors")
+    for key in (*METADATA, "layers", "tensors")
 }  # fmt: skip
 
 
