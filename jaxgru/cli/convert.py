@@ -59,7 +59,7 @@ def main() -> None:
     if given is None:
         params, config, tokenizer = model.load()
     else:
-        params, config, tokenizer = load_pth(source, find_tokenizer(given))
+        params, config, tokenizer = load_pth(model.path, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
