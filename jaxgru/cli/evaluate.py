@@ -21,6 +21,7 @@ from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
 
 with needs("train"):
+    from msgspec.structs import replace
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -103,8 +104,8 @@ def main() -> None:
             if best and record.random_batches:
                 epoch, params = best
                 found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
-                batches = dataclasses.replace(record.random_batches, best=found)
-                record = dataclasses.replace(record, random_batches=batches)
+                batches = replace(record.random_batches, best=found)
+                record = replace(record, random_batches=batches)
     console.print(_losses(name, window, record), _text(record.text, whole), sep="\n")
     if record.chain:
         console.print(_markov_chain(record.chain))

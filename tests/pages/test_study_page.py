@@ -29,8 +29,9 @@ NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_al
 def epochs(losses):
     """A run's records with these training losses; validation 0.1 more; a step every 2 seconds."""
     return [
-        {"epoch": i + 1, "step": 10 * (i + 1), "train_loss": loss, "val_loss": loss + 0.1,
-         "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0, "peak_memory_mb": 100.0 + i}
+        {"epoch": i + 1, "step": 10 * (i + 1), "learning_rate": 1e-3, "train_loss": loss,
+         "val_loss": loss + 0.1, "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0,
+         "peak_memory_mb": 100.0 + i}
         for i, loss in enumerate(losses)
     ]  # fmt: skip
 
