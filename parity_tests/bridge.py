@@ -61,7 +61,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "gru": {"second_bias": True, "reset_gate": "before"}, "lstm": {"layer_norm": True}, "rnn": {},
+    "gru": {"second_bias": True, "reset_gate": "before"}, "lstm": {"final_norm": True}, "rnn": {},
 }  # fmt: skip
 """The study's, which torchref has."""
 

@@ -22,7 +22,7 @@ from parity_tests.bridge import (
 
 CONFIGS = {
     "gru": ModelConfig("gru", 65, 48, 96, 2, **VARIANTS["gru"]),
-    "lstm": ModelConfig("lstm", 65, 48, 96, 2, layer_norm=True),
+    "lstm": ModelConfig("lstm", 65, 48, 96, 2, final_norm=True),
     "rnn": ModelConfig("rnn", 65, 48, 96, 2),
 }
 

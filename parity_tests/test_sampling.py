@@ -34,7 +34,7 @@ from parity_tests.bridge import (
 
 MODELS = {
     "gru": ModelConfig("gru", 40, 12, 48, 2, **VARIANTS["gru"]),
-    "lstm": ModelConfig("lstm", 40, 12, 48, 2, layer_norm=True),
+    "lstm": ModelConfig("lstm", 40, 12, 48, 2, final_norm=True),
     "rnn": ModelConfig("rnn", 40, 12, 48, 2),
 }
 

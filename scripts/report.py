@@ -26,7 +26,7 @@ from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
 from jaxgru.lm.runs import study_record
-from jaxgru.lm.runs.folders import RunError, is_finished, load_run_config, versions
+from jaxgru.lm.runs.folders import RunError, is_finished, load_info, load_run_config, versions
 from jaxgru.lm.runs.published import recipe
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
@@ -83,7 +83,7 @@ def gather(root: Path) -> Iterable[Run]:
                 continue
             config = load_run_config(run)
             changes = changed(config)
-            if changes is None:
+            if changes is None or load_info(run).lengthened:
                 continue
             if not is_measured(run):
                 console.print(f"measuring {run}")

@@ -55,7 +55,7 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
         num_layers=draw(st.integers(1, 3)),
         second_bias=draw(st.booleans()) if gru else False,
         reset_gate=draw(st.sampled_from(["before", "after"])) if gru else "after",
-        layer_norm=draw(st.booleans()),
+        final_norm=draw(st.booleans()),
     )
 
 

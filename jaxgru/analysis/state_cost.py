@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
+from msgspec import Meta
 
 from jaxgru.analysis.markov import (
     NotUnique,
@@ -36,6 +35,7 @@ from jaxgru.lm.evaluation import (
 )
 from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.model import Params
+from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.sampling import generate
 
 MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³ operations
@@ -65,71 +65,68 @@ TEXT_MEASURES = {
 """The labels of `Text`'s measures."""
 
 
-@dataclass(frozen=True)
-class Cycle:
+Reset = Annotated[int, Meta(ge=1, le=2**31)]  # the state is reset every so many tokens
+
+
+class Cycle(Record, frozen=True):
     """A cycle of greedy stateless text, and the share of the vocabulary that leads into it."""
 
     text: str
-    period: int
-    basin: float
+    period: Count
+    basin: Number
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(Record, frozen=True):
     """The Markov chain that a model is without its state; KL divergences in nats."""
 
-    kl_to_bigram: float
-    kl_to_frequencies: float | None  # of the corpus's tokens from the chain's; None: not unique
+    kl_to_bigram: Number
+    kl_to_frequencies: Number | None  # of the corpus's tokens from the chain's; None: not unique
     cycles: list[Cycle]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Record, frozen=True):
     """Measures of text, and two texts to read. None: it has no such loops or words."""
 
-    share_that_loops: float | None = None
-    median_period: float | None = None
-    median_onset: float | None = None
-    num_words: int = 0
-    known_words: float | None = None
-    distinct_1: float | None = None
-    distinct_2: float | None = None
-    distinct_3: float | None = None
+    share_that_loops: Number | None = None
+    median_period: Number | None = None
+    median_onset: Number | None = None
+    num_words: Whole = 0
+    known_words: Number | None = None
+    distinct_1: Number | None = None
+    distinct_2: Number | None = None
+    distinct_3: Number | None = None
     greedy: str | None = None
     sampled: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandomBatches:
+class MeanLoss(Record, frozen=True, kw_only=True):
     """The loss of random batches, nats per token: the mean and its standard error."""
 
-    epoch: int | None = None  # whose weights; None: the last
-    mean: float
-    standard_error: float
-    best: RandomBatches | None = None  # with the best epoch's weights
+    mean: Number
+    standard_error: Number
+    epoch: Count | None = None  # whose weights; None: the last
 
 
-@dataclass(frozen=True)
-class StateCost:
+class RandomBatches(MeanLoss, frozen=True, kw_only=True):
+    """The loss with the last weights, and with the best epoch's."""
+
+    best: MeanLoss | None = None
+
+
+class StateCost(Record, frozen=True):
     """Every measure of a model; losses in nats per token on the whole validation split."""
 
-    num_tokens: int
-    num_characters: int
-    windows: float
-    stream: float
-    stateless: float
-    sensitivity: float
-    memory_curve: list[tuple[int, float]]  # the state is reset every so many tokens
-    recovery: list[float]
+    num_tokens: Count
+    num_characters: Count
+    windows: Number
+    stream: Number
+    stateless: Number
+    sensitivity: Number
+    memory_curve: Annotated[list[tuple[Reset, Number]], Meta(min_length=1)]
+    recovery: Annotated[list[Number], Meta(min_length=1)]
     chain: Chain | None
     text: dict[str, Text]
     random_batches: RandomBatches | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as it is written in JSON; what is None is left out."""
-        return dataclasses.asdict(
-            self, dict_factory=lambda fields: {k: v for k, v in fields if v is not None}
-        )
 
 
 def measure(

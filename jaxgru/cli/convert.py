@@ -12,7 +12,7 @@ from jaxgru.libraries import InteropError
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, format_of
 from jaxgru.lm.formats.pth import load_pth
-from jaxgru.lm.load import load
+from jaxgru.lm.load import find_model, load
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import find_run
 
@@ -53,16 +53,17 @@ def main() -> None:
     target, given = arguments.target, arguments.tokenizer
     check(source, target, arguments.force)
     kind = format_of(source) if source else None
-    if given is not None and (kind is None or kind.has_tokenizer):
+    if given is not None and (kind is None or kind.has_metadata):
         parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
-    if source is None or given is None:
-        params, config, tokenizer = load(source or name)
+    model = find_model(source or name)
+    if given is None:
+        params, config, tokenizer = model.load()
     else:
-        params, config, tokenizer = load_pth(source, find_tokenizer(given))
+        params, config, tokenizer = load_pth(model.path, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
     try:
-        FORMATS[target.suffix].save(place, params, config, tokenizer)
+        FORMATS[target.suffix].save(place, params, config, tokenizer, model.text_sha256())
     except OSError as error:
         raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
     print(f"{config.name} written to {target}")

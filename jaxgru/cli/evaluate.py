@@ -12,7 +12,7 @@ from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus
+from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import in_units
@@ -21,6 +21,7 @@ from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
 
 with needs("train"):
+    from msgspec.structs import replace
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -80,7 +81,8 @@ def main() -> None:
         return
 
     params, config, tokenizer = model.load()
-    dataset = load_text(config, tokenizer, arguments.text)
+    text_sha256 = model.text_sha256()
+    dataset = load_text(config, tokenizer, text_sha256, arguments.text)
     window, whole = config.training.sequence_length, dataset.train is dataset.validation
     name = config.name
     if arguments.text is not None:
@@ -94,7 +96,7 @@ def main() -> None:
             window,
             lambda what: status.update(f"measuring {what}"),
             arguments.random_batches,
-            default_prompt(config.data, tokenizer),
+            default_prompt(text_sha256, tokenizer),
         )
         if arguments.random_batches and run:
             status.update("measuring the best epoch")
@@ -102,8 +104,8 @@ def main() -> None:
             if best and record.random_batches:
                 epoch, params = best
                 found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
-                batches = dataclasses.replace(record.random_batches, best=found)
-                record = dataclasses.replace(record, random_batches=batches)
+                batches = replace(record.random_batches, best=found)
+                record = replace(record, random_batches=batches)
     console.print(_losses(name, window, record), _text(record.text, whole), sep="\n")
     if record.chain:
         console.print(_markov_chain(record.chain))
@@ -111,8 +113,8 @@ def main() -> None:
         save_record(run, record.to_dict())
 
 
-def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset:
-    """Load the text that a model is evaluated on; None: the one that it was trained on.
+def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
+    """Load the text that a model is evaluated on; None: the one that it was trained on, by SHA-256.
 
     That one is split as in training, wherever it is now. Of another, both splits are all of it.
 
@@ -121,14 +123,14 @@ def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset
         model's own was moved, has changed, or cannot be told from others for lack of a SHA-256.
     """
     if text is None:
-        if not config.data.sha256 and config.data.corpus != TINY_SHAKESPEARE:
+        if not sha256:
             raise UserError(
                 f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
                 "on; give a text with --text."
             )
-        return load_dataset(config, tokenizer, "--text")[1]
+        return load_dataset(config, tokenizer, sha256, "--text")[1]
     corpus = load_corpus(text)
-    if corpus.sha256 == config.data.sha256:
+    if corpus.sha256 == sha256:
         data = dataclasses.replace(config.data, corpus=text)
         return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]
     try:
@@ -136,7 +138,7 @@ def load_text(config: Config, tokenizer: Tokenizer, text: str | None) -> Dataset
     except TokenizerError as error:
         raise TokenizerError(f"the model cannot be evaluated on {text}: {error}") from error
     num_characters = len(corpus.text) - tokenizer.num_characters(tokens[:1], corpus.text)
-    return Dataset(tokens, tokens, tokenizer, corpus.source, num_characters)
+    return Dataset(tokens, tokens, tokenizer, corpus.source, num_characters, corpus.sha256)
 
 
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:

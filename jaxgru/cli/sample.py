@@ -59,14 +59,15 @@ def main() -> None:
         seed=arguments.seed,
     )
     if arguments.ngram is not None:
-        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-        tokenizer = dataset.tokenizer
+        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
-        model, config, tokenizer = trained_model(arguments).load()
+        found = trained_model(arguments)
+        (model, _, tokenizer), text_sha256 = found.load(), found.text_sha256()
     prompt = arguments.prompt
     if prompt is None:
-        prompt = default_prompt(config.data, tokenizer)
+        prompt = default_prompt(text_sha256, tokenizer)
     if arguments.compare and isinstance(model, Params):
         print_comparison(model, tokenizer, prompt, options)
         return

@@ -19,7 +19,7 @@ with needs("train"):
     from rich.table import Table
 
 
-def as_trained(config: Config) -> Config:
+def as_trained(config: Config, text_sha256: str = "") -> Config:
     """Return the config with the sizes that training gives it, which the text can decide.
 
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
@@ -31,7 +31,7 @@ def as_trained(config: Config) -> Config:
     known = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
     if data.corpus == TINY_SHAKESPEARE and known and not config.training.init:
         return config
-    return load_text(config)[0]
+    return load_text(config, text_sha256)[0]
 
 
 def print_summary(config: Config, full: bool = False) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, config_overrides, early_value
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
+from jaxgru.lm.load import find_model
 from jaxgru.lm.parallel import processes
 from jaxgru.lm.parallel.hardware import keep_freed_memory
 from jaxgru.lm.runs import lifecycle
@@ -78,13 +79,15 @@ def main() -> None:
         if arguments.resume:
             lifecycle.resume_run(arguments.resume, overrides)
             return
-        if arguments.config is None:
-            config = config_from(overrides["training.init"], overrides)
-        else:
-            if init is not None:  # not the model that the config itself starts from
-                overrides = {"training.init_sha256": "", **overrides}
+        text_sha256 = ""
+        if arguments.config is not None:
             config = load_config(arguments.config, overrides)
-        if arguments.summary:
-            print_summary(as_trained(config), arguments.summary == "full")
         else:
-            lifecycle.start_run(config, Path(arguments.runs))
+            assert init is not None
+            config = config_from(init, overrides)
+            if "data.corpus" not in overrides:  # the text is the model's own
+                text_sha256 = find_model(init).text_sha256()
+        if arguments.summary:
+            print_summary(as_trained(config, text_sha256), arguments.summary == "full")
+        else:
+            lifecycle.start_run(config, Path(arguments.runs), text_sha256)

@@ -112,7 +112,7 @@ class ModelConfig(_Section):
         "after",
         "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
-    layer_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
+    final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +156,6 @@ class DataConfig(_Section):
     validation_fraction: float = recipe(
         0.1, "share of the corpus, its end, that is held out", above=0, below=1
     )
-    sha256: str = recipe("", "expected SHA-256 of the corpus; filled in when a run is created")
 
 
 @dataclass(frozen=True)
@@ -201,16 +200,9 @@ class TrainingConfig(_Section):
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
     seed: int = recipe(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
-    lengthened: int = recipe(
-        0,
-        "number of times that --resume changed training.epochs; set automatically",
-        at_least=0,
-        below=2**31,
-    )
     init: str = recipe(
         "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
     )
-    init_sha256: str = recipe("", "expected SHA-256 of that model; filled in")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,8 +14,7 @@ from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.lm.config import DataConfig
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
@@ -71,14 +70,14 @@ class Options:
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
-def default_prompt(data: DataConfig, tokenizer: Tokenizer) -> str:
-    """Return what a model's text begins with where the user gives no prompt.
+def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
+    """Return what the text of a model of a text begins with where the user gives no prompt.
 
     After Tiny Shakespeare it is PROMPT; after another text a newline, or a word if the tokenizer
     has no newline.
     """
     candidates = ["\n", " "]
-    if data.corpus == TINY_SHAKESPEARE or data.sha256 == TINY_SHAKESPEARE_SHA256:
+    if text_sha256 == TINY_SHAKESPEARE_SHA256:
         candidates.insert(0, PROMPT)
     pieces = [piece.removeprefix(SPACE) for piece in tokenizer.pieces]
     candidates += [piece for piece in pieces if len(piece) > 2 and piece.isalpha()]

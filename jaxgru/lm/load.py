@@ -13,7 +13,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
 from jaxgru.lm.model import Params
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
-from jaxgru.lm.runs.folders import find_run
+from jaxgru.lm.runs.folders import find_run, load_info
 
 
 class Found(NamedTuple):
@@ -29,6 +29,12 @@ class Found(NamedTuple):
         from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
 
         return load_folder(self.path)
+
+    def text_sha256(self) -> str:
+        """Return the SHA-256 of its text; "": it does not say. Raises as the function `load`."""
+        if self.format:
+            return self.format.text_sha256(self.path)
+        return load_info(self.path).text_sha256
 
 
 def find_model(model: str | Path) -> Found:
@@ -73,8 +79,13 @@ def load(model: str | Path) -> tuple[Params, Config, Tokenizer]:
     return find_model(model).load()
 
 
-def save(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+def save(
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""
+) -> None:
     """Write a whole model into one file, whose suffix says the format: see FORMATS.
+
+    Args:
+      text_sha256: as for `save_safetensors`; a .pth does not hold it.
 
     Raises:
       InteropError: the suffix is none of these; or the parameters, the config and the tokenizer do
@@ -84,4 +95,4 @@ def save(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer)
     format = FORMATS.get(Path(path).suffix)
     if format is None:
         raise InteropError(f"{path} must end in {NAMES}, the format to write.")
-    format.save(path, params, config, tokenizer)
+    format.save(path, params, config, tokenizer, text_sha256)

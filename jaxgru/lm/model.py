@@ -77,7 +77,7 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     inputs = [E] + [H] * (L - 1)
     init_cell = CELLS[config.cell].init
     bound = H**-0.5
-    norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.layer_norm else None
+    norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.final_norm else None
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=tuple(

@@ -247,7 +247,7 @@ def _haiku_model(config: Config) -> JaxModel:
             state = hk.LSTMState(*state) if m.cell == "lstm" else state
             x, state = hk.dynamic_unroll(core(m.hidden_dim), x, state)
             new_carry.append(tuple(state) if m.cell == "lstm" else state)
-        if m.layer_norm:
+        if m.final_norm:
             x = hk.LayerNorm(-1, create_scale=True, create_offset=True)(x)
         return hk.Linear(m.vocab_size)(x).swapaxes(0, 1), new_carry
 
@@ -268,7 +268,7 @@ def _nnx_model(config: Config) -> JaxModel:
             for i in range(m.num_layers):
                 layer = cell(m.hidden_dim if i else m.embedding_dim, m.hidden_dim, rngs=rngs)
                 setattr(self, f"layer{i}", nnx.RNN(layer, time_major=True, return_carry=True))
-            self.norm = nnx.LayerNorm(m.hidden_dim, rngs=rngs) if m.layer_norm else lambda x: x
+            self.norm = nnx.LayerNorm(m.hidden_dim, rngs=rngs) if m.final_norm else lambda x: x
             self.head = nnx.Linear(m.hidden_dim, m.vocab_size, rngs=rngs)
 
         def __call__(self, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:

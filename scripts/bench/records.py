@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from pages.records import Count, Number, Positive, Record, Whole
+from jaxgru.lm.records import Count, Number, Positive, Record, Whole
 
 ONE_DEVICE = "-one-device"
 """The end of a contestant's name: its batch is not split."""

@@ -69,7 +69,7 @@ def copy(num_bytes: int) -> Contestant:
 
 def _torchref(config: Config) -> Any:
     m, training = config.model, config.training
-    if m.layer_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
+    if m.final_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
         raise UserError(
             "torchref has no such model: it needs reset_gate = before, and LayerNorm only in LSTMs."
         )
@@ -90,7 +90,7 @@ def _torch_nn(config: Config) -> Any:
             super().__init__()
             self.embedding = nn.Embedding(m.vocab_size, m.embedding_dim)
             self.layers = layers(m.embedding_dim, m.hidden_dim, m.num_layers, batch_first=True)
-            self.norm = nn.LayerNorm(m.hidden_dim) if m.layer_norm else nn.Identity()
+            self.norm = nn.LayerNorm(m.hidden_dim) if m.final_norm else nn.Identity()
             self.head = nn.Linear(m.hidden_dim, m.vocab_size)
 
         def forward(self, tokens: Any, carry: Any = None, masks: None = None) -> tuple:

@@ -27,7 +27,7 @@ from jaxgru.lm import Params, apply, load
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.files import write_text
-from jaxgru.lm.runs.folders import RunError, find_run, load_run_config
+from jaxgru.lm.runs.folders import RunError, find_run, load_info, load_run_config
 from jaxgru.lm.runs.study_record import kept_epochs
 from pages.records import dumps
 from study.records import EarlyStopping
@@ -49,7 +49,7 @@ def main() -> None:
     config = load_run_config(run)
     if [path.stem for path in models] != [f"{i + 1:03}" for i in range(config.training.epochs)]:
         raise RunError(f"the run {run} has not kept the model of each of its epochs.")
-    _, dataset = load_dataset(config, load(run)[2])
+    _, dataset = load_dataset(config, load(run)[2], load_info(run).text_sha256)
     windows = [
         window_losses(load(path)[0], dataset.validation, config.training.sequence_length)
         for path in track(models, "evaluating each epoch")

@@ -48,7 +48,7 @@ CONSTANT = 1e-3  # a standard deviation below this; states are between −1 and 
 RECIPE = {
     "model.cell": "gru",
     "model.reset_gate": "before",
-    "model.layer_norm": False,
+    "model.final_norm": False,
     "training.dropout_site": "state",
     "training.compute_dtype": "float32",
     "data.batches": "crops",

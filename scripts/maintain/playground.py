@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ASSETS, help="where to write (%(default)s)")
     folder = parser.parse_args().output
     _, config, tokenizer = load(MODELS[0])
-    config, dataset = load_dataset(config, tokenizer)
-    made = {"commit": current_commit(), "corpus": config.data.sha256}
+    _, dataset = load_dataset(config, tokenizer)
+    made = {"commit": current_commit(), "corpus": dataset.sha256}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "bigram.json", _json(made, nats=bigram_nats(count_bigrams(dataset))))

@@ -17,7 +17,7 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.parallel.hardware import describe_hardware
 from jaxgru.lm.pretrained import FOLDER
 from jaxgru.lm.runs.commits import trained_by
-from jaxgru.lm.runs.folders import RunError, find_run, is_finished
+from jaxgru.lm.runs.folders import RunError, find_run, is_finished, load_info
 from pages.markdown import table
 from study.records import Epoch, load_metrics
 
@@ -40,18 +40,23 @@ def main() -> None:
         raise RunError(f"{target} exists; to replace it, add --force.")
     if 4 * num_params(params) > MAX_BYTES:
         raise RunError(f"{config.name} is larger than {MAX_BYTES:,} bytes, a release's limit.")
-    _, dataset = load_dataset(config, tokenizer)
+    _, dataset = load_dataset(config, tokenizer, load_info(run).text_sha256)
     window = config.training.sequence_length
     losses = evaluate(params, dataset.validation, dataset.num_characters, window)
     epochs = load_metrics(run / "metrics.jsonl")
-    save_safetensors(target, params, config, tokenizer)
-    text = card(config, num_params(params), losses, epochs, trained_by(run))
+    save_safetensors(target, params, config, tokenizer, dataset.sha256)
+    text = card(config, dataset.sha256, num_params(params), losses, epochs, trained_by(run))
     write_text(target.with_suffix(".md"), text)
     print(f"{config.name} written to {target}")
 
 
 def card(
-    config: Config, count: int, losses: Losses, epochs: list[Epoch], commits: list[str]
+    config: Config,
+    text_sha256: str,
+    count: int,
+    losses: Losses,
+    epochs: list[Epoch],
+    commits: list[str],
 ) -> str:
     """Return a model's card in Markdown: the command, seed, commits, data and measured losses."""
     best = min(epochs, key=lambda epoch: epoch.val_loss)
@@ -79,7 +84,7 @@ def card(
 - weights of epoch {chosen.epoch} of {len(epochs)}; training loss there {chosen.train_loss:.4f} \
 nats per token{dropout}
 - seed: {training.seed}
-{by}- data: {data.corpus}, SHA-256 `{data.sha256}`, its first {1 - data.validation_fraction:.0%} \
+{by}- data: {data.corpus}, SHA-256 `{text_sha256}`, its first {1 - data.validation_fraction:.0%} \
 (the vocabulary: all of it); no other text
 - measured on {datetime.date.today()}, on {describe_hardware()}
 

@@ -1,7 +1,7 @@
 """How files of measurements are read: each is checked against its types.
 
 A damaged file is refused with one sentence. A page can be made of any data that its types allow.
-The types are in study/records.py and bench/records.py.
+The types are in jaxgru, study/records.py and bench/records.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-try:
-    import msgspec
-    from msgspec import Meta, Struct
-except ImportError:
-    raise SystemExit("msgspec is not installed; pip install -e '.[docs]' installs it.") from None
+import msgspec
 
 from jaxgru.errors import UserError
 from jaxgru.lm.files import read_bytes
@@ -23,19 +19,9 @@ from jaxgru.lm.files import read_bytes
 MAX_BYTES = 2**23
 """Size limit of a file; 40,000 epochs fit."""
 
-Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
-"""A finite number. An integer stays an integer, so that rewriting a file does not change it."""
-Positive = Annotated[float, Meta(gt=0, le=1e18)]
-Whole = Annotated[int, Meta(ge=0, le=2**53)]
-Count = Annotated[int, Meta(ge=1, le=2**53)]
-
 
 class RecordError(UserError):
     """A file of measurements cannot be read; the message says which and why."""
-
-
-class Record(Struct, frozen=True, omit_defaults=True):
-    """Base of all records; unknown fields are ignored."""
 
 
 T = TypeVar("T")

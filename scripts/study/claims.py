@@ -38,12 +38,11 @@ def _numbers(values: dict[str, float]) -> str:
 
 
 def _bigram(page: Page) -> Verdict:
-    if not page.alpha:
+    if not page.alpha or not (chain := page.alpha.measured.chain):
         return OPEN
     above = {name: run.measured.per_character(run.measured.stateless)
              - page.ngrams["scribe_alpha" if name.startswith("scribe") else "astra_alpha"][1]
              for name, run in page.first.items()}  # fmt: skip
-    chain = page.alpha.measured.chain
     worse = all(excess > 0 for excess in above.values())
     return f"supported: first order; {'' if worse else 'not all are '}worse than the bigram", (
         f"first order by construction; astra_alpha's is {chain.kl_to_bigram:.3f} nats from the "

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxgru.cli.options import typed
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.runs.folders import RunError, load_run_config, versions
+from jaxgru.lm.runs.folders import RunError, load_info, load_run_config, versions
 from jaxgru.lm.runs.published import recipe
 from jaxgru.lm.runs.study_record import FILE_NAME
 
@@ -68,10 +68,11 @@ def find_job(runs: Path, job: Job) -> Path | None:
     config = job.config
     for run in versions(runs / job.name):
         try:
-            found = load_run_config(run)
+            found, info = load_run_config(run), load_info(run)
         except RunError:  # of a process that was killed at once
             continue
-        if recipe(found) == recipe(config) and found.training.seed == config.training.seed:
+        same_seed = found.training.seed == config.training.seed
+        if recipe(found) == recipe(config) and same_seed and not info.lengthened:
             return run
     return None
 

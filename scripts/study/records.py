@@ -12,9 +12,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from jaxgru.analysis.state_cost import StateCost
 from jaxgru.lm.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.lm.evaluation import in_units
-from pages.records import Count, Number, Positive, Record, Whole, load_lines
+from jaxgru.lm.records import Count, Number, Positive, Record, Whole
+from jaxgru.lm.training import Epoch
+from pages.records import load_lines
 
 Orders = Annotated[list[Number], Meta(min_length=8, max_length=8)]
 NGrams = Annotated[dict[Literal["astra_alpha", "scribe_alpha"], Orders], Meta(min_length=2)]
@@ -22,88 +25,12 @@ NGrams = Annotated[dict[Literal["astra_alpha", "scribe_alpha"], Orders], Meta(mi
 PLATEAU_MEAN = 25  # training steps whose mean loss is one number in docs/plateau.json
 
 
-class Epoch(Record, kw_only=True):
-    """A line of metrics.jsonl; losses in nats per token."""
+class RunMeasures(StateCost, frozen=True, kw_only=True):
+    """A run's study.json: the cost of its lost state, and how it was measured."""
 
-    epoch: Count
-    step: Count
-    learning_rate: Number | None = None
-    train_loss: Number
-    val_loss: Number
-    tokens_per_second: Number
-    seconds: Number
-    peak_memory_mb: Number | None = None  # unknown on some operating systems
-
-
-class Cycle(Record):
-    """A cycle of greedy stateless text, and the share of the vocabulary that leads into it."""
-
-    text: str
-    period: Count
-    basin: Number
-
-
-class Chain(Record):
-    """The Markov chain that a model is without its state."""
-
-    kl_to_bigram: Number
-    kl_to_frequencies: Number
-    cycles: list[Cycle]
-
-
-class Text(Record):
-    """Measures of text, named as in `analysis.state_cost.TEXT_MEASURES`, and two texts to read."""
-
-    share_that_loops: Number | None = None
-    median_period: Number | None = None
-    median_onset: Number | None = None
-    num_words: Whole | None = None
-    known_words: Number | None = None
-    distinct_1: Number | None = None
-    distinct_2: Number | None = None
-    distinct_3: Number | None = None
-    greedy: str | None = None
-    sampled: str | None = None
-
-
-class MeanLoss(Record, kw_only=True):
-    """The loss on nanoGPT's protocol, nats per token."""
-
-    mean: Number
-    standard_error: Number
-
-
-class BestEpoch(MeanLoss, kw_only=True):
-    """The loss with the weights of the epoch whose validation loss is the lowest."""
-
-    epoch: Count
-
-
-class RandomBatches(MeanLoss, kw_only=True):
-    """The loss with the last weights, and with the best epoch's."""
-
-    best: BestEpoch | None = None
-
-
-class RunMeasures(Record):
-    """A run's study.json, which `jaxgru.analysis.state_cost` writes; losses in nats per token."""
-
-    num_tokens: Count
-    num_characters: Count
-    windows: Number
-    stream: Number
-    stateless: Number
-    sensitivity: Number
-    memory_curve: Annotated[
-        list[tuple[Annotated[int, Meta(ge=1, le=2**31)], Number]], Meta(min_length=1)
-    ]
-    recovery: Annotated[list[Number], Meta(min_length=1)]
-    chain: Chain
-    text: dict[str, Text]
     date: str
     hardware: str
     commits: list[str] = []
-    random_batches: RandomBatches | None = None
 
     def per_character(self, loss: float) -> float:
         """Convert nats per token to nats per character."""

@@ -19,7 +19,7 @@ from pages.records import grouped
 from study.claims import CLAIMS, SIZE_FIELDS
 from study.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
 from study.jobs import SEEDS, all_jobs
-from study.records import EarlyStopping, MeanLoss, Plateau, Run
+from study.records import EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -214,10 +214,10 @@ class Page:
         """Return a row per model: its chain without state."""
         rows = []
         for name, run in self.first.items():
-            chain = run.measured.chain
-            cycles = (f"`{json.dumps(c.text)}` ({c.basin:.0%})" for c in chain.cycles)
-            rows.append([name, f"{chain.kl_to_bigram:.4f}", f"{chain.kl_to_frequencies:.4f}",
-                         ", ".join(cycles)])  # fmt: skip
+            if chain := run.measured.chain:
+                cycles = (f"`{json.dumps(c.text)}` ({c.basin:.0%})" for c in chain.cycles)
+                losses = chain.kl_to_bigram, chain.kl_to_frequencies
+                rows.append([name, *(number(x, spec=".4f") for x in losses), ", ".join(cycles)])
         return rows
 
     def text_measures(self, run: Run) -> list[Row]:
@@ -387,7 +387,7 @@ def per_character(run: Run, *measures: str) -> list[float]:
     return [run.measured.per_character(getattr(run.measured, measure)) for measure in measures]
 
 
-def with_error(loss: MeanLoss) -> str:
+def with_error(loss: state_cost.MeanLoss) -> str:
     """Format a mean and its standard error."""
     return f"{loss.mean:.4f} ± {loss.standard_error:.4f}"
 

@@ -54,7 +54,7 @@ class TestTransitionMatrix:
     @pytest.mark.parametrize(
         "cell, vocab_size, num_layers, options",
         [
-            ("gru", 7, 1, {"layer_norm": True}),
+            ("gru", 7, 1, {"final_norm": True}),
             ("lstm", 6, 2, {}),
             ("rnn", 2, 2, {}),
             ("lstm", 1, 1, {}),

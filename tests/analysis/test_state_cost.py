@@ -24,7 +24,7 @@ def measured(tiny_run, tiny_text):
     params, _, tokenizer = jaxgru.lm.load(tiny_run)
     params = jax.tree.map(lambda leaf: 2 * leaf, params)
     tokens = tokenizer.encode(tiny_text.read_text())
-    dataset = Dataset(tokens[:2700], tokens[2700:], tokenizer, "a test", 301)
+    dataset = Dataset(tokens[:2700], tokens[2700:], tokenizer, "a test", 301, "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_cost, "NUM_PROMPTS", 3)
         patch.setattr(state_cost, "GREEDY_TOKENS", 90)

@@ -333,7 +333,7 @@ class TestContestants:
     @pytest.mark.parametrize("name", ["torchref", "torch.nn", "haiku", "nnx"])
     @pytest.mark.parametrize("cell", ["lstm", "rnn"])
     def test_other_cells(self, name, cell):
-        model = ModelConfig(cell, 11, 5, 9, 2, layer_norm=cell == "lstm")
+        model = ModelConfig(cell, 11, 5, 9, 2, final_norm=cell == "lstm")
         config = Config("other", model, training=TINY.training)
         logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
         assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()

@@ -5,7 +5,6 @@ Most of it runs in this process (see `script` in conftest.py); a few real proces
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -31,6 +30,7 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.evaluation import random_batch_losses, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
 
 
@@ -92,8 +92,8 @@ class TestTrain:
         assert tiny_run.parent.name == "astra_alpha"
         names = {path.name for path in tiny_run.iterdir()}
         assert names - {"commits.txt"} == {  # which is there in a git checkout alone
-            ".lock", "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "samples.txt",
-            "tokenizer.json",
+            ".lock", "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "run.json",
+            "samples.txt", "tokenizer.json",
         }  # fmt: skip
         assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
         config = tomllib.loads((tiny_run / "config.toml").read_text())
@@ -185,7 +185,7 @@ def script_options(model: str, run: Path, folder: Path) -> list[str]:
     if model == "run":
         return ["--run", str(run)]
     save = {"safetensors": save_safetensors, "onnx": save_onnx}[model]
-    save(folder / f"m.{model}", *jaxgru.lm.load(run))
+    save(folder / f"m.{model}", *jaxgru.lm.load(run), find_model(run).text_sha256())
     return ["--run", f"m.{model}"]
 
 
@@ -386,8 +386,7 @@ class TestTrainRefuses:
     def test_a_corpus_that_is_not_there_or_no_file(self, train, name):
         assert name in train("--data.corpus", name)
 
-    def test_a_corpus_whose_hash_is_wrong(self, train, refused, tiny_text, monkeypatch):
-        assert "SHA-256" in train("--data.sha256", "0" * 64)
+    def test_a_corpus_whose_hash_is_wrong(self, refused, tiny_text, monkeypatch):
         monkeypatch.setenv("JAXGRU_CORPUS", str(tiny_text))
         assert "is not Tiny Shakespeare" in refused("train", "--config", "astra_alpha")
 
@@ -469,7 +468,8 @@ class TestEvaluateRefuses:
         self, refused, tiny_run, tiny_text, tmp_path
     ):
         """A shared file has the name alone, so this may well be there."""
-        save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
+        text_sha256 = find_model(tiny_run).text_sha256()
+        save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run), text_sha256)
         evaluate = "evaluate", "--run", "m.safetensors"
         says = "there is no text ./tiny.txt; give its place with --text."
         assert says in refused(*evaluate)
@@ -477,9 +477,7 @@ class TestEvaluateRefuses:
         assert "tiny.txt has changed or is another text" in refused(*evaluate)
         says = "give the right one with --data.corpus"
         assert says in refused("train", "--init", "m.safetensors")
-        params, config, tokenizer = jaxgru.lm.load(tiny_run)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, sha256=""))
-        save_safetensors(tmp_path / "m.safetensors", params, config, tokenizer)
+        save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
         assert "which ./tiny.txt it was trained on" in refused(*evaluate)
 
     @pytest.mark.parametrize(

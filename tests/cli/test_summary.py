@@ -60,7 +60,7 @@ def test_a_row_for_each_layer(name, capsys):
     counts = {row[0]: int(row[2].replace(",", "")) for row in rows}
     model = load_config(name).model
     layers = [f"layers.{i}" for i in range(model.num_layers)]
-    assert list(counts) == ["embedding", *layers, *["norm"] * model.layer_norm, "head"]
+    assert list(counts) == ["embedding", *layers, *["norm"] * model.final_norm, "head"]
     parameters = summary_rows(name, capsys, full=True)[1:-1]
     for row in rows:
         within = [p for p in parameters if p[0] == row[0] or p[0].startswith(f"{row[0]}.")]

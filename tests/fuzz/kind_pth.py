@@ -38,7 +38,7 @@ def prepare(folder: Path) -> None:
     CHECKPOINTS.clear()
     for model in (
         ModelConfig("gru", 5, 3, 4, num_layers=2, second_bias=True, reset_gate="before"),
-        ModelConfig("lstm", 5, 3, 4, layer_norm=True),
+        ModelConfig("lstm", 5, 3, 4, final_norm=True),
     ):
         path = folder / "valid.pth"
         save_pth(path, jaxgru.lm.init(jax.random.key(0), model), Config("x", model))

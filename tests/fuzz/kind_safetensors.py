@@ -34,7 +34,7 @@ def prepare(folder: Path) -> None:
     models = [
         (ModelConfig(vocab_size=4, embedding_dim=2, hidden_dim=3, num_layers=2),
          CharacterTokenizer('\na"é')),
-        (ModelConfig("lstm", 4, 2, 3, layer_norm=True), CharacterTokenizer("abcd")),
+        (ModelConfig("lstm", 4, 2, 3, final_norm=True), CharacterTokenizer("abcd")),
         (ModelConfig("mlp", 4, 2, 3, context_length=2), CharacterTokenizer("abcd")),
         (ModelConfig(vocab_size=pieces.vocab_size, embedding_dim=1, hidden_dim=1), pieces),
     ]  # fmt: skip

@@ -53,7 +53,6 @@ def make(rng: random.Random, folder: Path) -> Made:
         "data.corpus": given,
         "training.sequence_length": rng.choice(("1", "2", "16")),
         "data.validation_fraction": rng.choice(("0.1", "0.1", "0.5", "0.5", "1e-9", "0.999")),
-        "data.sha256": rng.choice(("x", "0" * 64, "x" * 5000) if rng.random() < 0.1 else ("",)),
     }
     if rng.random() < 0.3:
         sizes = ("1", "4", "20", "40", "40", "60", "60", "1000", "100000")

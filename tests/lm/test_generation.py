@@ -13,7 +13,8 @@ from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.printing import print_samples
 from jaxgru.errors import UserError
 from jaxgru.lm import generation
-from jaxgru.lm.config import DataConfig, ModelConfig
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 
@@ -200,15 +201,16 @@ class TestPromptsOfSubwords:
 class TestDefaultPrompt:
     def test_is_the_studys_for_its_text_only(self):
         tokenizer = CharacterTokenizer.learn("ROMEO: 日本\n")
-        assert default_prompt(DataConfig(), tokenizer) == "ROMEO: "
-        own = DataConfig(corpus="日本.txt", sha256="0" * 64)
+        assert default_prompt(TINY_SHAKESPEARE_SHA256, tokenizer) == "ROMEO: "
+        own = "0" * 64
         assert default_prompt(own, tokenizer) == "\n"
         assert default_prompt(own, CharacterTokenizer.learn("日本 ROMEO:")) == " "
         assert default_prompt(own, CharacterTokenizer.learn("acgt")) == "a"
-        assert default_prompt(DataConfig(), CharacterTokenizer.learn("acgt")) == "a"
+        acgt = CharacterTokenizer.learn("acgt")
+        assert default_prompt(TINY_SHAKESPEARE_SHA256, acgt) == "a"
 
     def test_of_subwords_is_a_word(self, tokenizer, tiny_text):
-        prompt = default_prompt(DataConfig(corpus="own.txt"), tokenizer)
+        prompt = default_prompt("", tokenizer)
         assert len(prompt) > 1 and prompt in tiny_text.read_text()
 
 

@@ -23,7 +23,7 @@ from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, s
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
-    "lstm": ModelConfig("lstm", 5, 3, 4, num_layers=2, layer_norm=True),
+    "lstm": ModelConfig("lstm", 5, 3, 4, num_layers=2, final_norm=True),
     "rnn": ModelConfig("rnn", 5, 3, 4, num_layers=2),
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),

@@ -11,6 +11,7 @@ import jaxgru
 from jaxgru.lm import load
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
 from jaxgru.lm.runs.published import load_published
 
@@ -30,7 +31,8 @@ def test_a_card_says_what_is_measured_again(name):
     assert jaxgru.lm.num_params(params) == load_published(name).num_params or name in BASELINES
     _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
     card = (FOLDER / f"{name}.md").read_text()
-    assert config.data.sha256 in card and f"--training.seed {config.training.seed}`" in card
+    assert dataset.sha256 == find_model(name).text_sha256()
+    assert dataset.sha256 in card and f"--training.seed {config.training.seed}`" in card
     stated = float(re.search(r"within windows of 128 \| ([\d.]+)", card)[1])
     assert window_loss(params, dataset.validation, 128) == pytest.approx(stated, abs=6e-5)
     stateless = float(re.search(r"stateless \| ([\d.]+)", card)[1])

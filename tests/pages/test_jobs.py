@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 from jaxgru.cli.options import parse_fields
-from jaxgru.lm.config import load_config, to_dict
-from jaxgru.lm.runs.folders import is_finished
+from jaxgru.lm.config import load_config
+from jaxgru.lm.runs.folders import RunInfo, is_finished, save_config, save_info
 from jaxgru.lm.runs.published import recipe
 from study.jobs import Job, all_jobs, find_job, is_measured
 
@@ -20,11 +19,10 @@ PUBLISHED = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "scribe
 
 
 def make_run(folder: Path, job: Job, trained: bool = False, measured: bool = False) -> Path:
-    """A run folder as far as reproduce.py looks into it; its config as a run keeps it."""
+    """A run folder as far as reproduce.py looks into it."""
     folder.mkdir(parents=True)
-    table = to_dict(job.config)
-    table["data"]["sha256"] = "0" * 64  # filled in when a run is made
-    (folder / "config.toml").write_text(tomli_w.dumps(table))
+    save_info(folder, RunInfo("0" * 64))
+    save_config(folder, job.config)
     if trained:
         (folder / "samples.txt").touch()
     if measured:

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tomli_w
 
-from jaxgru.lm.config import load_config, to_dict
+from jaxgru.lm.config import load_config
 from jaxgru.lm.data import dataset
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.runs.folders import RunInfo, save_config, save_info
 from pages.markdown import table
 from study.figures import in_quarter_octaves
 from study.records import EarlyStopping, Plateau, Run
@@ -29,8 +29,9 @@ NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_al
 def epochs(losses):
     """A run's records with these training losses; validation 0.1 more; a step every 2 seconds."""
     return [
-        {"epoch": i + 1, "step": 10 * (i + 1), "train_loss": loss, "val_loss": loss + 0.1,
-         "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0, "peak_memory_mb": 100.0 + i}
+        {"epoch": i + 1, "step": 10 * (i + 1), "learning_rate": 1e-3, "train_loss": loss,
+         "val_loss": loss + 0.1, "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0,
+         "peak_memory_mb": 100.0 + i}
         for i, loss in enumerate(losses)
     ]  # fmt: skip
 
@@ -338,7 +339,8 @@ def make_run(folder: Path, seed: int = 0, **fields: Any) -> Path:
     overrides = {"training.seed": seed} | {k.replace("__", "."): v for k, v in fields.items()}
     folder.mkdir(parents=True)
     config = load_config("astra_alpha", overrides)
-    (folder / "config.toml").write_text(tomli_w.dumps(to_dict(config)))
+    save_info(folder, RunInfo())
+    save_config(folder, config)
     record = run_json(seed=seed)
     lines = "".join(json.dumps(epoch) + "\n" for epoch in record["epochs"])
     (folder / "metrics.jsonl").write_text(lines)
@@ -350,7 +352,7 @@ def make_run(folder: Path, seed: int = 0, **fields: Any) -> Path:
 def with_a_small_corpus(monkeypatch):
     """To learn the tokens and to count the n-grams of the real corpus takes seconds."""
     tokens = np.tile([0, 1], 50)
-    text = Dataset(tokens, tokens[:8], CharacterTokenizer("ab"), "a test", 7)
+    text = Dataset(tokens, tokens[:8], CharacterTokenizer("ab"), "a test", 7, "")
     monkeypatch.setattr(dataset, "load_dataset", lambda config: (config, text))
 
 

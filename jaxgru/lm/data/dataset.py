@@ -19,7 +19,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, learn_tokenizer
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as int32 tokens, their tokenizer, and where the text came from.
+    """Both splits as int32 tokens, their tokenizer, where the text came from, and its SHA-256.
 
     `num_characters` counts the text that validation[1:] stands for, the targets of its predictions.
     """
@@ -29,31 +29,36 @@ class Dataset:
     tokenizer: Tokenizer
     source: str
     num_characters: int
+    sha256: str
 
 
 def load_dataset(
-    config: Config, tokenizer: Tokenizer | None = None, option: str = "--data.corpus"
+    config: Config,
+    tokenizer: Tokenizer | None = None,
+    sha256: str = "",
+    option: str = "--data.corpus",
 ) -> tuple[Config, Dataset]:
     """Load the text that a config trains on; tokenizer None: learn one from the whole corpus.
 
-    Returns the config, with what the corpus decides (its SHA-256, its absolute path, the size of a
-    character vocabulary), and the dataset.
+    Returns the config, with what the corpus decides (its absolute path, the size of a character
+    vocabulary), and the dataset.
 
     Args:
+      sha256: the one that the text must have; "": any.
       option: what an error names as the way to give the text, where it was moved or is another.
 
     Raises:
-      UserError: the corpus cannot be read, does not have the config's SHA-256, or is too short for
+      UserError: the corpus cannot be read, does not have that SHA-256, or is too short for
         one batch or for validation.
     """
     data = config.data
-    if data.sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
+    if sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
         raise UserError(f"there is no text {data.corpus}; give its place with {option}.")
     corpus = load_corpus(data.corpus)
-    if data.sha256 not in ("", corpus.sha256):
+    if sha256 not in ("", corpus.sha256):
         raise UserError(
             f"the corpus {data.corpus} has changed or is another text: its SHA-256 is "
-            f"{corpus.sha256}, not {data.sha256}; give the right one with {option}."
+            f"{corpus.sha256}, not {sha256}; give the right one with {option}."
         )
     if tokenizer is None:
         tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
@@ -70,8 +75,9 @@ def load_dataset(
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
-        data=dataclasses.replace(data, corpus=place, sha256=corpus.sha256),
+        data=dataclasses.replace(data, corpus=place),
     )
     before = tokenizer.num_characters(tokens[: len(train) + 1], corpus.text)
     num_characters = len(corpus.text) - before
-    return config, Dataset(train, validation, tokenizer, corpus.source, num_characters)
+    source, sha256 = corpus.source, corpus.sha256
+    return config, Dataset(train, validation, tokenizer, source, num_characters, sha256)

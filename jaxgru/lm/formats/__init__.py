@@ -13,6 +13,7 @@ from types import ModuleType
 
 from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import open_regular
 from jaxgru.lm.model import Params
@@ -22,15 +23,16 @@ from jaxgru.lm.model import Params
 class Format:
     """A kind of file that holds a whole model: a row of FORMATS.
 
-    Its module in this folder, of the same name, has `load_<name>` and `save_<name>`. It is imported
-    when it is used, because it may need a package that is not installed.
+    Its module in this folder, of the same name, has `load_<name>` and `save_<name>`, and
+    `metadata_of` if there are any. It is imported when it is used, because it may need a package
+    that is not installed.
 
     Attributes:
-      has_tokenizer: whether the file holds the tokenizer and the config, too, and not only weights.
+      has_metadata: whether the file holds the tokenizer and the config, too, and not only weights.
     """
 
     name: str
-    has_tokenizer: bool = True
+    has_metadata: bool = True
 
     @property
     def suffix(self) -> str:
@@ -41,9 +43,23 @@ class Format:
         """Load a model. Raises InteropError, or MissingPackage for what the format needs."""
         return getattr(self.module(), f"load_{self.name}")(path)
 
-    def save(self, path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+    def text_sha256(self, path: str | Path) -> str:
+        """Return the SHA-256 of the text that a model was trained on; "": unknown."""
+        if not self.has_metadata:
+            return TINY_SHAKESPEARE_SHA256  # the study's own files
+        return self.module().metadata_of(path)["text_sha256"]
+
+    def save(
+        self,
+        path: str | Path,
+        params: Params,
+        config: Config,
+        tokenizer: Tokenizer,
+        text_sha256: str = "",
+    ) -> None:
         """Write a model. Raises InteropError, MissingPackage, or OSError for the file."""
-        getattr(self.module(), f"save_{self.name}")(path, params, config, tokenizer)
+        rest = (text_sha256,) if self.has_metadata else ()
+        getattr(self.module(), f"save_{self.name}")(path, params, config, tokenizer, *rest)
 
     def module(self) -> ModuleType:
         """Import the format's module. Raises MissingPackage."""
@@ -52,7 +68,7 @@ class Format:
 
 FORMATS = {
     format.suffix: format
-    for format in (Format("safetensors"), Format("onnx"), Format("pth", has_tokenizer=False))
+    for format in (Format("safetensors"), Format("onnx"), Format("pth", has_metadata=False))
 }
 """Every format, by the suffix of its files."""
 

@@ -4,6 +4,7 @@ format          "jaxgru"
 config          the config, as TOML
 tokenizer       its kind: characters or sentencepiece
 tokenizer_data  the content of its file: JSON for characters, base64 for SentencePiece
+text_sha256     of the text that the model was trained on; empty: unknown
 sha256          of the tensors and all of the above, because the formats have no checksum
 """
 
@@ -22,6 +23,7 @@ import tomli_w
 
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ConfigError, from_dict, parse_toml, to_dict
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
     SentencePieceTokenizer,
     Tokenizer,
@@ -31,11 +33,11 @@ from jaxgru.lm.data.tokenizers import (
 )
 from jaxgru.lm.model import Params, flatten, init
 
-METADATA = ("format", "config", "tokenizer", "tokenizer_data", "sha256")
+METADATA = ("format", "config", "tokenizer", "tokenizer_data", "text_sha256", "sha256")
 
 
 def pack(
-    where: str, params: Params, config: Config, tokenizer: Tokenizer
+    where: str, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
@@ -51,11 +53,14 @@ def pack(
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
     tensors = check_params(where, params, config, tokenizer)
+    if config.data.corpus == TINY_SHAKESPEARE:  # there is only one text of that name
+        text_sha256 = TINY_SHAKESPEARE_SHA256
     metadata = {
         "format": "jaxgru",
         "config": tomli_w.dumps(to_dict(_without_folders(config))),
         "tokenizer": tokenizer.kind,
         "tokenizer_data": _encode(tokenizer.kind, data),
+        "text_sha256": text_sha256,
     }
     read_config(where, metadata)  # so that nothing is written that cannot be loaded
     return tensors, metadata | {"sha256": _sha256(tensors, metadata)}

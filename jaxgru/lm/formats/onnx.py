@@ -88,18 +88,23 @@ _DTYPES: dict[int, np.dtype] = {
 }
 
 
-def save_onnx(path: str | Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+def save_onnx(
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""
+) -> None:
     """Write a whole model into one .onnx file, which `load_onnx` reads back bit for bit.
 
     The same model always gives the same file. Of the paths in the config, only the names of files
     are kept: see `metadata.pack`.
+
+    Args:
+      text_sha256: as for `save_safetensors`.
 
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
         not fit together; or the model cannot be exported (see `to_onnx`).
       OSError: the file cannot be written; an older file is then untouched.
     """
-    _, metadata = pack(f"{path} cannot be written", params, config, tokenizer)
+    _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)
     for name in METADATA[1:]:
         model.metadata_props.add(key=name, value=metadata[name])
@@ -118,6 +123,24 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
       MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
     where = f"{path} cannot be used"
+    metadata, stored = _read(path)
+    config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
+    params = _params(where, metadata, stored)
+    if not isinstance(params, Params):
+        raise InteropError(f"{where}: it has layers alone, without an embedding and a head.")
+    tensors = check_params(where, params, config, tokenizer)
+    check_sha256(where, tensors, {name: metadata[name] for name in METADATA})
+    return params, config, tokenizer
+
+
+def metadata_of(path: str | Path) -> dict[str, str]:
+    """Return the metadata in such a file. Raises as `load_onnx`."""
+    return _read(path)[0]
+
+
+def _read(path: str | Path) -> tuple[dict[str, str], dict[str, TensorProto]]:
+    """Return a file's metadata and constants. Raises InteropError."""
+    where = f"{path} cannot be used"
     with open_model(path, at_most=_MAX_BYTES) as file:
         data = file.read()
     try:
@@ -126,13 +149,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
     metadata, stored = _contents(where, model)
     check_metadata(where, metadata)
-    config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
-    params = _params(where, metadata, stored)
-    if not isinstance(params, Params):
-        raise InteropError(f"{where}: it has layers alone, without an embedding and a head.")
-    tensors = check_params(where, params, config, tokenizer)
-    check_sha256(where, tensors, {name: metadata[name] for name in METADATA})
-    return params, config, tokenizer
+    return metadata, stored
 
 
 def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelProto:

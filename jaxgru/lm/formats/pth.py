@@ -70,7 +70,7 @@ _GRU = _Layout(
 )  # fmt: skip
 
 _LSTM = _Layout(
-    config=ModelConfig(cell="lstm", layer_norm=True),
+    config=ModelConfig(cell="lstm", final_norm=True),
     dropout_site="output",
     integers={
         "in_features": "embedding_dim",
@@ -394,8 +394,8 @@ def _file_name(path: Path) -> str:
 def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
     """Return the study's class for such a model, and its layout."""
     for model_class, layout in _LAYOUTS.items():
-        ours = (config.cell, config.layer_norm, config.reset_gate)
-        if ours == (layout.config.cell, layout.config.layer_norm, layout.config.reset_gate):
+        ours = (config.cell, config.final_norm, config.reset_gate)
+        if ours == (layout.config.cell, layout.config.final_norm, layout.config.reset_gate):
             return model_class, layout
     raise InteropError(
         f"{where}: the study has only GRUs without LayerNorm and with the reset before the "

@@ -36,19 +36,23 @@ from jaxgru.lm.model import Params, unflatten
 
 
 def save_safetensors(
-    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""
 ) -> None:
     """Write a whole model into one file, bit for bit.
 
     The same model always gives the same file. Of the paths in the config, only the names of files
     are kept: see `metadata.pack`.
 
+    Args:
+      text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
+        "": unknown, unless it is Tiny Shakespeare.
+
     Raises:
       InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
         do not fit together.
       OSError: the file cannot be written; an older file is then untouched.
     """
-    tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer)
+    tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     write_bytes(Path(path), _to_bytes(tensors, metadata))
 
 
@@ -78,8 +82,13 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
 
 def load_safetensors_config(path: str | Path) -> Config:
     """Return the config in such a file, without its tensors. Raises as `load_safetensors`."""
+    return read_config(f"{path} cannot be used", metadata_of(path))
+
+
+def metadata_of(path: str | Path) -> dict[str, str]:
+    """Return the metadata in such a file, without its tensors. Raises as `load_safetensors`."""
     with _opened(path) as (_, metadata):
-        return read_config(f"{path} cannot be used", metadata)
+        return metadata
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.model import Params, flatten, init
 from jaxgru.lm.parallel.processes import is_first
-from jaxgru.lm.runs.folders import RunError, find_run, load_run_config, saved_steps
+from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_run_config, saved_steps
 from jaxgru.lm.runs.orbax import (
     ARRAYS,
     CHECKSUMS,
@@ -57,6 +57,7 @@ def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
             f"its config {config.model.vocab_size}."
         )
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
+    now = made_with(config, RunInfo(), tokenizer)
     try:
         os.listdir(run / "checkpoints")
     except FileNotFoundError:  # opening it would create it
@@ -67,7 +68,7 @@ def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
     with open_checkpoints(run) as manager:
 
         def read(checkpoint: Checkpoint) -> Params:
-            _check_made_with(checkpoint, made_with(config, tokenizer), ("model.", "tokenizer"))
+            _check_made_with(checkpoint, now, ("model.", "tokenizer"))
             return checkpoint.read_tree("best" if _has_best(checkpoint, config) else "params", like)
 
         params, step, broken = _read_newest(manager, run, like, read)
@@ -76,12 +77,12 @@ def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
     return params, config, tokenizer
 
 
-def made_with(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+def made_with(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return everything that decides a run's numbers besides its state, by name."""
     fields = {name: field_value(config, name) for name in dotted_names()}
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
-    return fields | settings | tokens
+    return fields | vars(info) | settings | tokens
 
 
 def _check_made_with(
@@ -93,7 +94,7 @@ def _check_made_with(
     """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
 
     Placements and settings may differ, and values given at --resume. So may the epochs, if the run
-    was lengthened since then (`training.lengthened` counts how often). A checkpoint without such a
+    was lengthened since then (`RunInfo.lengthened` counts how often). A checkpoint without such a
     record passes.
     """
     if "made_with" not in checkpoint.items():
@@ -101,17 +102,15 @@ def _check_made_with(
     then = checkpoint.read_json("made_with")
     if not isinstance(then, dict):
         raise BrokenCheckpoint(f"{checkpoint} does not say what it was made with.")
-    epochs = {"training.epochs", "training.lengthened"}
-    count = then.get("training.lengthened")
-    free = {*dotted_names("placement", "setting")}
-    if now["training.lengthened"] != count:
-        free |= epochs
+    free = {"lengthened", *dotted_names("placement", "setting")}
+    if now["lengthened"] != then.get("lengthened"):
+        free.add("training.epochs")
     for name, value in now.items():
         if name not in then or name in free or name in given or then[name] == value:
             continue
         if name.startswith(names):
             advice = "set it back, or start a new run"
-            if name in epochs:
+            if name == "training.epochs":
                 advice = f"to change it, resume with --{name} {value}"
             raise RunError(
                 f"{checkpoint} was made with {name} = {shown(then[name])}, and this is "

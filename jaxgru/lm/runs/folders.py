@@ -2,8 +2,8 @@
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png  study.json
-    checkpoints/<step>/  epochs/<epoch>.safetensors  .lock
+    config.toml  run.json  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
+    study.json  checkpoints/<step>/  epochs/<epoch>.safetensors  .lock
 
 and `runs/<config>/latest` points at the newest.
 """
@@ -11,12 +11,15 @@ and `runs/<config>/latest` points at the newest.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import tomli_w
 from jaxgru.errors import UserError, command
 from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import check_writable, locked, reason, resolved, write_text
+from jaxgru.lm.files import check_writable, locked, read_bytes, reason, resolved, write_text
 from jaxgru.lm.parallel.processes import is_first
 
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
@@ -51,8 +54,21 @@ class WriteError(RunError):
         self.why = why
 
 
-def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
-    """Create the next free version of a run folder, with its config and tokenizer.
+@dataclass(frozen=True)
+class RunInfo:
+    """A run's run.json: what it must know besides its config, and no user sets."""
+
+    text_sha256: str = ""  # "": unknown
+    init_sha256: str = ""  # of the model that it starts from; "": from random weights
+    lengthened: int = 0  # how often --resume has changed `training.epochs`
+
+    def __post_init__(self) -> None:
+        if [type(value) for value in vars(self).values()] != [str, str, int]:
+            raise TypeError("a value is of another type")
+
+
+def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo = RunInfo()) -> Path:
+    """Create the next free version of a run folder, with its config, tokenizer and run.json.
 
     Raises:
       RunError: the folder cannot be written, or Orbax cannot use its path.
@@ -67,7 +83,8 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
             raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
         run = _next_version(family)
         save_tokenizer(tokenizer, run)
-        save_config(run, config)
+        save_info(run, info)
+        save_config(run, config)  # last: with it, the folder is a run's
         _point(family)
     except BaseException as error:
         if run is not None:
@@ -83,6 +100,23 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer) -> Path:
 def save_config(run: Path, config: Config) -> None:
     """Write a run's config.toml. Raises OSError where that fails; an older file is untouched."""
     write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
+
+
+def save_info(run: Path, info: RunInfo) -> None:
+    """Write a run's run.json. Raises as `save_config`."""
+    write_text(run / "run.json", json.dumps(dataclasses.asdict(info), indent=1) + "\n")
+
+
+def load_info(run: Path) -> RunInfo:
+    """Load a run's run.json. Raises RunError where it cannot be read, or no run writes that."""
+    path = run / "run.json"
+    try:
+        return RunInfo(**json.loads(read_bytes(path, at_most=2**16)))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        names = ", ".join(field.name for field in dataclasses.fields(RunInfo))
+        raise RunError(f"{path} is damaged; it must be a JSON object of {names}.") from error
 
 
 def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:

@@ -35,12 +35,7 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """
     path, format = _find(model)
     theirs = load_safetensors_config(path) if format else load_run_config(path)
-    model = _source(model)
-    overrides = {**(overrides or {}), "training.init": model}
-    cleared = {"training.init_sha256": "", "training.lengthened": 0}  # of the model's own run
-    if "data.corpus" in overrides:
-        cleared["data.sha256"] = ""
-    return override(theirs, cleared | overrides)
+    return override(theirs, {**(overrides or {}), "training.init": _source(model)})
 
 
 @dataclass(frozen=True)
@@ -53,14 +48,15 @@ class InitialModel:
     sha256: str
 
 
-def load_initial(config: Config) -> InitialModel | None:
+def load_initial(config: Config, expected: str = "") -> InitialModel | None:
     """Load the model that a run starts from; None: the run starts from random weights.
 
+    expected: the SHA-256 that it must have; "": any.
+
     Raises:
-      UserError: it cannot be loaded, it has other sizes than the config, or its SHA-256 is not the
-        config's.
+      UserError: it cannot be loaded, it has other sizes than the config, or another SHA-256.
     """
-    name, expected = config.training.init, config.training.init_sha256
+    name = config.training.init
     if not name:
         return None
     params, theirs, tokenizer = load(name)
@@ -77,33 +73,34 @@ def load_initial(config: Config) -> InitialModel | None:
     sha256 = digest.hexdigest()
     if expected not in ("", sha256):
         raise UserError(
-            f"the model {name} has changed: its SHA-256 is {sha256}, but training.init_sha256 is "
-            f"{expected}."
+            f"the model {name} has changed: its SHA-256 is {sha256}, not {expected}, as when the "
+            "run began."
         )
     return InitialModel(name, params, tokenizer, sha256)
 
 
-def load_text(config: Config) -> tuple[Config, Dataset, InitialModel | None]:
+def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, InitialModel | None]:
     """Load the text of a run as `load_dataset`, and the model that it starts from, if any.
 
     The model's tokenizer is kept if it knows all of the text and is of the config's kind and size;
-    otherwise a new one is learned. The model's path and SHA-256 are filled in.
+    otherwise a new one is learned. The model's path is filled in.
+
+    sha256: the one that the text must have; "": any.
 
     Raises:
       UserError: as `load_dataset` and `load_initial`.
     """
     if not config.training.init:
-        return *load_dataset(config), None
+        return *load_dataset(config, sha256=sha256), None
     config = override(config, {"training.init": _source(config.training.init)})
     model = load_initial(config)
     assert model is not None
-    config = override(config, {"training.init_sha256": model.sha256})
     tokenizer, vocab_size = model.tokenizer, config.model.vocab_size
     same_size = tokenizer.kind == "characters" or tokenizer.vocab_size == vocab_size
     if tokenizer.kind == config.data.tokenizer and same_size:
         with contextlib.suppress(TokenizerError):
-            return *load_dataset(config, tokenizer), model
-    return *load_dataset(config), model
+            return *load_dataset(config, tokenizer, sha256), model
+    return *load_dataset(config, sha256=sha256), model
 
 
 def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> tuple[Params, str]:

@@ -46,11 +46,13 @@ MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")
 T = TypeVar("T")
 
 
-def start_run(config: Config, root: Path) -> Path:
+def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
     """Train a config in the next free version of its run folder; return the folder.
 
     Training starts from random weights, or from those of the model `training.init`. If the run ends
     before its first checkpoint, its folder is deleted.
+
+    text_sha256: the one that the text must have; "": any.
 
     Raises:
       UserError: the corpus, the model to start from or the folder cannot be used, or a loss is not
@@ -59,12 +61,13 @@ def start_run(config: Config, root: Path) -> Path:
     """
     with deferred_signals() as interrupted:
         mesh = _devices(config)
-        folder, config, dataset, model = _create(config, root)
+        folder, config, dataset, model = _create(config, root, text_sha256)
         with _deleted_if_empty(folder), _in_all(_claim(folder)) as check_in_place:
             state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
             del model  # training needs its memory
+            info = all_or_raise(folders.load_info, folder)
             with _in_all(open_checkpoints(folder)) as manager:
-                run = _Run(folder, config, dataset, mesh, manager, check_in_place)
+                run = _Run(folder, config, info, dataset, mesh, manager, check_in_place)
                 run.train(state, None, Progress(), interrupted)
     return folder
 
@@ -102,14 +105,15 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         with _in_all(_claim(folder)) as check_in_place:
             config = all_or_raise(_resumed_config, folder, overrides)
             mesh = _devices(config)
+            info = all_or_raise(folders.load_info, folder)
             with console.status("reading the text"):
-                config, dataset = all_or_raise(lambda: load_dataset(config, load_tokenizer(folder)))
+                config, dataset = all_or_raise(_text, folder, config, info)
             with _in_all(open_checkpoints(folder)) as manager:
-                run = _Run(folder, config, dataset, mesh, manager, check_in_place)
+                run = _Run(folder, config, info, dataset, mesh, manager, check_in_place)
                 with console.status("reading the checkpoint"):
                     state, best, progress = all_or_raise(run.restore, overrides)
                 if overrides:
-                    run.config = all_or_raise(_change, folder, config, overrides, progress)
+                    all_or_raise(run.change, overrides, progress)
                 elif progress.is_over(config.training):
                     console.print(
                         f"{folder} is finished, with {progress.epoch} epochs; --training.epochs N "
@@ -126,6 +130,7 @@ class _Run:
 
     folder: Path
     config: Config
+    info: folders.RunInfo
     dataset: Dataset
     mesh: Mesh
     manager: CheckpointManager
@@ -135,10 +140,48 @@ class _Run:
         """Return what `train` needs, from the newest checkpoint or else for the first step."""
         config, tokenizer = self.config, self.dataset.tokenizer
         if self.manager.latest_step() is None:
-            model = initial.load_initial(config)
+            model = initial.load_initial(config, self.info.init_sha256)
             return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
-        recorded = checkpoints.made_with(config, tokenizer)
+        recorded = checkpoints.made_with(config, self.info, tokenizer)
         return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded, given)
+
+    def change(self, overrides: Mapping[str, Any], progress: Progress) -> None:
+        """Write what --resume has changed to config.toml, and that epochs were to run.json.
+
+        The samples and the record of a finished run are renamed, because they are of fewer epochs.
+
+        Raises:
+          RunError: the epochs leave nothing to train.
+        """
+        run, training = self.folder, self.config.training
+        if "training.epochs" in overrides:
+            epochs, begun = training.epochs, progress.epoch + bool(progress.epoch_losses)
+            if epochs < begun:
+                raise folders.RunError(
+                    f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must "
+                    f"be at least {begun}."
+                )
+            unchanged = epochs == folders.load_run_config(run).training.epochs
+            if progress.finished and unchanged and epochs == progress.epoch:
+                console.print(f"{run} is finished, with {epochs} epochs.", soft_wrap=True)
+                return
+            if progress.finished and progress.is_over(training):
+                raise folders.RunError(
+                    f"{run} is finished after {progress.epoch} epochs, of which epoch "
+                    f"{progress.best_epoch} is the best, and remains finished with "
+                    f"training.epochs = {epochs} and training.patience = {training.patience}."
+                )
+            progress.finished = False
+            console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
+                          soft_wrap=True)  # fmt: skip
+            self.info = dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
+            if is_first():
+                for path in (run / "samples.txt", run / study_record.FILE_NAME):
+                    if path.exists():
+                        path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
+                folders.save_info(run, self.info)  # first: a kill may come before the config
+        if is_first():
+            folders.save_config(run, self.config)
 
     def train(
         self,
@@ -151,7 +194,7 @@ class _Run:
         self._introduce()
         self._commit, self._first_step = current_commit(), int(state.step)
         if progress.records and is_first():  # a killed run may lack those of its last epoch
-            write_losses(self.folder, self.config, progress)
+            write_losses(self.folder, self.config, self.info, progress)
         with progress_bar(self.config) as (bar, task):
             self._show = partial(bar.update, task)
             observer = Observer(
@@ -200,7 +243,7 @@ class _Run:
             self._keep_epoch(state, progress.epoch)
         self._save(state, best, progress)
         if is_first():
-            write_losses(self.folder, self.config, progress)
+            write_losses(self.folder, self.config, self.info, progress)
         record = progress.records[-1]
         console.print(
             f"epoch {record.epoch:>3}  train {record.train_loss:.4f}  "
@@ -221,7 +264,7 @@ class _Run:
         self.check_in_place()
         if is_first():
             record_commit(self.folder, self._commit, self._first_step)
-        recorded = checkpoints.made_with(self.config, self.dataset.tokenizer)
+        recorded = checkpoints.made_with(self.config, self.info, self.dataset.tokenizer)
         checkpoints.save(self.manager, state, best, progress, recorded)
 
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
@@ -231,10 +274,11 @@ class _Run:
         if is_first():
             path = self.folder / folders.EPOCHS_FOLDER / f"{epoch:03}.safetensors"
             path.parent.mkdir(exist_ok=True)
-            save_safetensors(path, params, self.config, self.dataset.tokenizer)
+            tokenizer, text_sha256 = self.dataset.tokenizer, self.dataset.sha256
+            save_safetensors(path, params, self.config, tokenizer, text_sha256)
 
     def _finish(self, params: Params, progress: Progress) -> None:
-        write_samples(self.folder, params, self.config, self.dataset.tokenizer)
+        write_samples(self.folder, params, self.info, self.dataset.tokenizer)
         lowest, epoch = progress.best_val_loss, progress.best_epoch
         best = f"best validation loss is {lowest:.4f}, in epoch {epoch}"
         if epoch < progress.epoch and not self.config.training.patience:
@@ -250,21 +294,28 @@ class _Run:
 Start = tuple[Path, Config, Dataset, InitialModel | None]
 
 
-def _create(config: Config, root: Path) -> Start:
+def _create(config: Config, root: Path, text_sha256: str) -> Start:
     """Create a run's folder in process 0; return it and what it trains from in all processes."""
 
     def create() -> Start:
         with console.status("reading the text"):
-            complete, dataset, model = initial.load_text(config)
-        return folders.create_run(root, complete, dataset.tokenizer), complete, dataset, model
+            complete, dataset, model = initial.load_text(config, text_sha256)
+        info = folders.RunInfo(dataset.sha256, model.sha256 if model else "")
+        folder = folders.create_run(root, complete, dataset.tokenizer, info)
+        return folder, complete, dataset, model
 
     def read(folder: Path) -> Start:
-        complete, dataset = load_dataset(folders.load_run_config(folder), load_tokenizer(folder))
-        return folder, complete, dataset, initial.load_initial(complete)
+        info = folders.load_info(folder)
+        complete, dataset = _text(folder, folders.load_run_config(folder), info)
+        return folder, complete, dataset, initial.load_initial(complete, info.init_sha256)
 
     created = all_or_raise(lambda: create() if is_first() else None)
     folder = Path(from_first(created and os.path.abspath(created[0])))
     return all_or_raise(lambda: created or read(folder))
+
+
+def _text(run: Path, config: Config, info: folders.RunInfo) -> tuple[Config, Dataset]:
+    return load_dataset(config, load_tokenizer(run), info.text_sha256)
 
 
 @contextlib.contextmanager
@@ -321,46 +372,6 @@ def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
     config = folders.load_run_config(run, others)
     corpus = overrides.get("data.corpus", config.data.corpus)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
-
-
-def _change(run: Path, config: Config, overrides: Mapping[str, Any], progress: Progress) -> Config:
-    """Write the config with the values given at --resume to config.toml; return it.
-
-    The samples and the record of a finished run are renamed, because they are of fewer epochs.
-
-    Raises:
-      RunError: the epochs leave nothing to train.
-    """
-    if "training.epochs" in overrides:
-        epochs, count = config.training.epochs, config.training.lengthened + 1
-        training = dataclasses.replace(config.training, lengthened=count)
-        begun = progress.epoch + bool(progress.epoch_losses)
-        if epochs < begun:
-            raise folders.RunError(
-                f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must be "
-                f"at least {begun}."
-            )
-        unchanged = epochs == folders.load_run_config(run).training.epochs
-        if progress.finished and unchanged and epochs == progress.epoch:
-            console.print(f"{run} is finished, with {epochs} epochs.", soft_wrap=True)
-            return config
-        if progress.finished and progress.is_over(training):
-            raise folders.RunError(
-                f"{run} is finished after {progress.epoch} epochs, of which epoch "
-                f"{progress.best_epoch} is the best, and remains finished with training.epochs = "
-                f"{epochs} and training.patience = {training.patience}."
-            )
-        config = dataclasses.replace(config, training=training)
-        progress.finished = False
-        console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
-                      soft_wrap=True)  # fmt: skip
-        if is_first():
-            for path in (run / "samples.txt", run / study_record.FILE_NAME):
-                if path.exists():
-                    path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
-    if is_first():
-        folders.save_config(run, config)
-    return config
 
 
 def _schedule(training: TrainingConfig, progress: Progress) -> str:

@@ -13,13 +13,14 @@ from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.figure import plot_losses
+from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.published import published_for
 from jaxgru.lm.training import Progress
 
 NUM_TOKENS = 300  # of samples.txt
 
 
-def write_losses(run: Path, config: Config, progress: Progress) -> None:
+def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -> None:
     """Write metrics.jsonl and the figure from the records."""
     lines = [json.dumps(record.to_dict()) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
@@ -29,16 +30,17 @@ def write_losses(run: Path, config: Config, progress: Progress) -> None:
             [[r.train_loss for r in progress.records]],
             [[r.val_loss for r in progress.records]],
         )
-        plot_losses(run / "loss.png", title, *losses, published_for(config))
+        published = published_for(config, info.lengthened)
+        plot_losses(run / "loss.png", title, *losses, published)
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
 
 
-def write_samples(run: Path, params: Params, config: Config, tokenizer: Tokenizer) -> None:
+def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer) -> None:
     """Write samples.txt: what the model writes after one prompt."""
-    text = sample_text(params, tokenizer, default_prompt(config.data, tokenizer))
+    text = sample_text(params, tokenizer, default_prompt(info.text_sha256, tokenizer))
     write_text(run / "samples.txt", text)
 
 

@@ -60,7 +60,7 @@ describe("a model", () => {
     ["num_layers = 1", "num_layers = 2", "lacks layers.1.W"],
     ["num_layers = 1", "num_layers = 0", "num_layers is 0"],
     ["hidden_dim = 128", "hidden_dim = 127", "shape"],
-    ["layer_norm = false", "layer_norm = true ", "layer normalisation"],
+    ["final_norm = false", "final_norm = true ", "layer normalisation"],
     ['\\"rnn\\"', '\\"mlp\\"', "cell is mlp"],
     ["[model]", "[model ", "config"],
     ['"tokenizer":"characters"', '"tokenizer":"somethings"', "tokens are not characters"],

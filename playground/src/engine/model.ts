@@ -184,7 +184,7 @@ function readConfig(metadata: Safetensors["metadata"]): Config {
   if (cell !== "gru" && cell !== "rnn") throw new Error(`The model's cell is ${cell}; it must be gru or rnn.`);
   if (reset_gate !== "before" && reset_gate !== "after")
     throw new Error(`The model's reset_gate is ${reset_gate}; it must be before or after.`);
-  if (model.layer_norm) throw new Error("The model has a layer normalisation, which this page does not compute.");
+  if (model.final_norm) throw new Error("The model has a layer normalisation, which this page does not compute.");
   const size = (name: string) => {
     const n = model[name];
     if (!Number.isSafeInteger(n) || (n as number) < 1 || (n as number) > 2 ** 16)

@@ -34,15 +34,12 @@ def test_tokens_are_the_text_split_nine_to_one(tiny_text):
 def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
     monkeypatch.chdir(tiny_text.parent)
     given = tiny_config(tiny_text.name)
-    config, _ = load_dataset(given)
+    config, dataset = load_dataset(given)
+    assert dataset.sha256 == hashlib.sha256(tiny_text.read_bytes()).hexdigest()
     assert config.model == dataclasses.replace(
         given.model, vocab_size=len(set(tiny_text.read_text()))
     )
-    assert config.data == dataclasses.replace(
-        given.data,
-        corpus=str(tiny_text.resolve()),
-        sha256=hashlib.sha256(tiny_text.read_bytes()).hexdigest(),
-    )
+    assert config.data == dataclasses.replace(given.data, corpus=str(tiny_text.resolve()))
     assert (config.name, config.training) == (given.name, given.training)
 
 
@@ -65,21 +62,19 @@ def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
 def test_a_corpus_that_changed_is_refused(tiny_text, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(tiny_text.read_bytes())
-    config, _ = load_dataset(tiny_config(path))
+    config, dataset = load_dataset(tiny_config(path))
     path.write_bytes(tiny_text.read_bytes() + b"!")
     with pytest.raises(UserError, match="or is another text.*with --data.corpus") as refusal:
-        load_dataset(config)
-    assert config.data.sha256 in str(refusal.value)
+        load_dataset(config, sha256=dataset.sha256)
+    assert dataset.sha256 in str(refusal.value)
     assert hashlib.sha256(path.read_bytes()).hexdigest() in str(refusal.value)
 
 
 def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
     """Of a text that was never there, no place is asked for."""
-    config, _ = load_dataset(tiny_config(tiny_text))
     gone = str(tmp_path / "gone.txt")
-    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=gone))
     with pytest.raises(UserError, match=f"^there is no text {gone}; .* with --data.corpus.$"):
-        load_dataset(moved)
+        load_dataset(tiny_config(gone), sha256="0" * 64)
     with pytest.raises(UserError, match=f"^There is no file {gone}; a corpus is"):
         load_dataset(tiny_config(gone))
 

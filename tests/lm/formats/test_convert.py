@@ -13,11 +13,13 @@ from random_models import random_params, same_bits
 
 import jaxgru
 from jaxgru.lm import Config, ModelConfig
+from jaxgru.lm.config import DataConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats.pth import load_pth_model
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
+from jaxgru.lm.load import find_model
 from jaxgru.lm.runs.checkpoints import save
-from jaxgru.lm.runs.folders import create_run
+from jaxgru.lm.runs.folders import RunInfo, create_run
 from jaxgru.lm.runs.orbax import open_checkpoints
 from jaxgru.lm.training import Progress, init_state
 
@@ -39,8 +41,8 @@ def saved(tmp_path) -> Path:
 @pytest.fixture
 def run(tmp_path) -> Path:
     """A run folder with one checkpoint, of a model that was never trained."""
-    config = Config("my_run", MODEL)
-    folder = create_run(tmp_path / "runs", config, TOKENIZER)
+    config = Config("my_run", MODEL, DataConfig("./mine.txt"))
+    folder = create_run(tmp_path / "runs", config, TOKENIZER, RunInfo("12ab"))
     state = init_state(config.model, config.training).replace(params=random_params(MODEL))
     with open_checkpoints(folder) as manager:
         save(manager, state, None, Progress())
@@ -64,7 +66,9 @@ def test_a_run(script, run, tmp_path):
     params = random_params(MODEL)
     assert script("convert", run, "run.safetensors").code == 0
     again, config, tokenizer = jaxgru.lm.load(tmp_path / "run.safetensors")
-    assert same_bits(again, params) and config == Config("my_run", MODEL)
+    assert same_bits(again, params)
+    assert config == Config("my_run", MODEL, DataConfig("./mine.txt"))
+    assert find_model(tmp_path / "run.safetensors").text_sha256() == "12ab"
     assert tokenizer.vocabulary == TOKENIZER.vocabulary
 
     assert script("convert", run.parent, "run.pth").code == 0
@@ -74,7 +78,9 @@ def test_a_run(script, run, tmp_path):
         again, _, tokenizer = load_safetensors(tmp_path / f"{i}.safetensors")
         assert same_bits(again, params) and tokenizer.vocabulary == TOKENIZER.vocabulary
 
-    outcome = script("sample", "--run", "run.safetensors", "--num-tokens", "5")
+    outcome = script(
+        "sample", "--run", "run.safetensors", "--num-tokens", "5", "--prompt", "ROMEO: "
+    )
     assert outcome.code == 0 and "ROMEO: " in outcome.out
 
 

@@ -25,6 +25,7 @@ from jaxgru.cells import GRUParams
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.formats.metadata import METADATA
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
 
@@ -49,9 +50,9 @@ SIZES = dict(vocab_size=5, embedding_dim=3, hidden_dim=4)
 CONFIGS = {
     "gru": ModelConfig(**SIZES, reset_gate="before"),
     "gru, second bias": ModelConfig(**SIZES, num_layers=2, second_bias=True, reset_gate="before"),
-    "gru after": ModelConfig(**SIZES, num_layers=2, layer_norm=True),
+    "gru after": ModelConfig(**SIZES, num_layers=2, final_norm=True),
     "gru after, second bias": ModelConfig(**SIZES, second_bias=True),
-    "lstm": ModelConfig("lstm", **SIZES, num_layers=3, layer_norm=True),
+    "lstm": ModelConfig("lstm", **SIZES, num_layers=3, final_norm=True),
     "rnn": ModelConfig("rnn", **SIZES, num_layers=2),
     "mlp": ModelConfig("mlp", **SIZES, num_layers=2, context_length=3),
     "mlp of one token": ModelConfig("mlp", **SIZES, context_length=1),
@@ -146,7 +147,7 @@ class TestSmallModels:
             close(ours, run(tokens, jax.tree.leaves(carry)), "float32")
         carry = jax.tree.leaves(as_float64(carry))
         for run in (reference, reference.in_pieces):
-            close(ours, run(tokens, carry), "float64", config.layer_norm)
+            close(ours, run(tokens, carry), "float64", config.final_norm)
 
     def test_the_graph(self):
         """Standard operators of an opset that every runtime has, any B and T, jaxgru's shapes."""
@@ -382,7 +383,7 @@ REFUSED = {
     "layers alone": (_replaced(lambda: to_onnx(layer("rnn"))), "its metadata lack config"),
 } | {
     f"no {key}": (_without(key), "metadata lack" if key != "format" else "of this library")
-    for key in ("format", "config", "tokenizer", "tokenizer_data", "sha256", "layers", "tensors")
+    for key in (*METADATA, "layers", "tensors")
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ class TestReading:
         torch.save(lstm_file(V=7, E=2, H=3, L=3), path)
         assert load_pth_model(path)[1] == ModelConfig(
             cell="lstm", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=3,
-            second_bias=False, layer_norm=True,
+            second_bias=False, final_norm=True,
         )  # fmt: skip
 
     def test_the_two_biases_of_a_gate_are_not_exchanged(self, path):
@@ -182,7 +182,7 @@ class TestWriting:
         path = tmp_path_factory.mktemp("study") / "x.pth"
         lstm = config.cell == "lstm"
         gate = "after" if lstm else "before"
-        config = only_model(config, second_bias=not lstm, layer_norm=lstm, reset_gate=gate)
+        config = only_model(config, second_bias=not lstm, final_norm=lstm, reset_gate=gate)
         params = random_bits(config, seed)
         save_pth(path, params, Config("some_model", config))
         again, model = load_pth_model(path)
@@ -221,7 +221,7 @@ class TestWriting:
         "model",
         [
             ModelConfig(cell="rnn"),
-            ModelConfig(layer_norm=True, reset_gate="before"),
+            ModelConfig(final_norm=True, reset_gate="before"),
             ModelConfig(),
             ModelConfig(cell="lstm"),
         ],

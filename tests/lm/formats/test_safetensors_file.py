@@ -25,6 +25,7 @@ import jaxgru
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.config import DataConfig, TrainingConfig, to_dict
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
     CharacterTokenizer,
     SentencePieceTokenizer,
@@ -34,6 +35,7 @@ from jaxgru.lm.data.tokenizers import (
 from jaxgru.lm.formats.onnx import load_onnx, save_onnx
 from jaxgru.lm.formats.pth import save_pth
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
+from jaxgru.lm.load import find_model
 
 SMALL = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=1, reset_gate="before")
 TOKENIZER = CharacterTokenizer('a"é')
@@ -115,7 +117,7 @@ class TestRoundTrip:
 
 class TestTheFile:
     def test_is_what_is_documented(self, path):
-        model = ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True)
+        model = ModelConfig("lstm", 3, 2, 4, 2, final_norm=True)
         params = random_params(model)
         save_safetensors(path, params, Config("deep", model), TOKENIZER)
         tensors, metadata = parsed(path.read_bytes())
@@ -155,13 +157,16 @@ class TestTheFile:
         (save_safetensors, load_safetensors), (save_onnx, load_onnx),
     ])  # fmt: skip
     def test_tells_no_folder_of_its_author(self, path, corpus, stored, save, load):
-        data = DataConfig(corpus=corpus, sha256="12")
-        training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"), init_sha256="34")
+        data = DataConfig(corpus=corpus)
+        training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"))
         config = dataclasses.replace(CONFIG, data=data, training=training)
-        save(path, random_params(SMALL), config, TOKENIZER)
+        save(path, random_params(SMALL), config, TOKENIZER, "12ab")
         for word in (b"anna", b"novel"):
             assert word not in path.read_bytes()
         _, again, _ = load(path)
+        path = path.rename(path.with_suffix(f".{save.__name__.removeprefix('save_')}"))
+        named = TINY_SHAKESPEARE_SHA256 if stored == "tiny_shakespeare" else "12ab"
+        assert find_model(path).text_sha256() == named
         assert again.data == dataclasses.replace(data, corpus=stored)
         init = stored.replace("tiny_shakespeare", "v1")
         assert again.training == dataclasses.replace(training, init=init)
@@ -218,11 +223,13 @@ class TestTheFile:
         config = Config("hand", ModelConfig("rnn", 3, 2, 1))
         metadata = {"format": "jaxgru", "config": tomli_w.dumps(to_dict(config))}
         metadata |= {"tokenizer": "characters", "tokenizer_data": '{"characters": "xyz"}'}
+        metadata |= {"text_sha256": "12ab"}
         path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
         params, again, tokenizer = load_safetensors(path)
         assert params.layers[0].W.tolist() == [[1], [2]] and params.layers[0].b.tolist() == [3]
         assert params.head.Wo.tolist() == [[4, 5, 6]] and params.norm is None
         assert again == config and tokenizer.vocabulary == "xyz"
+        assert find_model(path).text_sha256() == "12ab"
 
     @pytest.mark.parametrize("save", [save_safetensors, save_onnx])
     def test_an_older_file_stays_whole(self, path, monkeypatch, save):
@@ -289,7 +296,7 @@ REFUSED = {
     ),
 } | {
     f"no {key}": (lambda t, m, key=key: m.pop(key), f"metadata lack {key}")
-    for key in ("config", "tokenizer", "tokenizer_data")
+    for key in ("config", "tokenizer", "tokenizer_data", "text_sha256")
 }  # fmt: skip
 
 

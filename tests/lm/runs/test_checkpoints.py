@@ -20,7 +20,7 @@ from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, to_dict
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError
 from jaxgru.lm.runs import orbax
 from jaxgru.lm.runs.checkpoints import made_with, restore, save
-from jaxgru.lm.runs.folders import LOCK, RunError, claim, create_run, save_config
+from jaxgru.lm.runs.folders import LOCK, RunError, RunInfo, claim, create_run, save_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, Checkpoint, open_checkpoints
 from jaxgru.lm.training import Epoch, Progress, init_state, train_steps
 
@@ -30,7 +30,7 @@ RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_leng
 MODELS = {
     "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True),
     "single bias": ModelConfig("gru", 3, 1, 1, 1),
-    "lstm": ModelConfig("lstm", 3, 2, 4, 2, layer_norm=True),
+    "lstm": ModelConfig("lstm", 3, 2, 4, 2, final_norm=True),
     "rnn": ModelConfig("rnn", 3, 2, 4, 1),
     "mlp": ModelConfig("mlp", 3, 2, 4, 1, context_length=3),
 }
@@ -290,7 +290,7 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
 
 def test_a_checkpoint_that_does_not_say_what_it_was_made_with(tmp_path, capfd):
     run, config, state, *_ = make_run(tmp_path)
-    recorded = made_with(config, TOKENIZER)
+    recorded = made_with(config, RunInfo(), TOKENIZER)
     with open_checkpoints(run) as manager:
         save(manager, state.replace(step=jnp.array(3)), None, Progress(), recorded)
     newest = run / "checkpoints" / "3"

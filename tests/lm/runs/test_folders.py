@@ -11,7 +11,15 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.runs import folders
-from jaxgru.lm.runs.folders import LOCK, RunError, claim, create_run, find_run
+from jaxgru.lm.runs.folders import (
+    LOCK,
+    RunError,
+    RunInfo,
+    claim,
+    create_run,
+    find_run,
+    load_info,
+)
 
 CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
 
@@ -84,6 +92,25 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         create_run(tmp_path / "file", CONFIG, TOKENIZER)
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_run_json_is_what_was_written(tmp_path):
+    info = RunInfo("12", "34", 5)
+    assert load_info(create_run(tmp_path, CONFIG, TOKENIZER, info)) == info
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "3", "[" * 10_000, "\xff", '{"text": ""}', '{"text_sha256": 1}',
+    '{"lengthened": "1"}', '{"lengthened": true}',
+])  # fmt: skip
+def test_a_damaged_run_json_is_refused(tmp_path, text):
+    run = make_run(tmp_path)
+    (run / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunError, match=r"json is damaged; .* of text_sha256, init_sha256, lengthe"):
+        load_info(run)
+    (run / "run.json").unlink()
+    with pytest.raises(RunError, match="json cannot be read: No such file or directory"):
+        load_info(run)
 
 
 def test_one_at_a_time_holds_a_run(tmp_path):

@@ -22,7 +22,7 @@ from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, load_tokenizer
 from jaxgru.lm.files import hashes
 from jaxgru.lm.runs.checkpoints import restore, save
-from jaxgru.lm.runs.folders import RunError, create_run, load_run_config
+from jaxgru.lm.runs.folders import RunError, create_run, load_info, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.lm.training import Epoch, Progress, TrainState, init_state
 from study.records import load_metrics
@@ -335,6 +335,7 @@ class TestProgress:
     "name, call",
     [
         ("config.toml", jaxgru.lm.load),
+        ("run.json", load_info),
         ("tokenizer.json", jaxgru.lm.load),
         ("tokenizer.json", load_tokenizer),
         ("metrics.jsonl", lambda run: load_metrics(run / "metrics.jsonl")),

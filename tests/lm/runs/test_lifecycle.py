@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
     named = {commits.FILE_NAME} if commits.current_commit() else set()  # outside a checkout: none
     assert names - named == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                             "samples.txt", "loss.png", "epochs", ".lock"}  # fmt: skip
+                             "samples.txt", "loss.png", "epochs", "run.json", ".lock"}  # fmt: skip
     assert commits.trained_by(undisturbed) == [commits.current_commit()] * len(named)
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",

@@ -17,7 +17,7 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs import folders, lifecycle, orbax, reports, terminal
-from jaxgru.lm.runs.folders import RunError, claim, create_run
+from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, load_info
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 from jaxgru.lm.runs.published import PublishedResults, load_published
 from jaxgru.lm.training import Epoch, Progress
@@ -114,7 +114,7 @@ class TestLength:
         )
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.lm.load(run_copy)
-        assert config.training.epochs == 4 and config.training.lengthened == 1
+        assert config.training.epochs == 4 and load_info(run_copy).lengthened == 1
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
 
@@ -144,6 +144,18 @@ class TestLength:
         resume_run(run_copy)
         assert "is finished" not in capfd.readouterr().out
 
+    def test_killed_between_run_json_and_the_config_it_is_as_long_as_before(
+        self, run_copy, monkeypatch
+    ):
+        monkeypatch.setattr(folders, "save_config", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            resume_run(run_copy, {"training.epochs": 4})
+        monkeypatch.undo()
+        resume_run(run_copy)
+        assert len(records(run_copy)) == 2
+        resume_run(run_copy, {"training.epochs": 3})
+        assert len(records(run_copy)) == 3
+
     def test_such_a_run_is_none_of_the_studys(self, run_copy, tmp_path):
         """It ends with as many epochs as a job of the study, but had other learning rates."""
         config = (run_copy / "config.toml").read_text()
@@ -155,7 +167,7 @@ class TestLength:
         job = Job("astra_alpha", job.overrides + tuple(vocabulary.items()))
         (run_copy.rename(family / "v1") / "config.toml").write_text(config)
         assert find_job(tmp_path, job) == family / "v1"
-        edit(family / "v1" / "config.toml", "lengthened = 0", "lengthened = 1")
+        edit(family / "v1" / "run.json", '"lengthened": 0', '"lengthened": 1')
         assert find_job(tmp_path, job) is None
 
     @pytest.mark.parametrize(
@@ -177,8 +189,9 @@ class TestLength:
         """Its best epoch is the first of three, and it waits for two."""
         config = load_config("astra_alpha", {"training.patience": 2})
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
+        run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 4)
         with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
-            lifecycle._change(run_copy, config, {"training.epochs": 10}, progress)
+            run.change({"training.epochs": 10}, progress)
 
     def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
         resume_run(run_copy, {"training.epochs": 3})
@@ -186,7 +199,7 @@ class TestLength:
         resume_run(run_copy, {"training.epochs": 3})
         assert "is finished, with 3 epochs." in capfd.readouterr().out
         assert records(run_copy) == before
-        assert load_config(run_copy / "config.toml").training.lengthened == 1
+        assert load_info(run_copy).lengthened == 1
 
     def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, capfd):
         resume_run(run_copy)
@@ -329,7 +342,7 @@ def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
 ):
     seen = []
     monkeypatch.setattr(reports, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
-    reports.write_losses(tmp_path, load_config("astra_beta", overrides), Progress())
+    reports.write_losses(tmp_path, load_config("astra_beta", overrides), RunInfo(), Progress())
     assert seen == [load_published("astra_beta") if published else PublishedResults()]
 
 

@@ -128,7 +128,7 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
 
 
 @pytest.mark.parametrize(
-    "batches, layer_norm, training",
+    "batches, final_norm, training",
     [
         ("streams", True, {"dropout_site": "output", "remat": True}),
         *slow(
@@ -137,9 +137,9 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
         ),
     ],
 )  # fmt: skip
-def test_strict_promotion_of_dtypes_changes_nothing(batches, layer_norm, training):
+def test_strict_promotion_of_dtypes_changes_nothing(batches, final_norm, training):
     """Nor does it fail, as Optax does under it."""
-    model = dataclasses.replace(CONFIG.model, layer_norm=layer_norm)
+    model = dataclasses.replace(CONFIG.model, final_norm=final_norm)
     training = dataclasses.replace(CONFIG.training, epochs=1, **training)
     config = dataclasses.replace(CONFIG, model=model, training=training)
 
@@ -358,7 +358,7 @@ class TestManyDevices:
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
     with jax.enable_x64(True):
-        model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, layer_norm=True)
+        model = ModelConfig("lstm" if site == "between" else "gru", 5, 3, 4, 2, final_norm=True)
         params = random_params(model, dtype="float64")
         inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
         dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
