@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import jaxgru
 from jaxgru.lm.config import ModelConfig
-from jaxgru.lm.evaluation import token_nll
+from jaxgru.lm.model import token_nll
 from parity_tests.bridge import (
     DTYPES,
     TOLERANCE,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import jaxgru
 import torchref
 from jaxgru.lm.config import ModelConfig
-from jaxgru.lm.evaluation import token_nll
-from jaxgru.lm.model import Dropout, Params, dropout_masks
+from jaxgru.lm.model import Dropout, Params, dropout_masks, token_nll
 from jaxgru.lm.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,

@@ -20,27 +20,14 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_array, as_jax, as_tokens
+from jaxgru.layers.arguments import as_tokens
 from jaxgru.lm.data.batching import random_crops, windows
-from jaxgru.lm.model import Params, apply, at_least_float32, initial_carry, on_device
+from jaxgru.lm.dynamic import Dynamic, dynamic_nll
+from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
 from jaxgru.lm.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
-
-
-def token_nll(
-    logits: Float[Array, "*batch V"], targets: Int[AnyArray, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
-
-    In float32 at least. NaN for a target outside the vocabulary.
-    """
-    logits = at_least_float32(as_jax("logits", logits))
-    targets = as_array("targets", targets)
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
 
 
 def window_nll(
@@ -175,13 +162,17 @@ def recovery(
 
 @dataclass(frozen=True)
 class Losses:
-    """Mean nats per token under three treatments of the state, and the size of the text."""
+    """Mean nats per token under three treatments of the state, and the size of the text.
+
+    `dynamic` is that of one stream, read by weights that go on learning; see `lm/dynamic.py`.
+    """
 
     windows: float
     stream: float
     stateless: float
     num_tokens: int
     num_characters: int
+    dynamic: float | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -208,13 +199,19 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 
 
 def evaluate(
-    params: Params, tokens: Int[AnyArray, "N"], num_characters: int, window: int = 128
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    num_characters: int,
+    window: int = 128,
+    dynamic: Dynamic | None = None,
 ) -> Losses:
     """Compute the loss of all tokens under all three treatments.
 
     Args:
       num_characters: of the text that tokens[1:], the targets, stand for, as in
         `Dataset.num_characters`.
+      dynamic: compute the loss of dynamic evaluation, too, with these settings, such as
+        `choose_dynamic` returns.
     """
     return Losses(
         windows=window_loss(params, tokens, window),
@@ -222,6 +219,7 @@ def evaluate(
         stateless=window_loss(params, tokens, 1),
         num_tokens=len(tokens) - 1,
         num_characters=num_characters,
+        dynamic=dynamic and float(dynamic_nll(params, tokens, dynamic).mean()),
     )
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.products import Lookup, dot, matmul, rows
-from jaxgru.layers.arguments import as_carry, as_jax, as_tokens, carry_like
+from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.layers.implementations import (
     forward_mode_explained,
@@ -275,6 +275,20 @@ def _logits(
 def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
     """Widen logits of 16 bits, which have too few digits to add up probabilities."""
     return logits.astype(widest(logits, jnp.float32))
+
+
+def token_nll(
+    logits: Float[Array, "*batch V"], targets: Int[AnyArray, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
+
+    In float32 at least. NaN for a target outside the vocabulary.
+    """
+    logits = at_least_float32(as_jax("logits", logits))
+    targets = as_array("targets", targets)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:

@@ -31,8 +31,7 @@ from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import random_crops
-from jaxgru.lm.evaluation import token_nll
-from jaxgru.lm.model import round_weights
+from jaxgru.lm.model import round_weights, token_nll
 from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step

@@ -25,8 +25,8 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm import Params, apply, load
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.files import write_text
+from jaxgru.lm.model import token_nll
 from jaxgru.lm.runs.folders import RunError, find_run, load_info, load_run_config
 from jaxgru.lm.runs.study_record import kept_epochs
 from pages.records import dumps

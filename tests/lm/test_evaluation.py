@@ -22,9 +22,9 @@ from jaxgru.lm.evaluation import (
     random_batch_losses,
     recovery,
     stream_loss,
-    token_nll,
     window_loss,
 )
+from jaxgru.lm.model import token_nll
 
 V = 7
 MODEL = ModelConfig("gru", V, 3, 5, num_layers=2, second_bias=True, reset_gate="before")

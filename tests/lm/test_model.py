@@ -18,8 +18,7 @@ from random_models import random_params
 import jaxgru
 from jaxgru import Dropout
 from jaxgru.lm import ModelConfig, apply, step
-from jaxgru.lm.evaluation import token_nll
-from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, stepper
+from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, stepper, token_nll
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),

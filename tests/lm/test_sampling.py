@@ -11,7 +11,8 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.lm import ModelConfig, apply, generate
-from jaxgru.lm.evaluation import stream_nll, token_nll, window_nll
+from jaxgru.lm.evaluation import stream_nll, window_nll
+from jaxgru.lm.model import token_nll
 from jaxgru.lm.sampling import _kth_largest_by_bisection, draw, filter_logits, kth_largest
 
 V = 7

@@ -17,10 +17,10 @@ from safetensors.numpy import save
 
 from jaxgru import unroll
 from jaxgru.lm import apply, generate
-from jaxgru.lm.evaluation import stream_nll, token_nll, window_nll
+from jaxgru.lm.evaluation import stream_nll, window_nll
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats.safetensors import load_safetensors
-from jaxgru.lm.model import Params
+from jaxgru.lm.model import Params, token_nll
 from jaxgru.lm.sampling import filter_logits
 
 RESETS = (1, 2, 5, 32, 128, None)

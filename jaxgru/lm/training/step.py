@@ -19,8 +19,7 @@ from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
-from jaxgru.lm.evaluation import token_nll
-from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights
+from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights, token_nll
 from jaxgru.lm.parallel.sharding import (
     ROWS,
     gather,

@@ -18,8 +18,7 @@ from random_models import random_params
 
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, load_config
-from jaxgru.lm.evaluation import token_nll
-from jaxgru.lm.model import Dropout, apply
+from jaxgru.lm.model import Dropout, apply, token_nll
 from jaxgru.lm.parallel import hardware
 from jaxgru.lm.parallel.sharding import data_mesh
 from jaxgru.lm.training import (

@@ -1,0 +1,182 @@
+"""Dynamic evaluation (Krause et al. 2018): the loss of a model that goes on learning as it reads.
+
+The text is one stream, cut into segments of a few tokens. Each segment is first predicted, with the
+weights and the state that the segments before it left; its gradient then updates the weights:
+
+    θ ← θ − η · g / (√m + ε) + λ · s ⊙ (θ₀ − θ)        s = √m / mean(√m), at most 1/λ
+
+g is the gradient of the segment's mean loss, cut off at its start; m is the mean of g² over the
+segments of a training text, with the weights θ₀ that training found. See arXiv 1709.07432, section
+4. No weight has seen a token before it is predicted, so the losses are those of an honest predictor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxgru.cells.base import AnyArray
+from jaxgru.errors import UserError
+from jaxgru.layers.arguments import as_tokens
+from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
+
+LEARNING_RATES = (1e-4, 3e-4, 1e-3)
+DECAYS = (0.0, 1e-3, 1e-2)
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """How a model learns while it reads.
+
+    Attributes:
+      mean_squares: m, the mean of each parameter's squared gradient: `mean_squares`.
+      learning_rate: η.
+      decay: λ, the pull back to the weights that training found; 0: none.
+      epsilon: ε, in the unit of a gradient.
+      every: the number of tokens in a segment, so between two updates.
+    """
+
+    mean_squares: Params
+    learning_rate: float
+    decay: float = 0.0
+    epsilon: float = 1e-4
+    every: int = 32
+
+
+def dynamic_nll(
+    params: Params, tokens: Int[AnyArray, "N"], dynamic: Dynamic, reset: int | None = None
+) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction over one stream, with weights that learn from it.
+
+    Args:
+      reset: set the STATE to zero every so many tokens; the weights keep what they have learned. It
+        divides `dynamic.every`, or is a multiple of it. None: never.
+
+    Raises:
+      UserError: fewer than two tokens, or a reset that does not fit the segments.
+    """
+    inputs, targets, n = _segments(tokens, dynamic.every)
+    if reset is not None and (reset < 1 or max(reset, dynamic.every) % min(reset, dynamic.every)):
+        raise UserError(
+            f"the state is to be reset every {reset} tokens; it must be a divisor or a multiple of "
+            f"the {dynamic.every} tokens between two updates."
+        )
+    rates = (dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
+    nll = _dynamic_nll(reset, on_device(params), dynamic.mean_squares, rates, inputs, targets)
+    return np.asarray(nll, np.float64).ravel()[:n]
+
+
+def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) -> Params:
+    """Return the mean of each parameter's squared gradient, over the whole segments of a stream.
+
+    Raises:
+      UserError: fewer tokens than a segment has.
+    """
+    inputs, targets, n = _segments(tokens, every)
+    if n < every:
+        raise UserError(f"the text has {n + 1} tokens; a segment of {every} needs {every + 1}.")
+    whole = n // every
+    return _mean_squares(on_device(params), inputs[:whole], targets[:whole])
+
+
+def choose_dynamic(
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    learning_rates: tuple[float, ...] = LEARNING_RATES,
+    decays: tuple[float, ...] = DECAYS,
+    every: int = 32,
+) -> Dynamic:
+    """Return the settings with which the loss of a text is lowest, of all combinations of these.
+
+    Args:
+      tokens: of the TRAINING text, e.g. its last 2¹⁵, so that nothing is chosen with an eye on what
+        is then evaluated.
+    """
+    squares = mean_squares(params, tokens, every)
+    candidates = [
+        Dynamic(squares, rate, decay, every=every)
+        for rate, decay in product(learning_rates, decays)
+    ]
+    return min(candidates, key=lambda dynamic: dynamic_nll(params, tokens, dynamic).mean())
+
+
+def _segments(tokens: Any, every: int) -> tuple[Array, Array, int]:
+    """Return inputs and targets (segments, every), the last ones padded, and their number."""
+    tokens = as_tokens("tokens", tokens)
+    n = len(tokens) - 1
+    if n < 1:
+        raise UserError(f"a loss needs at least 2 tokens; these are {n + 1}.")
+    if every < 1:
+        raise UserError(f"an update every {every} tokens is impossible; it must be at least 1.")
+    cut = lambda tokens, fill: jnp.pad(
+        jnp.asarray(tokens), (0, -n % every), constant_values=fill
+    ).reshape(-1, every)
+    return cut(tokens[:-1], 0), cut(tokens[1:], -1), n
+
+
+def _loss(
+    params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], carry: ModelCarry
+) -> tuple[Float[Array, ""], tuple[Float[Array, "B T"], ModelCarry]]:
+    """Return the mean loss of the targets that there are, the loss of each, and the next state."""
+    logits, carry = apply(params, inputs, carry)
+    real = targets >= 0
+    nll = jnp.where(real, token_nll(logits, jnp.maximum(targets, 0)), 0)
+    return nll.sum() / real.sum(), (nll, carry)
+
+
+@partial(jax.jit, static_argnums=0)
+def _dynamic_nll(
+    reset: int | None,
+    trained: Params,
+    mean_squares: Params,
+    rates: tuple[Any, Any, Any],
+    inputs: Int[Array, "M T"],
+    targets: Int[Array, "M T"],
+) -> Float[Array, "M T"]:
+    rate, decay, epsilon = rates
+    every = inputs.shape[1]
+    rows = 1 if reset is None else max(every // reset, 1)  # more if the state is reset within
+    zero = initial_carry(trained, rows)
+    roots = jax.tree.map(jnp.sqrt, mean_squares)
+    leaves = jax.tree.leaves(roots)
+    mean = sum(leaf.sum() for leaf in leaves) / sum(leaf.size for leaf in leaves)
+
+    def updated(p: Array, start: Array, g: Array, root: Array) -> Array:
+        pull = jnp.minimum(decay * root / mean, 1)
+        return p - (rate * g / (root + epsilon)).astype(p.dtype) + pull * (start - p)
+
+    def segment(before: tuple, now: tuple) -> tuple[tuple, Array]:
+        (params, carry), (i, inputs, targets) = before, now
+        if reset is not None:
+            start = rows > 1 or i % max(reset // every, 1) == 0
+            carry = jax.tree.map(lambda zero, c: jnp.where(start, zero, c), zero, carry)
+        cut = lambda tokens: tokens.reshape(rows, -1)
+        gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
+            params, cut(inputs), cut(targets), carry
+        )
+        params = jax.tree.map(updated, params, trained, gradient, roots)
+        return (params, carry), nll.ravel()
+
+    numbers = jnp.arange(len(inputs))
+    return jax.lax.scan(segment, (trained, zero), (numbers, inputs, targets))[1]
+
+
+@jax.jit
+def _mean_squares(params: Params, inputs: Int[Array, "M T"], targets: Int[Array, "M T"]) -> Params:
+    def segment(before: tuple, now: tuple) -> tuple[tuple, None]:
+        (total, carry), (inputs, targets) = before, now
+        gradient, (_, carry) = jax.grad(_loss, has_aux=True)(
+            params, inputs[None], targets[None], carry
+        )
+        return (jax.tree.map(lambda t, g: t + g * g, total, gradient), carry), None
+
+    start = jax.tree.map(jnp.zeros_like, params), initial_carry(params, 1)
+    (total, _), _ = jax.lax.scan(segment, start, (inputs, targets))
+    return jax.tree.map(lambda t: t / len(inputs), total)

@@ -1,0 +1,111 @@
+"""Dynamic evaluation against a plain PyTorch loop over torchref's models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
+from parity_tests.bridge import agree, from_state_dict, model_keys, random_params, torch_model
+
+V, EVERY = 5, 4
+MODELS = {
+    "gru": ModelConfig("gru", V, 3, 6, num_layers=2, second_bias=True, reset_gate="before"),
+    "lstm": ModelConfig("lstm", V, 3, 6, final_norm=True),
+}
+TOKENS = np.random.default_rng(3).integers(0, V, 4 * EVERY + 3)  # the last segment has 2 tokens
+
+
+def segments(tokens):
+    for start in range(0, len(tokens) - 1, EVERY):
+        whole = torch.tensor(tokens[start : start + EVERY + 1])
+        yield start, whole[:-1], whole[1:]
+
+
+def segment_gradient(model, inputs, targets, carry, start, reset):
+    """The mean loss's gradient, each token's loss, and the state after; read token by token."""
+    losses = []
+    for i, (token, target) in enumerate(zip(inputs, targets, strict=True)):
+        if reset and (start + i) % reset == 0:
+            carry = model.initial_carry(1)
+        logits, carry = model(token[None, None], carry)
+        losses.append(cross_entropy(logits[0], target[None]))
+    gradients = torch.autograd.grad(sum(losses) / len(losses), list(model.parameters()))
+    carry = [tuple(part.detach() for part in state) for state in carry]
+    return gradients, [loss.item() for loss in losses], carry
+
+
+def torch_mean_squares(model, tokens):
+    carry, total, n = None, [torch.zeros_like(p) for p in model.parameters()], 0
+    for start, inputs, targets in segments(tokens):
+        if len(inputs) == EVERY:
+            gradients, _, carry = segment_gradient(model, inputs, targets, carry, start, None)
+            total, n = [t + g**2 for t, g in zip(total, gradients, strict=True)], n + 1
+    return [t / n for t in total]
+
+
+def torch_dynamic_nll(model, tokens, squares, rate, decay, epsilon, reset):
+    trained = [p.detach().clone() for p in model.parameters()]
+    roots = [m.sqrt() for m in squares]
+    mean = torch.cat([root.flatten() for root in roots]).mean()
+    carry, nll = None, []
+    for start, inputs, targets in segments(tokens):
+        gradients, losses, carry = segment_gradient(model, inputs, targets, carry, start, reset)
+        nll += losses
+        with torch.no_grad():
+            for p, p0, g, root in zip(model.parameters(), trained, gradients, roots, strict=True):
+                pull = (decay * root / mean).clamp(max=1)
+                p += -rate * g / (root + epsilon) + pull * (p0 - p)
+    return np.array(nll)
+
+
+@pytest.mark.parametrize("dtype", ["float64"])
+@pytest.mark.parametrize("kind, reset", [("gru", None), ("gru", 8), ("lstm", 2), ("lstm", 1)])
+def test_equals_a_loop_in_pytorch(kind, reset, dtype):
+    """Each token's loss after five updates so large that the losses change by a tenth and more."""
+    params = random_params(np.random.default_rng(5), MODELS[kind], dtype)
+    model, keys = torch_model(params), model_keys(params)
+    theirs = torch_mean_squares(model, TOKENS)
+    ours = mean_squares(params, TOKENS, EVERY)
+    names = [name for name, _ in model.named_parameters()]
+    agree("m", ours, from_state_dict(keys, dict(zip(names, theirs, strict=True))), 1e-10)
+
+    rate, decay, epsilon = 0.05, 0.1, 0.01
+    dynamic = Dynamic(ours, rate, decay, epsilon, EVERY)
+    nll = dynamic_nll(params, TOKENS, dynamic, reset)
+    static = dynamic_nll(params, TOKENS, Dynamic(ours, 0.0, every=EVERY), reset)
+    assert np.abs(nll - static)[EVERY:].max() > 0.1 and (nll[:EVERY] == static[:EVERY]).all()
+    agree("nats", nll, torch_dynamic_nll(model, TOKENS, theirs, rate, decay, epsilon, reset), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float64"])
+def test_the_settings_with_the_lowest_loss_are_chosen(dtype):
+    params = random_params(np.random.default_rng(5), MODELS["lstm"], dtype)
+    rates, decays = (0.0, 1e-2, 10.0), (0.0, 0.3)
+    best = choose_dynamic(params, TOKENS, rates, decays, EVERY)
+    loss = {
+        (rate, decay): dynamic_nll(
+            params, TOKENS, Dynamic(best.mean_squares, rate, decay, every=EVERY)
+        ).mean()
+        for rate in rates
+        for decay in decays
+    }
+    assert (best.learning_rate, best.decay) == min(loss, key=loss.__getitem__)
+    assert len({round(value, 6) for value in loss.values()}) == 5  # without a rate, no decay
+
+
+def test_what_cannot_be_cut_into_segments():
+    params = random_params(np.random.default_rng(5), MODELS["lstm"], "float32")
+    dynamic = Dynamic(params, 0.1, every=EVERY)
+    with pytest.raises(UserError, match="reset every 3 tokens; it must be a divisor"):
+        dynamic_nll(params, TOKENS, dynamic, reset=3)
+    with pytest.raises(UserError, match="at least 2 tokens; these are 1"):
+        dynamic_nll(params, TOKENS[:1], dynamic)
+    with pytest.raises(UserError, match="the text has 4 tokens; a segment of 4 needs 5"):
+        mean_squares(params, TOKENS[:4], EVERY)
+    with pytest.raises(UserError, match="an update every 0 tokens"):
+        mean_squares(params, TOKENS, 0)
