@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array
+from jaxgru.layers.arguments import as_array, is_pair
 from jaxgru.libraries import InteropError
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
@@ -79,6 +79,32 @@ def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
         np.concatenate([np.asarray(zeros if gate is None else gate).T for gate in gates])
         for gates in sides
     )
+
+
+def in_directions(
+    layers: Any, backward: Any = None
+) -> tuple[tuple[CellParams, ...], tuple[CellParams, ...] | None]:
+    """Return the layers that read forward and those that read backward; None: one direction.
+
+    Args:
+      layers: one layer, or a list of them: a stack; or a pair of lists, for `bidirectional`.
+      backward: the layers of the backward direction, if they are given apart.
+
+    Raises:
+      InteropError: there is no layer, or the numbers differ.
+    """
+    if backward is None and is_pair(layers):
+        layers, backward = layers
+    several = lambda part: tuple(part) if isinstance(part, Sequence) else (part,)
+    ahead, back = several(layers), None if backward is None else several(backward)
+    if not ahead:
+        raise InteropError("there is no layer to convert.")
+    if back is not None and len(ahead) != len(back):
+        raise InteropError(
+            f"there are {len(ahead)} forward and {len(back)} backward layers; the numbers must be "
+            "equal."
+        )
+    return ahead, back
 
 
 def dtype_of_biases(layer: CellParams) -> jnp.dtype:
