@@ -22,6 +22,7 @@ from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array, is_pair
+from jaxgru.layers.unroll import bidirectional, unroll
 from jaxgru.libraries import InteropError
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
@@ -107,6 +108,13 @@ def in_directions(
     return ahead, back
 
 
+def run_layers(layers: Any, x: Any, carry: Any = None, **options: Any) -> Any:
+    """Run what a module `Layer` holds: `bidirectional` for a pair of lists, else `unroll`."""
+    if is_pair(layers):
+        return bidirectional(layers[0], layers[1], x, carry, **options)
+    return unroll(layers, x, carry, **options)
+
+
 def dtype_of_biases(layer: CellParams) -> jnp.dtype:
     """Return the dtype of a layer's biases, and so of its state."""
     return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype
@@ -139,7 +147,7 @@ def single_bias(p: GRUParams) -> GRUParams:
     return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
 
 
-def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
+def without_inner_bias(p: GRUParams, theirs: str, hint: str = "") -> GRUParams:
     """Return the GRU without cn.
 
     Raises:
@@ -153,7 +161,7 @@ def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
     if p.cn is not None and jnp.any(p.cn != 0):
         raise InteropError(
             f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be "
-            "converted."
+            f"converted{hint}."
         )
     return dataclasses.replace(p, cn=None)
 
