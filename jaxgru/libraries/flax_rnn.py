@@ -6,19 +6,47 @@ which step's carry is returned and how sequences are reversed. `rnn` returns the
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.serialization import from_state_dict, register_serialization_state, to_state_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells import CellParams, LSTMParams, sizes
+from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, common
+
+
+def _to_state_dict(layer: Any) -> dict[str, Any]:
+    return {name: to_state_dict(value) for name, value in _arrays(layer).items()}
+
+
+def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
+    arrays = _arrays(layer)
+    if state.keys() != arrays.keys():
+        raise InteropError(
+            f"the state of {a_type(layer)} has {', '.join(sorted(state))}; it must have "
+            f"{', '.join(arrays)}."
+        )
+    read = {name: from_state_dict(value, state[name], name) for name, value in arrays.items()}
+    return dataclasses.replace(layer, **read)
+
+
+def _arrays(layer: Any) -> dict[str, Any]:
+    """Return the fields that are not part of the structure, as a GRU's `reset_gate` is."""
+    fields = dataclasses.fields(layer)
+    return {f.name: getattr(layer, f.name) for f in fields if not f.metadata.get("static")}
+
+
+for _cell in CELLS.values():  # once this or another module of Flax's is imported
+    register_serialization_state(_cell.params, _to_state_dict, _from_state_dict, override=True)
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:

@@ -14,13 +14,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name == "keras":
+        raise InteropError("Keras is needed but not installed: pip install keras.") from error
+    raise InteropError(
+        f"Keras computes with {error.name}, which is not installed: set KERAS_BACKEND=jax in the "
+        "environment before anything imports Keras."
+    ) from error
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)

@@ -25,6 +25,7 @@ from against import (
 )
 from annotations import unchecked
 from flax import linen as nn
+from flax import serialization
 from flax.errors import ScopeCollectionNotFound
 from random_models import same_bits
 
@@ -428,3 +429,17 @@ def test_jaxgru_layers_are_modules():
         run = jaxgru.bidirectional if weights is pair else jaxgru.unroll
         args = weights if weights is pair else (weights,)
         assert same_bits(module.apply(variables, x), run(*args, x))
+
+
+@pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
+def test_flax_serialization(kind):
+    """Bytes and state dicts of a stack, and of the carry."""
+    stack, other = [layer(kind)], [layer(kind, seed=1)]
+    carry = jaxgru.initial_carry(stack, 2)
+    assert same_bits(serialization.from_bytes(other, serialization.to_bytes(stack)), stack)
+    assert same_bits(serialization.from_bytes(carry, serialization.to_bytes(carry)), carry)
+    state = serialization.to_state_dict(stack)
+    assert same_bits(serialization.from_state_dict(other, state), stack)
+    del state["0"][next(iter(state["0"]))]
+    with pytest.raises(InteropError, match="; it must have W"):
+        serialization.from_state_dict(other, state)

@@ -279,3 +279,21 @@ class TestRefusals:
             built = made("GRU, reset after", dtype=np.float64)
         with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             from_keras(built)
+
+
+def test_a_backend_that_is_not_installed(monkeypatch):
+    """Whatever Keras would compute with; the first import of `keras` fails on it."""
+    import builtins
+    import importlib
+    import sys
+
+    def refuse(name, *args):
+        if name == "keras":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+        return real(name, *args)
+
+    real = builtins.__import__
+    monkeypatch.delitem(sys.modules, "jaxgru.libraries.keras_layers")
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(InteropError, match="with tensorflow, which is not .* KERAS_BACKEND=jax"):
+        importlib.import_module("jaxgru.libraries.keras_layers")
