@@ -179,6 +179,25 @@ class ScannedRNN(nn.Module):
         return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
 
 
+class Layer(nn.Module):
+    """jaxgru layers of any kind as a linen module, whose parameter `layers` holds their weights.
+
+    Attributes:
+      make: from a key the parameters of one layer, of a list of layers, or of a pair of lists, for
+        two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
+    """
+
+    make: Callable[[Array], Any]
+
+    @nn.compact
+    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+        """Run over a sequence, with the arguments and results of `jaxgru.unroll`.
+
+        Of a pair, of `jaxgru.bidirectional`.
+        """
+        return common.run_layers(self.param("layers", self.make), x, carry, **options)
+
+
 def from_linen(params: Mapping[str, Any]) -> CellParams:
     """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
 
