@@ -101,6 +101,16 @@ def dropout_masks(
     return masks
 
 
+def of_layer(dropout: Dropout | None, direction: int, i: int, L: int) -> Dropout | None:
+    """Return the dropout of layer i of L in one of two directions, for `unroll` of it alone."""
+    if not isinstance(dropout, Dropout):
+        return dropout
+    key = jax.random.split(jax.random.split(dropout.key)[direction], L)[i]
+    if dropout.site == "between":
+        return None if i == L - 1 else dropout.replace(key=key, site="output")
+    return None if dropout.site == "output" and i < L - 1 else dropout.replace(key=key)
+
+
 def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     """Return the bits from which on a unit is kept, and the scale; no scale for a rate of 0."""
     if isinstance(rate, Tracer):

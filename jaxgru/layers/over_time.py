@@ -43,7 +43,7 @@ def advance(
     start = carry if now.reset is None else layout.choose(~now.reset, carry, constants.initial)
     after, saved = equations(start, now.x)
     after = with_hidden(after, apply_mask(hidden(after), now.keep, constants.scale))
-    return after if now.real is None else layout.choose(now.real, after, carry), saved
+    return after if now.real is None else layout.choose(now.real, after, start), saved
 
 
 def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
@@ -154,12 +154,12 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
         d_after = with_hidden(d_after, apply_mask(hidden(d_after), now.keep, constants.scale))
         factors = factors_of(*sources)
         d_before, kept = recurrence.step_gradient(layout, transposed_U, d_after, factors)
+        if now.real is not None:
+            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~now.real, d_carry))
         if now.reset is not None:
             if d_initial is not None:
                 d_initial = jax.tree.map(jnp.add, d_initial, layout.choose(now.reset, d_before))
             d_before = layout.choose(~now.reset, d_before)
-        if now.real is not None:
-            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~now.real, d_carry))
         return (d_before, d_initial), kept
 
     start = d_last, jax.tree.map(jnp.zeros_like, initial)
