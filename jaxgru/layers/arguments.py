@@ -324,7 +324,8 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
     lengths = as_array("lengths", lengths)
     if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {batch}."
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: "
+            f"{batch}."
         )
     if _is_known(lengths):
         known = np.asarray(lengths)
@@ -338,7 +339,7 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
 
 
 def in_reading_order(
-    reset: Bool[Array, "T B"], mask: Bool[Array, "T B"] | None = None
+    reset: Bool[AnyArray, "T B"], mask: Bool[AnyArray, "T B"] | None = None
 ) -> Bool[Array, "T B"]:
     """Return where a layer that reads backward resets before a step.
 
@@ -351,4 +352,4 @@ def in_reading_order(
     episode = jnp.cumsum(reset, 0, jnp.int32)
     read = jax.lax.cummin(jnp.where(mask, episode, never), reverse=True)
     read = jnp.pad(read[1:], ((0, 1), (0, 0)), constant_values=never)
-    return mask & (read != never) & (read != episode)
+    return (read != never) & (read != episode) & mask

@@ -77,9 +77,9 @@ def unroll(
       lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
         the carry stays that of the last real step, and no gradient comes from them; their resets
         do not count.
-      mask: in place of lengths, where the padding is anywhere: True at real steps, False at padding.
-        A reset at a padded step counts: the next real step begins an episode. Without `reverse`,
-        the carry returned is then `initial` if no real step follows.
+      mask: in place of lengths, if padding stands anywhere: True at real steps, False at padding. A
+        reset at a padded step counts: the next real step begins an episode. Without `reverse`, the
+        carry returned is then `initial` if no real step follows.
       initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
         have the same. It gets its gradient, so it can be learned. None: zeros.
       reverse: read from the last real step to the first. Padding stays where it is.
@@ -196,12 +196,12 @@ def bidirectional(
       ValueError: as `unroll`; the lists have different lengths; or the carry or `initial` is no
         pair.
     """
-    stacks, ones = zip(as_stack("forward", forward), as_stack("backward", backward), strict=True)
-    L = len(stacks[0])
-    if L != len(stacks[1]):
+    ahead, one_ahead = as_stack("forward", forward)
+    back, one_back = as_stack("backward", backward)
+    stacks, ones, L = (ahead, back), (one_ahead, one_back), len(ahead)
+    if L != len(back):
         raise ValueError(
-            f"there are {L} forward and {len(stacks[1])} backward layers; the numbers must be "
-            "equal."
+            f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
     check_flags(time_major=time_major, return_carries=return_carries)
     y = as_jax("x", as_input(x))
@@ -210,7 +210,7 @@ def bidirectional(
     options: list[list[dict[str, Any]]] = []  # of each direction, for each layer
     for d, (layers, one) in enumerate(zip(stacks, ones, strict=True)):
         like, part = carry_like(layers, B), _part_of_pair(carry, d, "carry")
-        start = None if part is None else as_carry(part, like, one, alone)
+        start: Any = None if part is None else as_carry(part, like, one, alone)
         if (part := _part_of_pair(initial, d, "initial")) is not None:
             part = as_initial(part, like, one, start)
         if alone:
@@ -234,8 +234,8 @@ def bidirectional(
         return_carries=return_carries,
         implementation=implementation,
     )
-    results = []
-    for i, layers in enumerate(zip(*stacks, strict=True)):
+    results: list[list[tuple]] = []  # of each layer, in each direction
+    for i, layers in enumerate(zip(ahead, back, strict=True)):
         features = sum(check_layer(layer, features, i) for layer in layers)
         results.append(
             [unroll(layer, y, **options[d][i], **both) for d, layer in enumerate(layers)]
