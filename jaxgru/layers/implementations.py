@@ -29,7 +29,6 @@ from jaxgru.cells import Carry, CellParams, cell_of, hidden, sizes
 from jaxgru.cells.base import (
     NO_CONSTANTS,
     Constants,
-    Mask,
     ParallelLayer,
     RecurrentLayer,
     Size,
@@ -39,10 +38,11 @@ from jaxgru.cells.base import (
     vary_alike,
     with_hidden,
 )
-from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
+from jaxgru.cells.products import Lookup, dot, matmul, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
+from jaxgru.layers.dropout import LayerMasks
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
@@ -66,16 +66,46 @@ def unroll_autodiff(
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
 
-    def equations(carry: Any, x: Array) -> tuple[Any, None]:
+    def plainly(carry: Any, x: Array) -> tuple[Any, Any]:
         return cell.step(params, carry, x), None
 
+    equations = plainly if constants.keep is None else _with_masked_products(params, constants)
+
     def step(carry: Any, now: Steps) -> tuple[Any, Any]:
-        carry, _ = advance(IN_ROWS, equations, carry, now, constants)
+        carry, _, _ = advance(IN_ROWS, equations, carry, now, constants)
         return carry, carry if return_carries else hidden(carry)
 
     steps = steps._replace(x=_looked_up(steps.x))
     carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
     return outputs, carry
+
+
+def _with_masked_products(
+    params: CellParams, constants: Constants
+) -> Callable[[Any, Array], tuple[Any, Any]]:
+    """Return a cell's equations, in whose products h lacks the units that dropout drops.
+
+    Raises:
+      ValueError: the cell has no products with its state, or none that are known.
+    """
+    cell = cell_of(params)
+    layer = cell.prepare(params) if cell.prepare else None
+    if not isinstance(layer, RecurrentLayer):
+        raise ValueError(
+            f"variational dropout at the state masks it in its products with the weights, which "
+            f"the cell {cell.name} does not have or show; choose another site or kind."
+        )
+    in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U))
+    layout, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
+    W, b, recurrence = layer.W, layer.b, layer.recurrence
+
+    def equations(carry: Any, x: Array) -> tuple[Any, Any]:
+        dtype, H = hidden(carry).dtype, hidden(carry).shape[-1]
+        a = plus(matmul(x, W), b).astype(dtype)
+        wide = tuple(leaf.astype(dtype) for leaf in U)
+        return recurrence.step(layout, wide, carry, layout.gates(a, H))
+
+    return equations
 
 
 def unroll_layer(
@@ -92,7 +122,7 @@ def unroll_layer(
     Args:
       params: one layer's parameters.
       carry: the state before the first step.
-      steps: the layer's input, as an array or as a `Lookup`; dropout, resets and padding.
+      steps: the layer's input, as an array or as a `Lookup`; dropout, zoneout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
@@ -105,8 +135,8 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    marked = steps.reset is not None or steps.real is not None
-    if isinstance(layer, ParallelLayer) and not (marked or reverse or return_carries):
+    plain = all(part is None for part in (*steps[2:], constants.keep))
+    if isinstance(layer, ParallelLayer) and plain and not (reverse or return_carries):
         h, carry = layer.all_steps(carry, _looked_up(steps.x))
         h = apply_mask(h, steps.keep, constants.scale)
         return h, with_hidden(carry, h[-1])
@@ -177,13 +207,13 @@ def unroll_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers: the input of each is the output of the one below.
 
     Args:
-      masks: a pair for each layer: dropout inside its recurrence, and on its output.
+      masks: each layer's dropout.
       implementation: one of IMPLEMENTATIONS.
 
     Returns:
@@ -228,7 +258,7 @@ def run_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
     reset: Bool[Array, "T B"] | None = None,
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
@@ -239,6 +269,9 @@ def run_stack(
     layers, x, carry, masks, reset, initial, real = vary_alike(
         (layers, x, carry, masks, reset, initial, real)
     )
+    if masks[0].input.keep is not None:
+        x = apply_mask(_looked_up(x), *masks[0].input)
+    only_masks &= all(m.product.keep is None and m.zoneout.keep is None for m in masks)
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         prepared = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
@@ -246,18 +279,17 @@ def run_stack(
         if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
             return *wavefront.unroll_stack(recurrent, x, carry, masks), None
     ends, each = [], []
-    for i, (layer, c, (state_mask, output_mask)) in enumerate(
-        zip(layers, carry, masks, strict=True)
-    ):
+    for i, (layer, c, mask) in enumerate(zip(layers, carry, masks, strict=True)):
         if i and not isinstance(x, Lookup):
             x = x.astype(hidden(c).dtype)  # layers can have different dtypes
         initial_of = None if initial is None or reset is None else initial[i]
-        steps = Steps(x, state_mask.keep, reset, real)
-        constants = Constants(initial_of, state_mask.scale)
+        steps = Steps(x, mask.state.keep, reset, real, mask.zoneout.keep)
+        scale = mask.state.scale if mask.product.keep is None else mask.product.scale
+        constants = Constants(initial_of, scale, mask.product.keep)
         outputs, c = unroll_layer(
             layer, c, steps, constants, implementation, reverse, return_carries
         )
-        x = apply_mask(hidden(outputs), *output_mask)
+        x = apply_mask(hidden(outputs), *mask.output)
         ends.append(c)
         each.append(outputs)
     return _looked_up(x), tuple(ends), tuple(each) if return_carries else None

@@ -168,14 +168,20 @@ def check_episodes(kind, resets, padding, reverse, L=2):
 
 
 @pytest.mark.parametrize(
-    "kind, every",
+    "kind, every, dropout",
     [
-        ("gru", False),
-        ("lstm", True),
-        *slow(*((kind, False) for kind in RECURRENT if kind != "gru")),
+        ("gru", False, "each_step"),
+        ("lstm", True, "zoneout"),
+        *slow(
+            ("gru, reset after", False, "each_step"),
+            ("lstm", True, "each_step"),
+            ("rnn", False, "each_step"),
+            *((kind, False, "variational") for kind in RECURRENT),
+            ("gru", True, "zoneout"),
+        ),
     ],
 )
-def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
+def test_every_way_to_the_gradient(kind, every, dropout, monkeypatch, forget_traces):
     """The definition, few units, few rows, many of both: with resets, padding and dropout."""
     layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
     carry = random_like(jaxgru.initial_carry(layers, 3), 2)
@@ -183,7 +189,7 @@ def test_every_way_to_the_gradient(kind, every, monkeypatch, forget_traces):
     options = dict(
         reset=np.array([[False, True, False, False], [True] * 4, [False] * 4]),
         lengths=np.array([4, 3, 0]),
-        dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+        dropout=jaxgru.Dropout(jax.random.key(0), 0.4, "state", dropout),
         return_carries=every,
     )
 
@@ -664,7 +670,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
         (
-            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a")),
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a", "state")),
             "the dropout rate is 'a'; it must be at least 0 and below 1",
         ),
         (lambda x: jaxgru.unroll(GRU, x, implementation="fast"), "the implementation is 'fast'"),
@@ -689,11 +695,15 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "lengths go from 1 to 1099511627776; they must be in 0 … T = 3",
         ),
         (
-            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_row=-1)),
+            lambda x: jaxgru.unroll(
+                GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, "state", first_row=-1)
+            ),
             "first_row of the dropout is -1; it must be a whole number from 0 to 2",
         ),
         (
-            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, first_step=2**40)),
+            lambda x: jaxgru.unroll(
+                GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, "state", first_step=2**40)
+            ),
             "first_step of the dropout is 1099511627776; it must be a whole number",
         ),
         (
@@ -768,7 +778,7 @@ ALL_OPTIONS = dict(
     lengths=np.array([3, 2]),
     reverse=True,
     return_carries=True,
-    dropout=jaxgru.Dropout(jax.random.key(0), 0.4),
+    dropout=jaxgru.Dropout(jax.random.key(0), 0.4, "state"),
 )
 
 
@@ -945,7 +955,7 @@ def test_one_sequence_without_a_batch():
     carry, initial = (random_like(jaxgru.initial_carry(layers, 1), i) for i in (2, 3))
     flags = dict(reset=np.array([[0, 1, 0, 1, 0]]), mask=np.array([[1, 1, 0, 1, 1]]))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-    options = dict(return_carries=True, dropout=jaxgru.Dropout(jax.random.key(0), 0.4))
+    options = dict(return_carries=True, dropout=jaxgru.Dropout(jax.random.key(0), 0.4, "state"))
     whole = jaxgru.unroll(layers, x, carry, initial=initial, **flags, **options)
     for time_major in (False, True):
         alone = jaxgru.unroll(
@@ -1005,15 +1015,17 @@ def test_two_directions_are_each_direction(kind):
 # --- A dropout rate that is traced
 
 
-def test_a_traced_dropout_rate():
+@pytest.mark.parametrize("kind", ["each_step", "zoneout", *slow("variational")])
+def test_a_traced_dropout_rate(kind):
     (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 3, F)), 1)
-    run = lambda rate: jaxgru.unroll(layer, x, dropout=jaxgru.Dropout(jax.random.key(1), rate))[0]
+    dropout = partial(jaxgru.Dropout, jax.random.key(1), site="state", kind=kind)
+    run = lambda rate: jaxgru.unroll(layer, x, dropout=dropout(rate=rate))[0]
     rates = jnp.array([0.0, 0.4, 0.75, 1.0, -0.1])
     seen = jax.jit(jax.vmap(run))(rates)
     for y, rate in zip(seen[:3], (0.0, 0.4, 0.75), strict=True):
         np.testing.assert_allclose(y, run(rate), rtol=1e-12)
         np.testing.assert_array_equal(run(jnp.asarray(rate)), run(rate))
-    assert np.isnan(seen[3:]).all()
+    assert np.isnan(seen[3:, :, 1 if kind == "variational" else 0 :]).all()
     for dtype in ("float16", "bfloat16"):  # the rate is what the dtype makes of 0.3
         rate = jnp.asarray(0.3, dtype)
         np.testing.assert_allclose(jax.jit(run)(rate), run(float(rate)), rtol=1e-7)  # 1/(1 − p)

@@ -157,7 +157,8 @@ def train_step(
         params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         def of_rows(carry, inputs, targets, first_row):
-            dropout = Dropout(dropout_key, training.dropout, training.dropout_site, first_row)
+            where = {"site": training.dropout_site, "first_row": first_row}
+            dropout = Dropout(dropout_key, training.dropout, **where)
 
             def loss(params):
                 if training.compute_dtype != "float32":
