@@ -50,11 +50,25 @@ def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
 
     Its fields are the pytree's children, in their order. A field with `metadata={"static": True}`
-    is part of the tree's structure instead.
+    is part of the tree's structure instead. Printed, arrays are dtypes and shapes.
     """
-    cls = dataclass(frozen=True)(cls)
+    cls = dataclass(frozen=True, repr=False)(cls)
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
     return jax.tree_util.register_dataclass(cls)
+
+
+def described(params: Any) -> str:
+    """Return the names of a struct's fields, and of an array its dtype and shape, for a message."""
+    has_shape = lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if has_shape(leaf) else shown(leaf)
+    return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
+
+
+def sizes_of_fields(params: Any) -> str:
+    """Return a struct's `repr`."""
+    return f"{type(params).__name__}({described(params)})"
 
 
 def exportable(cls: type) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, described, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Size, widest
+from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells.base import AnyArray, Size, described, widest
 from jaxgru.errors import a_type
 
 
