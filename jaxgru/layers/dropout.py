@@ -164,6 +164,11 @@ def dropout_masks(
     return [of_layer(i) if i in here.get(site, range(L)) else none[i] for i in range(L)]
 
 
+def at_step(dropout: Dropout | None, step: int | Int[Array, ""]) -> Dropout | None:
+    """Return the dropout of the part of a sequence that begins at this step."""
+    return dropout and dropout.replace(first_step=dropout.first_step + step)
+
+
 def of_layer(dropout: Dropout | None, direction: int, i: int, L: int) -> Dropout | None:
     """Return the dropout of layer i of L in one of two directions, for `unroll` of it alone."""
     if not isinstance(dropout, Dropout):

@@ -14,6 +14,7 @@ Weights may be bfloat16 beside biases and states of float32: see `cells.products
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -42,7 +43,7 @@ from jaxgru.cells.products import Lookup, dot, matmul, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
-from jaxgru.layers.dropout import LayerMasks
+from jaxgru.layers.dropout import Dropout, LayerMasks, at_step, dropout_masks
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
@@ -177,12 +178,12 @@ def block_length(T: Size, B: Size, H: int) -> Size:
 
 
 def in_blocks(
-    run: Callable[[Carry, Any], tuple[Carry, Any]],
-    carry: Carry,
+    run: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
     inputs: Any,
     length: Size,
     reverse: bool = False,
-) -> tuple[Carry, Any]:
+) -> tuple[Any, Any]:
     """Apply `run`, (carry, inputs (T, ...)) → (carry, outputs (T, ...)), block by block.
 
     A block has `length` steps; the last one of the sequence may be shorter.
@@ -293,6 +294,48 @@ def run_stack(
         ends.append(c)
         each.append(outputs)
     return _looked_up(x), tuple(ends), tuple(each) if return_carries else None
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def run_in_segments(
+    implementation: str,
+    reverse: bool,
+    return_carries: bool,
+    layers: Sequence[CellParams],
+    x: Float[Array, "T B E"],
+    carry: Sequence[Carry],
+    dropout: Dropout | None,
+    reset: Bool[Array, "T B"] | None = None,
+    initial: Sequence[Carry] | None = None,
+    real: Bool[Array, "T B"] | None = None,
+) -> tuple[Array, tuple[Carry, ...], tuple | None]:
+    """Compute `run_stack` `in_segments`, each of which also draws its masks anew."""
+    layers, x, carry, reset, initial, real = vary_alike((layers, x, carry, reset, initial, real))
+    T, B = x.shape[:2]
+
+    def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
+        steps, x, reset, real = of_segment
+        masks = dropout_masks(layers, at_step(dropout, steps[0]), B, len(steps))
+        options = implementation, reverse, return_carries
+        y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
+        return carry, (y, carries)
+
+    of_steps = jnp.arange(T), x, reset, real
+    ends, (y, carries) = in_segments(segment, tuple(carry), of_steps, reverse)
+    return y, ends, carries
+
+
+def in_segments(
+    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Apply `run`, as `in_blocks`, to segments of √T steps, and keep no more than their carries.
+
+    What the gradient needs of a segment is computed anew when its turn comes (Chen et al. 2016,
+    arXiv 1604.06174): the memory of 2√T steps instead of T, and one more forward pass.
+    """
+    T = jax.tree.leaves(inputs)[0].shape[0]
+    again = jax.checkpoint(run, prevent_cse=False)  # within a scan, nothing is merged
+    return in_blocks(again, carry, inputs, math.isqrt(T), reverse)
 
 
 def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:

@@ -35,6 +35,7 @@ from jaxgru.layers.dropout import Dropout, dropout_masks, of_layer
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
+    run_in_segments,
     run_stack,
     sharded_by_xla,
 )
@@ -53,6 +54,7 @@ def unroll(
     time_major: bool = False,
     return_carries: bool = False,
     dropout: Dropout | None = None,
+    remat: bool = False,
     implementation: str = "auto",
 ) -> tuple[Any, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
@@ -86,7 +88,9 @@ def unroll(
       time_major: x and the output are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
-      dropout: in training. The mask inside the recurrence is drawn per layer and step.
+      dropout: in training.
+      remat: for the gradient, keep only the carries between about √T segments of the sequence, and
+        compute a segment anew when its turn comes: less memory, one more forward pass.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -100,7 +104,7 @@ def unroll(
       TypeError: in forward mode, without the implementation "autodiff".
     """
     stack, one = as_stack("layers", layers)
-    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
+    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries, remat=remat)
     check_implementation(implementation)
     check_order(stack, one, x, carry)
     x = as_input(x)
@@ -109,6 +113,8 @@ def unroll(
     B, features = (batch or [1])[0], x.shape[-1]
     if T == 0:
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
+    if remat and is_symbolic_dim(T):
+        raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
     for i, layer in enumerate(stack):
         features = check_layer(layer, features, i)
     like = carry_like(stack, B)
@@ -138,11 +144,13 @@ def unroll(
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
 
     def run(layers: Any, x: Array, carry: Any, dropout: Dropout | None, *flags: Any) -> tuple:
-        masks = dropout_masks(layers, dropout, B, T)
         reset, initial, real, mask = flags
         if reverse and reset is not None:
             reset = in_reading_order(reset, mask)
         options = implementation, reverse, return_carries
+        masks = dropout_masks(layers, dropout, B, T)
+        if remat:
+            return run_in_segments(*options, layers, x, carry, dropout, reset, initial, real)
         return run_stack(*options, layers, x, carry, masks, reset, initial, real)
 
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
@@ -172,6 +180,7 @@ def bidirectional(
     time_major: bool = False,
     return_carries: bool = False,
     dropout: Dropout | None = None,
+    remat: bool = False,
     implementation: str = "auto",
 ) -> tuple[Any, ...]:
     """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
@@ -182,6 +191,7 @@ def bidirectional(
       forward: a layer, or a list of layers, that reads from the first step to the last.
       backward: a layer, or a list of as many layers, that reads from the last step to the first.
       x: as for `unroll`, and so are `reset`, `lengths`, `mask`, `time_major`, `implementation`.
+      remat: as for `unroll`, in each layer and direction.
       carry: a pair, of the forward and of the backward layers, each as for `unroll`.
       initial: what a reset sets, and the carry where it is None: a pair, each as for `unroll`.
       return_carries: also return the carries after every step, as a pair.
@@ -232,6 +242,7 @@ def bidirectional(
         mask=mask,
         time_major=time_major,
         return_carries=return_carries,
+        remat=remat,
         implementation=implementation,
     )
     results: list[list[tuple]] = []  # of each layer, in each direction

@@ -1012,6 +1012,42 @@ def test_two_directions_are_each_direction(kind):
     )
 
 
+# --- Segments computed anew
+
+
+@pytest.mark.parametrize("reverse", [False, *slow(True)])
+def test_segments_computed_anew_change_nothing(reverse):
+    """With every option, at a length with a rest: outputs, carries and gradients; equal masks."""
+    layers, x = stack_of("lstm", 2), random_like(np.zeros((2, 7, F)), 1)
+    carry = random_like(jaxgru.initial_carry(layers, 2), 2)
+    initial = random_like(carry, 3)
+    flags = np.random.default_rng(0).random((2, 2, 7)) < 0.4
+    options = dict(reset=flags[0], mask=~flags[1], reverse=reverse, return_carries=True)
+    dropout = jaxgru.Dropout(jax.random.key(0), 0.4, "state", first_step=3)
+
+    def run(remat, layers, x, carry, initial):
+        return jaxgru.unroll(
+            layers, x, carry, initial=initial, dropout=dropout, remat=remat, **options
+        )
+
+    seen = (jax.jit(partial(gradients, partial(run, remat)))(layers, x, carry, initial)
+            for remat in (False, True))  # fmt: skip
+    chex.assert_trees_all_close(*seen, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_segments_computed_anew_need_little_memory():
+    """XLA's own plan of a gradient, as docs/guide/layer.md tells it: 47 and 3.7 MB."""
+
+    def planned(remat):
+        layer, x = jaxgru.init_gru(KEY, 16, 128), jax.ShapeDtypeStruct((4, 4096, 16), jnp.float32)
+        loss = lambda layer, x: jaxgru.unroll(layer, x, remat=remat)[1].sum()
+        program = jax.jit(jax.grad(loss)).lower(layer, x).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert 8 * planned(True) < planned(False)
+
+
 # --- A dropout rate that is traced
 
 
