@@ -46,7 +46,8 @@ def unroll(
       cell: with its own arrays, so that it is trained as it is.
       xs: (T, F), or with batch axes before.
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
-      reset: (..., T); where True, the state is set to zeros before that step.
+      reset: (..., T); True at the first step of an episode, in time: the state is set to zeros
+        before that step or, with `reverse`, after it.
       lengths: (...), the number of steps of each sequence; those after it are padding, as for
         `jaxgru.unroll`.
       reverse: read from the last step to the first.

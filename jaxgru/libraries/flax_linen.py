@@ -55,8 +55,9 @@ class RNN(nn.RNN):
         Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
-          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
-            cell's initial carry before that step.
+          reset: (*batch, T) or, if time-major, (T, *batch); True at the first step of an episode,
+            in time: the carry is set to the cell's initial carry before that step or, with
+            `reverse`, after it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:

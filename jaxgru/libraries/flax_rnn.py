@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
+from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, common
 
@@ -96,7 +97,8 @@ def rnn(
       inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
       carry: before the first step: (*batch, H), or a pair (c, h) of these.
       dtype: of the products, as a cell's `dtype`; None: that of inputs and parameters.
-      reset: (*batch, T) or (T, *batch); where True, the carry is set to `initial` before the step.
+      reset: (*batch, T) or (T, *batch); True at the first step of an episode: as for
+        `jaxgru.unroll`.
       initial: in the form of the carry; None: zeros.
       lengths: (*batch); the carry returned is then that after this number of steps.
       reverse: read from the last real step to the first.
@@ -132,7 +134,11 @@ def rnn(
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths, implementation)
-        reset = None if reset is None else _flip(reset, axis, lengths, implementation)
+        if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
+            reset = as_flags("reset", reset, steps)
+            real = real_steps(lengths, steps[axis], (B,))
+            ends = in_reading_order((reset.T if axis else reset) & real)
+            reset = _flip(ends.T if axis else ends, axis, lengths, implementation)
     y, carry, *carries = unroll(
         common.cast(layer, products, states),
         x,

@@ -65,13 +65,14 @@ def test_the_same_numbers(kind, dtype, sizes):
         def theirs(cell, xs, states):
             each = jax.vmap(lambda x, s, r: scanned(cell, x, s, r))(xs, states, reset)
             first = jax.tree.map(lambda s: s[0], states)
-            return each, each, scanned(cell, xs[0], first, reverse=True)
+            ends = np.append(reset[0, 1:], False)  # of episodes
+            return each, each, scanned(cell, xs[0], first, ends, reverse=True)
 
         def ours(cell, xs, states):
             whole = unroll(cell, xs, states, reset=reset)
             each = jax.vmap(lambda x, s, r: unroll(cell, x, s, reset=r))(xs, states, reset)
             first = jax.tree.map(lambda s: s[0], states)
-            return whole, each, unroll(cell, xs[0], first, reverse=True)
+            return whole, each, unroll(cell, xs[0], first, reset=reset[0], reverse=True)
 
         same_numbers(ours, theirs, cell, xs, states)
 

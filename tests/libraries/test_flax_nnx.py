@@ -113,6 +113,18 @@ def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
         same_numbers(ours, theirs, params, x, carry)
 
 
+@pytest.mark.parametrize("lengths", [None, np.array([5, 2, 1])])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_resets_backward_are_those_of_unroll(lengths, time_major):
+    cell, x, reset = made(nnx.GRUCell), normal(3, 5, 4, dtype=np.float32), resets(3, 5)
+    turn = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
+    rnn = RNN(cell, reverse=True, keep_order=True, time_major=time_major)
+    y = turn(rnn(turn(x), seq_lengths=lengths, reset=turn(reset), rngs=nnx.Rngs(0)))
+    real = np.arange(5) < (5 if lengths is None else lengths[:, None])
+    expected, _ = jaxgru.unroll(from_nnx(cell), x, reset=reset, reverse=True, lengths=lengths)
+    np.testing.assert_allclose(np.where(real[..., None], y, 0), expected, 1e-6, 1e-6)
+
+
 def test_any_batch_axes_order_and_direction():
     def calls(x, rnn_class):
         cell, other = made(nnx.GRUCell), made(nnx.LSTMCell)
