@@ -10,11 +10,13 @@ from jaxgru import cells, libraries, lm
 from jaxgru.cells import GRUParams, LSTMParams, RNNParams, init_gru, init_lstm, init_rnn
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.stack import init_stack
 from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Dropout", "GRUParams", "LSTMParams", "RNNParams", "UserError", "bidirectional", "cells",
-    "init_gru", "init_lstm", "init_rnn", "initial_carry", "libraries", "lm", "step", "unroll",
+    "init_gru", "init_lstm", "init_rnn", "init_stack", "initial_carry", "libraries", "lm", "step",
+    "unroll",
 ]  # fmt: skip

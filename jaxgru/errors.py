@@ -65,7 +65,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-_REPR = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    """Shows of an array its dtype and shape, also within a container."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if getattr(x, "shape", ()) and hasattr(x, "dtype"):
+            return f"an array, {x.dtype} {x.shape}"
+        if isinstance(x, tuple):  # also with names
+            return self.repr_tuple(x, level)
+        return super().repr1(x, level)
+
+
+_REPR = _Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 
@@ -74,8 +85,6 @@ def shown(value: Any) -> str:
 
     It works for any value.
     """
-    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
-        return f"an array, {value.dtype} {value.shape}"
     try:
         return _REPR.repr(value)
     except ValueError:  # Python refuses to convert a number of so many digits

@@ -198,7 +198,9 @@ def forget_traces() -> Iterator[Callable[[], None]]:
     """
 
     def forget() -> None:
-        for function in (implementations.run_stack, model._apply, model._step):
+        for function in (
+            implementations.run_stack, implementations.run_in_segments, model._apply, model._step,
+        ):  # fmt: skip
             function.clear_cache()
 
     forget()

@@ -1,6 +1,7 @@
 """The examples, in a smaller form: that they learn, and that they compute what they say."""
 
 import importlib.util
+import re
 import runpy
 import sys
 from functools import partial
@@ -10,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 from conftest import ROOT
+from flax import linen as nn
 
 import jaxgru
-from jaxgru.libraries.flax_linen import from_linen
+from jaxgru.libraries.flax_linen import ScannedRNN, from_linen
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -25,7 +28,7 @@ def example(name):
     return module
 
 
-ppo, labelling = example("recurrent_ppo"), example("sequence_labelling")
+ppo, r2d2, labelling = map(example, ("recurrent_ppo", "r2d2", "sequence_labelling"))
 
 
 def run(monkeypatch, capsys, name, *arguments):
@@ -143,7 +146,7 @@ class TestRecurrentPPO:
     @pytest.mark.parametrize(
         "options, says",
         [
-            (["--num-envs", 6], "--num-envs must be a multiple of --minibatches, 4."),
+            (["--num-envs", 6], "--num-envs must be a multiple of 4, the minibatches."),
             (["--updates", 0], "--updates must be above 0."),
             (["--delay", 128], "--num-steps must be above --delay, or no episode ends."),
             (["--seeds", 0], "--seeds must be above 0."),
@@ -160,13 +163,198 @@ class TestRecurrentPPO:
             monkeypatch, capsys, "recurrent_ppo", "--updates", 10, "--num-envs", 4,
             "--num-steps", 8, "--delay", 2, "--hidden-dim", 4, "--seeds", 2,
         )  # fmt: skip
-        out, medians = out.split("medians of the seeds: last return, environment steps/s\n")
-        assert [line.split()[0] for line in medians.splitlines()] == list(ppo.RNNS)
-        lines = out.splitlines()
-        counts = {line.split(":")[0]: line.split()[1] for line in lines[:3]}
+        *lines, last = out.splitlines()
+        counts = {line.split()[0]: line.split()[2] for line in lines[:3]}
         assert counts["jaxgru"] == counts["flax"] and counts.keys() == ppo.RNNS.keys()
-        seeds = [line.split(":")[0] for line in lines[3:] if line.endswith("environment steps/s")]
-        assert seeds == [f"{name}, seed {seed}" for seed in (0, 1) for name in ppo.RNNS]
+        seeds = [line.split(":")[0].split() for line in lines[3:]]
+        assert seeds == [[name, "seed", str(seed)] for seed in (0, 1) for name in ppo.RNNS]
+        assert re.fullmatch(
+            r"The whole training is [\d.]+ times as fast with jaxgru as with flax "
+            r"\(the median of 2; [\d.]+ to [\d.]+\)\.", last
+        )  # fmt: skip
+
+
+class TestR2D2:
+    SMALL = r2d2.Settings(
+        updates=3, learned=4, burn_in=3, num_envs=3, hidden_dim=5, capacity=12, batch_size=7,
+        epsilon=0.3, end=0.2, target_every=2,
+    )  # fmt: skip
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def piece(cls):
+        """Parameters, others, and what the agent of the first saw: whole episodes and parts."""
+        s, keys = cls.SMALL, jax.random.split(jax.random.key(0), 4)
+        params, other = r2d2.init(keys[0], s), r2d2.init(keys[1], s)
+        actors = r2d2.new_actors(keys[2], s.batch_size, s)
+        rollout = jax.jit(partial(r2d2.rollout, num_steps=8, s=s))
+        for key in jax.random.split(keys[3]):  # the second begins within episodes
+            actors, seen = rollout(params, key, actors)
+        assert seen.starts.any() and not seen.starts.all(0).any() and seen.carry[0].any()
+        return params, other, seen
+
+    def test_episodes_are_as_the_task_says(self, piece):
+        """The first symbol is marked; only asked answers pay, and only if they equal it."""
+        _, _, seen = piece
+        np.testing.assert_array_equal(seen.starts[1:], seen.done[:-1])
+        np.testing.assert_array_equal(seen.starts, seen.x[..., 4] == 1)
+        for row in range(self.SMALL.batch_size):
+            first = None
+            for t in range(8):
+                x = seen.x[t, row]
+                first = int(x[:4].argmax()) if seen.starts[t, row] else first
+                if first is not None:
+                    assert seen.reward[t, row] == (x[5] and seen.action[t, row] == first)
+
+    def test_learning_sees_the_agent_as_it_acted(self, piece):
+        params, _, seen = piece
+        q = [r2d2.q_step(params, seen.x[t], seen.carry[t], seen.starts[t])[0] for t in range(8)]
+        learned = r2d2.q_learned(params, seen, self.SMALL)
+        np.testing.assert_allclose(learned, jnp.stack(q)[3:], atol=1e-5)
+        zeros = r2d2.q_learned(params, seen, self.SMALL._replace(stored=False))
+        whole = np.cumsum(np.array(seen.starts), 0)[3:] > 0  # an episode started since
+        np.testing.assert_allclose(zeros[whole], learned[whole], atol=1e-5)
+        assert abs(zeros - learned)[~whole].min(-1).all()
+
+    def test_the_loss(self, piece):
+        """Double Q-learning, one step at a time; and none of it teaches the burn-in."""
+        params, other, seen = piece
+        q, later = (np.array(r2d2.q_learned(p, seen, self.SMALL)) for p in (params, other))
+        errors = []
+        for t in range(3, 7):
+            for row in range(self.SMALL.batch_size):
+                wanted = float(seen.reward[t, row])
+                if not seen.done[t, row]:
+                    wanted += self.SMALL.gamma * later[t - 2, row, q[t - 2, row].argmax()]
+                errors.append((q[t - 3, row, seen.action[t, row]] - wanted) ** 2)
+        of_x = lambda x: r2d2.loss_fn(params, other, seen._replace(x=x), self.SMALL)
+        loss, gradient = jax.jit(jax.value_and_grad(of_x))(seen.x)
+        assert loss == pytest.approx(np.mean(errors), rel=1e-5)
+        assert [bool(of_step.any()) for of_step in gradient[:7]] == [False] * 3 + [True] * 4
+
+    @pytest.mark.parametrize("oldest", [0, 5, 12])
+    def test_a_piece_is_consecutive_steps_of_one_environment(self, oldest):
+        """Each step of the buffer is named after its time and environment."""
+        s = self.SMALL._replace(batch_size=200)
+        times = (np.arange(12) - oldest) % 12
+        names = jnp.asarray(times[:, None] * 10 + np.arange(3))
+        piece = np.array(r2d2.sample(names, jnp.int32(oldest), jax.random.key(0), s))
+        assert (np.diff(piece, axis=0) == 10).all()
+        assert {*piece[0].tolist()} == {10 * t + env for t in range(5) for env in range(3)}
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            (["--burn-in", 0], "--burn-in must be above 0."),
+            (["--learned", 996], "--learned and --burn-in must be below 996 together"),
+        ],
+    )
+    def test_options_that_make_no_training(self, monkeypatch, capsys, options, says):
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, capsys, "r2d2", *options)
+        assert says in capsys.readouterr().err
+
+    @pytest.mark.slow
+    def test_the_command(self, monkeypatch, capsys):
+        out = run(monkeypatch, capsys, "r2d2", "--updates", 3, "--hidden-dim", 4, "--seeds", 2)
+        names = ["zeros", "zeros, burn-in 4", "stored state", "stored state, burn-in 4"]
+        assert [line[:24].strip() for line in out.splitlines()[2:]] == names
+        assert all(line.count("%") == 6 for line in out.splitlines()[2:])
+
+
+class PureJaxRL(nn.Module):
+    """The class of PureJaxRL, and of JaxMARL's IPPO and MAPPO."""
+
+    @partial(
+        nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False}
+    )
+    @nn.compact
+    def __call__(self, carry, x):
+        ins, resets = x
+        carry = jnp.where(resets[:, np.newaxis], self.initialize_carry(*carry.shape), carry)
+        return nn.GRUCell(features=ins.shape[1])(carry, ins)
+
+    @staticmethod
+    def initialize_carry(batch_size, hidden_size):
+        cell = nn.GRUCell(features=hidden_size)
+        return cell.initialize_carry(jax.random.PRNGKey(0), (batch_size, hidden_size))
+
+
+class QLearning(nn.Module):
+    """The class of JaxMARL's IQL, QMIX and VDN, whose other cell has no parent and so no name."""
+
+    @partial(
+        nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False}
+    )
+    @nn.compact
+    def __call__(self, carry, x):
+        ins, resets = x
+        zeros = self.initialize_carry(ins.shape[-1], *ins.shape[:-1])
+        return nn.GRUCell(ins.shape[-1])(jnp.where(resets[:, np.newaxis], zeros, carry), ins)
+
+    @staticmethod
+    def initialize_carry(hidden_size, *batch_size):
+        cell = nn.GRUCell(hidden_size, parent=None)
+        return cell.initialize_carry(jax.random.PRNGKey(0), (*batch_size, hidden_size))
+
+
+class ActorCritic(nn.Module):
+    """A model of theirs; `scanned` is what changes."""
+
+    scanned: type[nn.Module]
+    options: dict
+
+    @nn.compact
+    def __call__(self, carry, x):
+        observations, dones = x
+        embedding = nn.relu(nn.Dense(5)(observations))
+        carry, embedding = self.scanned(**self.options, name="ScannedRNN_0")(
+            carry, (embedding, dones)
+        )
+        return carry, nn.Dense(2)(embedding)
+
+
+@pytest.mark.parametrize(
+    "theirs, cell, flags",
+    [(PureJaxRL, "GRUCell_1", np.float32), (QLearning, "GRUCell_0", bool)],
+)
+@unchecked()  # PureJaxRL's first flags are floats
+def test_from_scanned_rnn(theirs, cell, flags):
+    """The same parameters, outputs, carry and gradients: in one line, and as a layer."""
+    rng = np.random.default_rng(0)
+    T, B, F, H = 9, 3, 4, 5
+    x, carry = rng.normal(size=(T, B, F)).astype(np.float32), rng.normal(size=(B, H))
+    carry, dones = carry.astype(np.float32), (rng.random((T, B)) < 0.3).astype(flags)
+    before = ActorCritic(theirs, {})
+    after = ActorCritic(ScannedRNN, {"cell_name": cell})
+    checkpoint = jax.jit(before.init)(jax.random.key(0), carry, (x, dones))
+    assert list(checkpoint["params"]["ScannedRNN_0"]) == [cell]
+    chex.assert_trees_all_equal(
+        jax.jit(after.init)(jax.random.key(0), carry, (x, dones)), checkpoint
+    )
+
+    def as_layer(params, carry, x):
+        p = params["params"]
+        dense = lambda name, x: x @ p[name]["kernel"] + p[name]["bias"]
+        y, carry = jaxgru.unroll(
+            from_linen(p["ScannedRNN_0"][cell]), nn.relu(dense("Dense_0", x[0])), carry,
+            reset=x[1].astype(bool), time_major=True,
+        )  # fmt: skip
+        return carry, dense("Dense_1", y)
+
+    def results(model):
+        def total(params, carry, x):
+            carry, y = model(params, carry, (x, dones))
+            return (y**2).sum() + (carry**3).sum(), (carry, y)
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(
+            checkpoint, carry, x
+        )
+
+    wanted = results(before.apply)
+    unnamed = ActorCritic(ScannedRNN, {})  # finds the parameters under either name
+    for model in (after.apply, unnamed.apply, as_layer):
+        chex.assert_trees_all_close(results(model), wanted, rtol=2e-5, atol=2e-5)
 
 
 class TestFineTuning:

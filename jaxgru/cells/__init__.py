@@ -5,9 +5,22 @@ To add a recurrence, write a file that defines its `Cell`, and add it to `CELLS`
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden
+from jaxgru.cells.base import (
+    Carry,
+    Cell,
+    CellParams,
+    Hidden,
+    Size,
+    described,
+    exportable,
+    hidden,
+    sizes_of_fields,
+)
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
 from jaxgru.cells.lstm import LSTM, LSTMParams, LSTMState, init_lstm, lstm_cell
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
@@ -21,6 +34,19 @@ __all__ = [
 
 CELLS: dict[str, Cell] = {}
 """Every cell, by its name in a config's `model.cell`."""
+
+
+def _sizes_of_layer(params: CellParams) -> str:
+    """Return a layer's `repr`: its sizes, dtypes and static fields, if its arrays are a layer's."""
+    arrays = jax.tree.leaves(params)
+    if not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in arrays):
+        return sizes_of_fields(params)
+    if (known := cell_of(params).sizes(params)) is None:
+        return sizes_of_fields(params)
+    parts = [f"in {known[0]}", f"hidden {known[1]}", *sorted({str(leaf.dtype) for leaf in arrays})]
+    static = [f.name for f in dataclasses.fields(params) if f.metadata.get("static")]
+    parts += [f"{name}={getattr(params, name)!r}" for name in static]
+    return f"{type(params).__name__}({', '.join(parts)})"
 
 
 def register(cell: Cell) -> None:
@@ -40,6 +66,8 @@ def register(cell: Cell) -> None:
     if cell.name not in CELLS:
         exportable(cell.params)
     CELLS[cell.name] = cell
+    if cell.params.__repr__ is sizes_of_fields:
+        cell.params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
 
 
 for _cell in (GRU, LSTM, RNN, MLP):
@@ -72,14 +100,6 @@ def sizes(params: CellParams) -> tuple[int, int]:
     if (known := cell_of(params).sizes(params)) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return known
-
-
-def described(params: CellParams) -> str:
-    """Return the names, dtypes and shapes of a layer's parameters, for a message."""
-    return ", ".join(
-        f"{name} {leaf.dtype} {leaf.shape}" if hasattr(leaf, "shape") else f"{name} {leaf}"
-        for name, leaf in vars(params).items()
-    )
 
 
 def zero_carry(params: CellParams, batch_size: Size) -> Carry:

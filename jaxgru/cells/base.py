@@ -50,11 +50,25 @@ def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
 
     Its fields are the pytree's children, in their order. A field with `metadata={"static": True}`
-    is part of the tree's structure instead.
+    is part of the tree's structure instead. Printed, arrays are dtypes and shapes.
     """
-    cls = dataclass(frozen=True)(cls)
+    cls = dataclass(frozen=True, repr=False)(cls)
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
     return jax.tree_util.register_dataclass(cls)
+
+
+def described(params: Any) -> str:
+    """Return the names of a struct's fields, and of an array its dtype and shape, for a message."""
+    has_shape = lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if has_shape(leaf) else shown(leaf)
+    return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
+
+
+def sizes_of_fields(params: Any) -> str:
+    """Return a struct's `repr`."""
+    return f"{type(params).__name__}({described(params)})"
 
 
 def exportable(cls: type) -> None:
@@ -154,15 +168,18 @@ class Steps(NamedTuple):
     """What the steps of a layer read besides the carry: arrays (T, B, ...), which a scan slices.
 
     x: the input: (T, B, E), or what a layer makes of it.
-    keep: the units that dropout inside the recurrence keeps; None: all.
+    keep: the units of h' that dropout inside the recurrence keeps; None: all.
     reset: where True, the carry is set to `Constants.initial` before the step.
     real: where False, the step is padding: the carry stays.
+    update: zoneout, in the form of the carry: the units that take their new value, or the share of
+      it that they take; None: all.
     """
 
     x: Any
     keep: Bool[Array, "*T B H"] | None = None
     reset: Bool[Array, "*T B"] | None = None
     real: Bool[Array, "*T B"] | None = None
+    update: Any = None
 
 
 class Constants(NamedTuple):
@@ -170,10 +187,12 @@ class Constants(NamedTuple):
 
     initial: the carry after a reset; None: zeros.
     scale: what dropout multiplies the units by that it keeps.
+    keep: the units of h that dropout keeps where h enters the products; None: all.
     """
 
     initial: Carry | None = None
     scale: Float[Array, ""] | None = None
+    keep: Bool[Array, "B H"] | None = None
 
 
 NO_CONSTANTS = Constants()
@@ -200,6 +219,14 @@ def apply_mask(h: Array, keep: Array | None, scale: Array | None) -> Array:
     if keep is None or scale is None:
         return h
     return jnp.where(keep, h * scale.astype(h.dtype), 0)
+
+
+def mixed(update: Array, new: Array, old: Array | float) -> Array:
+    """Return the new values of the units that are updated, else the old; or the mean of both."""
+    if update.dtype == bool:
+        return jnp.where(update, new, old)
+    update = update.astype(new.dtype)
+    return update * new + (1 - update) * old
 
 
 def vary_alike(tree: Any) -> Any:

@@ -16,8 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, described, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Size, widest
+from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells.base import AnyArray, Size, described, widest
 from jaxgru.errors import a_type
 
 
@@ -62,15 +62,31 @@ def as_input(x: Any) -> AnyArray:
     """Return the input of layers over time.
 
     Raises:
-      ValueError: it is not in floating point, or has other than three axes.
+      ValueError: it is not in floating point, or has other than three axes, or two.
     """
     x = as_array("x", x)
-    if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
-            "time_major=True."
+            "time_major=True, or (T, F) for one sequence."
         )
     return x
+
+
+def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> None:
+    """Raise ValueError if the carry stands in the place of x, and x in that of the carry.
+
+    Their forms tell: of a layer whose carry is one array, if its input is of another size.
+    """
+    sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
+    takes = (cell_of(layers[0]).sizes(layers[0]) or (None,))[:1]
+    if getattr(carry, "shape", ())[-1:] != takes or getattr(x, "shape", ())[-1:] == takes:
+        return
+    like = sizes(carry_like(layers, 1))
+    if sizes(x) == (like[0] if one else like):
+        raise ValueError(
+            "the carry stands in the place of x; the order is layers, x (the input), carry."
+        )
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:
@@ -192,20 +208,21 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     return H
 
 
-def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
+def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> tuple:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
     Lists and tuples without names are taken, too.
 
     Args:
       one: the carry is that of a single layer, not in a tuple.
+      alone: the carry is that of one sequence, without the batch axis.
 
     Raises:
       ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
         floating point, or the parts of an entry have different dtypes.
     """
     carry, seen = _arrays("the carry", carry, one)
-    wanted = jax.tree.map(jnp.shape, _as_tuples(like))
+    wanted = jax.tree.map(lambda leaf: leaf.shape[alone:], _as_tuples(like))
     if seen != wanted:
         if one:
             seen, wanted = seen[0], wanted[0]
@@ -224,7 +241,7 @@ def as_carry(carry: Any, like: Any, one: bool = False) -> tuple:
         if len(dtypes) > 1:
             names = " and ".join(sorted(map(str, dtypes)))
             raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
-    return carry
+    return jax.tree.map(lambda leaf: leaf[None], carry) if alone else carry
 
 
 def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) -> tuple:
@@ -268,35 +285,71 @@ def _as_tuples(tree: Any) -> Any:
     return tuple(map(_as_tuples, tree)) if isinstance(tree, list | tuple) else tree
 
 
-def as_reset(reset: Any, shape: tuple) -> AnyArray:
-    """Return the flags of resets.
+def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
+    """Return flags as bool; numbers that are known may stand for them, if each is 0 or 1.
 
     Raises:
-      ValueError: they are not bool, or of another shape.
+      ValueError: they have another shape, are numbers other than 0 and 1, or are traced numbers.
     """
-    reset = as_array("reset", reset)
-    if reset.shape != shape or reset.dtype != bool:
-        raise ValueError(f"reset is {reset.dtype} {reset.shape}; it must be bool {shape}.")
-    return reset
+    flags = as_array(name, flags)
+    if flags.dtype == bool and flags.shape == shape:
+        return flags
+    if flags.shape != shape or not jnp.issubdtype(flags.dtype, jnp.number):
+        raise ValueError(f"{name} is {flags.dtype} {flags.shape}; it must be bool {shape}.")
+    if not _is_known(flags):
+        raise ValueError(
+            f"{name} is {flags.dtype}, and its values are not known here; pass "
+            f"{name}.astype(bool) if each of them is 0 or 1."
+        )
+    known = np.asarray(flags)
+    if (other := known[(known != 0) & (known != 1)]).size:
+        raise ValueError(f"{name} has {other[0]}; it must be bool, or numbers that are 0 or 1.")
+    return known.astype(bool)
 
 
-def real_steps(lengths: Any, T: int, B: int) -> Bool[Array, "T B"]:
+def _is_known(array: AnyArray) -> bool:
+    """Return whether the values can be read here: not traced, and all on this process's devices."""
+    return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
+
+
+def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T B"]:
     """Return True where a step is not padding.
 
+    Args:
+      batch: (B,), or () for one sequence, of which B is then 1.
+
     Raises:
-      ValueError: the lengths are not integers (B,), or, if they are known, not in 0 … T.
+      ValueError: the lengths are not integers of this shape, or, if they are known, not in 0 … T.
     """
     lengths = as_array("lengths", lengths)
-    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+    if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: "
+            f"{batch}."
         )
-    if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True):
+    if _is_known(lengths):
         known = np.asarray(lengths)
-        if B and not 0 <= known.min() <= known.max() <= T:
+        if known.size and not 0 <= known.min() <= known.max() <= T:
             raise ValueError(
                 f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
             )
     steps = jnp.arange(T)
     dtype = widest(steps, lengths)
-    return steps.astype(dtype)[:, None] < jnp.asarray(lengths, dtype)[None]
+    return steps.astype(dtype)[:, None] < jnp.asarray(lengths, dtype).reshape(1, -1)
+
+
+def in_reading_order(
+    reset: Bool[AnyArray, "T B"], mask: Bool[AnyArray, "T B"] | None = None
+) -> Bool[Array, "T B"]:
+    """Return where a layer that reads backward resets before a step.
+
+    There, the real step that it has read before is of a later episode. An episode begins where
+    `reset` is True, also if `mask` says that this step is padding.
+    """
+    if mask is None:
+        return jnp.pad(reset[1:], ((0, 1), (0, 0)))
+    never = jnp.iinfo(jnp.int32).max
+    episode = jnp.cumsum(reset, 0, jnp.int32)
+    read = jax.lax.cummin(jnp.where(mask, episode, never), reverse=True)
+    read = jnp.pad(read[1:], ((0, 1), (0, 0)), constant_values=never)
+    return (read != never) & (read != episode) & mask

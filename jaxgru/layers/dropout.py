@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,18 @@ from jax.core import Tracer
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells import CellParams, hidden, zero_carry
+from jaxgru.cells import CellParams, sizes, zero_carry
 from jaxgru.cells.base import Mask, Size
 from jaxgru.errors import shown
+
+SITES = ("input", "state", "between", "output")
+KINDS = ("each_step", "variational", "zoneout")
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout for one training step: a new mask per layer and time step, drawn from `key`.
+    """Dropout for one training step: masks drawn from `key`, of its own for each layer and row.
 
     It is a pytree. A rate that is a Python or NumPy number is part of its structure; one that is an
     array of JAX is a leaf, so it can be traced, e.g. to change during training.
@@ -30,29 +34,38 @@ class Dropout:
     Attributes:
       key: a new one for each training step.
       rate: the probability of dropping a unit. Out of range, a traced rate gives NaN.
-      site: where units are dropped: "state", inside the recurrence of every layer (as in the
-        study's code); "between", in each layer's output to the next layer; "output", in the last
-        layer's output.
+      site: where units are dropped: "input", in the input of the first layer; "state", inside the
+        recurrence of every layer, as `kind` says; "between", in each layer's output to the next
+        layer; "output", in the last layer's output.
+      kind: "each_step": a new mask at each step; at the state, it drops units of h' itself, and so
+        of the output, too (as in the study's code). "variational": the same mask at every step (Gal
+        & Ghahramani 2016, arXiv 1512.05287); at the state, it drops units of h where h enters the
+        products with the weights, and nowhere else. "zoneout", for the state: a unit keeps the
+        value it had before the step (Krueger et al. 2017, arXiv 1606.01305), with a new mask at
+        each step, and of its own for each part of the carry: h and c of an LSTM have the same rate.
+        Nothing is scaled. The paper evaluates with the mean of both values, which `key` None gives.
       first_row: if the batch is a part of a larger one, the row of the larger batch at which it
         starts; the masks are then that part of the larger batch's masks.
       first_step: the same for the time step.
     """
 
-    key: PRNGKeyArray
+    key: PRNGKeyArray | None
     rate: float | Float[Array, ""]
-    site: str = "state"
+    site: str
+    kind: str = "each_step"
     first_row: int | Int[Array, ""] = 0
     first_step: int | Int[Array, ""] = 0
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
         static = isinstance(self.rate, float | int | str | np.generic)
         rates = (None, self.rate) if static else (self.rate, None)
-        return (self.key, rates[0], self.first_row, self.first_step), (rates[1], self.site)
+        leaves = self.key, rates[0], self.first_row, self.first_step
+        return leaves, (rates[1], self.site, self.kind)
 
     @classmethod
     def tree_unflatten(cls, structure: tuple, leaves: tuple) -> Dropout:
-        (key, rate, *first), (static_rate, site) = leaves, structure
-        return cls(key, rate if static_rate is None else static_rate, site, *first)
+        (key, rate, *first), (static_rate, site, kind) = leaves, structure
+        return cls(key, rate if static_rate is None else static_rate, site, kind, *first)
 
     def replace(self, **fields: Any) -> Dropout:
         """Return a copy with other values of these fields."""
@@ -62,43 +75,111 @@ class Dropout:
 NO_MASK = Mask()
 
 
+class LayerMasks(NamedTuple):
+    """One layer's dropout. Masks are (T, B, H), if nothing else is said.
+
+    state: on h', inside the recurrence. output: on what the layer above reads. input: on x (T, B,
+    E), of the first layer. product: on h where it enters the products, (B, H), at every step.
+    zoneout: what takes its new value, in the form of the carry.
+    """
+
+    state: Mask = NO_MASK
+    output: Mask = NO_MASK
+    input: Mask = NO_MASK
+    product: Mask = NO_MASK
+    zoneout: Mask = NO_MASK
+
+
 def dropout_masks(
     layers: Sequence[CellParams], dropout: Dropout | None, batch_size: Size, num_steps: Size
-) -> list[tuple[Mask, Mask]]:
-    """Draw a pair of masks (T, B, H) per layer: inside the recurrence, and on the layer's output.
+) -> list[LayerMasks]:
+    """Draw the masks of each layer.
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
     uses the rounded rate, so expectations are exact.
 
     Raises:
-      ValueError: it is no Dropout; the rate is not in [0, 1); the site is not state, between or
-        output; or the first row or step is no whole number that fits into 32 bits.
+      ValueError: it is no Dropout; the rate is not in [0, 1); the site or the kind is unknown, or
+        zoneout is elsewhere than at the state; there is no key; or the first row or step is no
+        whole number that fits into 32 bits.
     """
     L = len(layers)
     if not isinstance(dropout, Dropout | None):
         raise ValueError(f"dropout is {shown(dropout)}; it must be a Dropout(key, rate, site).")
+    none = [LayerMasks()] * L
     if dropout is None:
-        return [(NO_MASK, NO_MASK)] * L
+        return none
     threshold, scale = _threshold_and_scale(dropout.rate)
-    if dropout.site not in ("state", "between", "output"):
-        raise ValueError(
-            f"the dropout site is {shown(dropout.site)}; it must be state, between or output."
-        )
+    site, kind, key = dropout.site, dropout.kind, dropout.key
+    for name, value, known in (("site", site, SITES), ("kind", kind, KINDS)):
+        if value not in known:
+            names = ", ".join(known)
+            raise ValueError(f"the dropout {name} is {shown(value)}; it must be one of {names}.")
+    if kind == "zoneout" and site != "state":
+        raise ValueError(f"the dropout site is {site!r}; zoneout needs the site 'state'.")
+    if key is None and kind != "zoneout":
+        raise ValueError("the dropout's key is None; only zoneout has a mean to evaluate with.")
     if scale is None:
-        return [(NO_MASK, NO_MASK)] * L
+        return none
     first_step = _whole("first_step", dropout.first_step)
     first_row = _whole("first_row", dropout.first_row)
-    masks: list[tuple[Mask, Mask]] = []
-    for i, (layer, key) in enumerate(zip(layers, jax.random.split(dropout.key, L), strict=True)):
-        last = i == L - 1
-        if dropout.site == "between" and last or dropout.site == "output" and not last:
-            masks.append((NO_MASK, NO_MASK))
-            continue
-        like = jax.eval_shape(lambda p: hidden(zero_carry(p, batch_size)), layer)
-        bits = _random_16_bits(key, (num_steps, batch_size, like.shape[1]), first_step, first_row)
-        mask = Mask(bits >= threshold, jnp.asarray(scale, like.dtype))
-        masks.append((mask, NO_MASK) if dropout.site == "state" else (NO_MASK, mask))
-    return masks
+    fixed = kind == "variational"
+
+    def bits(key: PRNGKeyArray, units: int) -> UInt32[Array, "T B H"]:
+        if not fixed:
+            return _random_16_bits(key, (num_steps, batch_size, units), first_step, first_row)
+        of_all = _random_16_bits(key, (1, batch_size, units), jnp.uint32(0), first_row)
+        return jnp.broadcast_to(of_all, (num_steps, *of_all.shape[1:]))
+
+    def of_layer(i: int) -> LayerMasks:
+        carry = jax.eval_shape(lambda p: zero_carry(p, batch_size), layers[i])
+        if kind == "zoneout":
+            return LayerMasks(zoneout=Mask(update(keys[i], carry)))
+        like = jax.tree.leaves(carry)[0]  # h
+        units = sizes(layers[i])[0] if site == "input" else like.shape[1]
+        keep = bits(keys[i], units) >= threshold
+        mask = Mask(keep, jnp.asarray(scale, like.dtype))
+        if site == "state":
+            product = Mask(keep[0], mask.scale)
+            return LayerMasks(product=product) if fixed else LayerMasks(state=mask)
+        return LayerMasks(input=mask) if site == "input" else LayerMasks(output=mask)
+
+    def update(key: PRNGKeyArray | None, carry: Any) -> Any:
+        """Return which units of a carry are updated, or to which share."""
+        parts, structure = jax.tree.flatten(carry)
+        if key is None:
+            share = lambda part: jnp.asarray(1 / scale, part.dtype)
+            drawn = [jnp.broadcast_to(share(p), (num_steps, *p.shape)) for p in parts]
+            return jax.tree.unflatten(structure, drawn)
+        drawn = []
+        for part_key, part in zip(jax.random.split(key, len(parts)), parts, strict=True):
+            units = math.prod(part.shape[1:])
+            drawn.append((bits(part_key, units) >= threshold).reshape(num_steps, *part.shape))
+        if isinstance(scale, Array):  # traced: NaN if the rate is out of range
+            drawn = [jnp.where(jnp.isnan(scale), scale, u.astype(scale.dtype)) for u in drawn]
+        return jax.tree.unflatten(structure, drawn)
+
+    keys: Any = [None] * L if key is None else jax.random.split(key, L)
+    here = {"input": range(1), "between": range(L - 1), "output": range(L - 1, L)}
+    return [of_layer(i) if i in here.get(site, range(L)) else none[i] for i in range(L)]
+
+
+def at_step(dropout: Dropout | None, step: int | Int[Array, ""]) -> Dropout | None:
+    """Return the dropout of the part of a sequence that begins at this step."""
+    return dropout and dropout.replace(first_step=dropout.first_step + step)
+
+
+def of_layer(dropout: Dropout | None, direction: int, i: int, L: int) -> Dropout | None:
+    """Return the dropout of layer i of L in one of two directions, for `unroll` of it alone."""
+    if not isinstance(dropout, Dropout):
+        return dropout
+    key, last = dropout.key, i == L - 1
+    if key is not None:
+        key = jax.random.split(jax.random.split(key)[direction], L)[i]
+    if dropout.site == "between":
+        return None if last else dropout.replace(key=key, site="output")
+    elsewhere = dropout.site == "input" and i > 0 or dropout.site == "output" and not last
+    return None if elsewhere else dropout.replace(key=key)
 
 
 def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:

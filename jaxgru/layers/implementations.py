@@ -14,6 +14,7 @@ Weights may be bfloat16 beside biases and states of float32: see `cells.products
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +30,6 @@ from jaxgru.cells import Carry, CellParams, cell_of, hidden, sizes
 from jaxgru.cells.base import (
     NO_CONSTANTS,
     Constants,
-    Mask,
     ParallelLayer,
     RecurrentLayer,
     Size,
@@ -39,10 +39,11 @@ from jaxgru.cells.base import (
     vary_alike,
     with_hidden,
 )
-from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
+from jaxgru.cells.products import Lookup, dot, matmul, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
+from jaxgru.layers.dropout import Dropout, LayerMasks, at_step, dropout_masks
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
@@ -66,16 +67,46 @@ def unroll_autodiff(
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     cell = cell_of(params)
 
-    def equations(carry: Any, x: Array) -> tuple[Any, None]:
+    def plainly(carry: Any, x: Array) -> tuple[Any, Any]:
         return cell.step(params, carry, x), None
 
+    equations = plainly if constants.keep is None else _with_masked_products(params, constants)
+
     def step(carry: Any, now: Steps) -> tuple[Any, Any]:
-        carry, _ = advance(IN_ROWS, equations, carry, now, constants)
+        carry, _, _ = advance(IN_ROWS, equations, carry, now, constants)
         return carry, carry if return_carries else hidden(carry)
 
     steps = steps._replace(x=_looked_up(steps.x))
     carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
     return outputs, carry
+
+
+def _with_masked_products(
+    params: CellParams, constants: Constants
+) -> Callable[[Any, Array], tuple[Any, Any]]:
+    """Return a cell's equations, in whose products h lacks the units that dropout drops.
+
+    Raises:
+      ValueError: the cell has no products with its state, or none that are known.
+    """
+    cell = cell_of(params)
+    layer = cell.prepare(params) if cell.prepare else None
+    if not isinstance(layer, RecurrentLayer):
+        raise ValueError(
+            f"variational dropout at the state masks it in its products with the weights, which "
+            f"the cell {cell.name} does not have or show; choose another site or kind."
+        )
+    in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U))
+    layout, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
+    W, b, recurrence = layer.W, layer.b, layer.recurrence
+
+    def equations(carry: Any, x: Array) -> tuple[Any, Any]:
+        dtype, H = hidden(carry).dtype, hidden(carry).shape[-1]
+        a = plus(matmul(x, W), b).astype(dtype)
+        wide = tuple(leaf.astype(dtype) for leaf in U)
+        return recurrence.step(layout, wide, carry, layout.gates(a, H))
+
+    return equations
 
 
 def unroll_layer(
@@ -92,7 +123,7 @@ def unroll_layer(
     Args:
       params: one layer's parameters.
       carry: the state before the first step.
-      steps: the layer's input, as an array or as a `Lookup`; dropout, resets and padding.
+      steps: the layer's input, as an array or as a `Lookup`; dropout, zoneout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
@@ -105,8 +136,8 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    marked = steps.reset is not None or steps.real is not None
-    if isinstance(layer, ParallelLayer) and not (marked or reverse or return_carries):
+    plain = all(part is None for part in (*steps[2:], constants.keep))
+    if isinstance(layer, ParallelLayer) and plain and not (reverse or return_carries):
         h, carry = layer.all_steps(carry, _looked_up(steps.x))
         h = apply_mask(h, steps.keep, constants.scale)
         return h, with_hidden(carry, h[-1])
@@ -120,21 +151,27 @@ def unroll_layer(
     wide = jnp.finfo(layer.W.dtype).bits >= 32
     T, B = x.shape[:2]
     length = block_length(T, B, H) if wide else T
-    # The last block may read steps beyond the last one, so the last carry is one of all carries
+    steps = steps._replace(x=x)
+    # To compute a shorter last block would be a second program, and take twice the time to compile.
+    # So it reads steps of zeros beyond the last one, and the last carry is one of all carries.
     beyond = 0 if length == T else -T % length
-    every_carry = return_carries or beyond > 0
+    if beyond:
+        ends = (beyond, 0) if reverse else (0, beyond)
+        steps = jax.tree.map(lambda a: jnp.pad(a, [ends] + [(0, 0)] * (a.ndim - 1)), steps)
 
     def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
         """Compute some of the steps."""
         steps = steps._replace(x=plus(times_W(steps.x), layer.b))
+        every_carry = return_carries or beyond > 0
         outputs, carry = over_time(
             layer.recurrence, layer.U, carry, steps, constants, reverse, every_carry
         )
         return carry, outputs
 
-    carry, outputs = in_blocks(run, carry, steps._replace(x=x), length, beyond, reverse)
+    carry, outputs = in_blocks(run, carry, steps, length, reverse)
     if beyond:
-        carry = jax.tree.map(lambda leaf: leaf[0 if reverse else -1], outputs)
+        outputs = jax.tree.map(lambda h: h[beyond:] if reverse else h[:T], outputs)
+        carry = jax.tree.map(lambda h: h[0 if reverse else -1], outputs)
     return outputs if return_carries else hidden(outputs), carry
 
 
@@ -149,50 +186,48 @@ def block_length(T: Size, B: Size, H: int) -> Size:
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes
     most = max((ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1), 1)
-    near = range(most // 2 + 1, most + most // 2 + 1)  # about as fast
-    if T in near or T < most:
+    if T <= most + most // 2:  # about as fast
         return T
-    number = -(-T // most)
+    return nearest_divisor(T, most) or -(-T // -(-T // most))
+
+
+def nearest_divisor(T: int, wanted: int) -> int | None:
+    """Return the divisor of T nearest to a number; None if none is within half of it."""
+    near = range(wanted // 2 + 1, wanted + wanted // 2 + 1)
     divisors = [length for length in near if T % length == 0]
-    return min(divisors, key=lambda length: abs(length - most), default=-(-T // number))
+    return min(divisors, key=lambda length: abs(length - wanted), default=None)
 
 
 def in_blocks(
-    run: Callable[[Carry, Steps], tuple[Carry, Any]],
-    carry: Carry,
-    steps: Steps,
+    run: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    inputs: Any,
     length: Size,
-    beyond: int = 0,
     reverse: bool = False,
-) -> tuple[Carry, Any]:
-    """Apply `run`, (carry, steps) → (carry, outputs (T, ...)), to blocks of `length` steps.
+) -> tuple[Any, Any]:
+    """Apply `run`, (carry, inputs (T, ...)) → (carry, outputs (T, ...)), block by block.
 
-    The carry that is returned has read `beyond` steps of zeros more than there are. To compute a
-    shorter block instead would be a second program, and take twice the time to compile.
+    A block has `length` steps, which divides T.
     """
-    T = steps.x.shape[0]
+    T = jax.tree.leaves(inputs)[0].shape[0]
     if length == T:
-        return run(carry, steps)
-    if beyond:
-        ends = (beyond, 0) if reverse else (0, beyond)
-        steps = jax.tree.map(lambda a: jnp.pad(a, [ends] + [(0, 0)] * (a.ndim - 1)), steps)
-    blocks = jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), steps)
+        return run(carry, inputs)
+    blocks = jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), inputs)
     carry, outputs = jax.lax.scan(run, carry, blocks, reverse=reverse)
-    of_steps = slice(beyond, None) if reverse else slice(T)
-    return carry, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[of_steps], outputs)
+    return carry, jax.tree.map(lambda h: h.reshape(T, *h.shape[2:]), outputs)
 
 
 def unroll_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
     implementation: str = "auto",
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers: the input of each is the output of the one below.
 
     Args:
-      masks: a pair for each layer: dropout inside its recurrence, and on its output.
+      masks: each layer's dropout.
       implementation: one of IMPLEMENTATIONS.
 
     Returns:
@@ -237,7 +272,7 @@ def run_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
     reset: Bool[Array, "T B"] | None = None,
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
@@ -248,6 +283,9 @@ def run_stack(
     layers, x, carry, masks, reset, initial, real = vary_alike(
         (layers, x, carry, masks, reset, initial, real)
     )
+    if masks[0].input.keep is not None:
+        x = apply_mask(_looked_up(x), *masks[0].input)
+    only_masks &= all(m.product.keep is None and m.zoneout.keep is None for m in masks)
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
         prepared = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
@@ -255,21 +293,74 @@ def run_stack(
         if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
             return *wavefront.unroll_stack(recurrent, x, carry, masks), None
     ends, each = [], []
-    for i, (layer, c, (state_mask, output_mask)) in enumerate(
-        zip(layers, carry, masks, strict=True)
-    ):
+    for i, (layer, c, mask) in enumerate(zip(layers, carry, masks, strict=True)):
         if i and not isinstance(x, Lookup):
             x = x.astype(hidden(c).dtype)  # layers can have different dtypes
         initial_of = None if initial is None or reset is None else initial[i]
-        steps = Steps(x, state_mask.keep, reset, real)
-        constants = Constants(initial_of, state_mask.scale)
+        steps = Steps(x, mask.state.keep, reset, real, mask.zoneout.keep)
+        scale = mask.state.scale if mask.product.keep is None else mask.product.scale
+        constants = Constants(initial_of, scale, mask.product.keep)
         outputs, c = unroll_layer(
             layer, c, steps, constants, implementation, reverse, return_carries
         )
-        x = apply_mask(hidden(outputs), *output_mask)
+        x = apply_mask(hidden(outputs), *mask.output)
         ends.append(c)
         each.append(outputs)
     return _looked_up(x), tuple(ends), tuple(each) if return_carries else None
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def run_in_segments(
+    implementation: str,
+    reverse: bool,
+    return_carries: bool,
+    layers: Sequence[CellParams],
+    x: Float[Array, "T B E"],
+    carry: Sequence[Carry],
+    dropout: Dropout | None,
+    reset: Bool[Array, "T B"] | None = None,
+    initial: Sequence[Carry] | None = None,
+    real: Bool[Array, "T B"] | None = None,
+) -> tuple[Array, tuple[Carry, ...], tuple | None]:
+    """Compute `run_stack` `in_segments`, each of which also draws its masks anew."""
+    layers, x, carry, reset, initial, real = vary_alike((layers, x, carry, reset, initial, real))
+    T, B = x.shape[:2]
+
+    def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
+        steps, x, reset, real = of_segment
+        masks = dropout_masks(layers, at_step(dropout, steps[0]), B, len(steps))
+        options = implementation, reverse, return_carries
+        y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
+        return carry, (y, carries)
+
+    of_steps = jnp.arange(T), x, reset, real
+    ends, (y, carries) = in_segments(segment, tuple(carry), of_steps, reverse)
+    return y, ends, carries
+
+
+def in_segments(
+    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Apply `run`, as `in_blocks`, to segments of √T steps, and keep no more than their carries.
+
+    What the gradient needs of a segment is computed anew when its turn comes (Chen et al. 2016,
+    arXiv 1604.06174): the memory of 2√T steps instead of T, and one more forward pass.
+    """
+    T = jax.tree.leaves(inputs)[0].shape[0]
+    again = jax.checkpoint(run, prevent_cse=False)  # within a scan, nothing is merged
+    length = nearest_divisor(T, math.isqrt(T)) or math.isqrt(T)
+    whole = T - T % length
+    most = jax.tree.map(lambda a: a[:whole], inputs)
+    if whole == T:
+        return in_blocks(again, carry, most, length, reverse)
+    rest = jax.tree.map(lambda a: a[whole:], inputs)
+    if reverse:
+        carry, last = again(carry, rest)
+        carry, first = in_blocks(again, carry, most, length, reverse)
+    else:
+        carry, first = in_blocks(again, carry, most, length)
+        carry, last = again(carry, rest)
+    return carry, jax.tree.map(lambda *h: jnp.concatenate(h), first, last)
 
 
 def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Size
+from jaxgru.cells.base import Size, apply_mask
 from jaxgru.cells.products import contract, dot
 
 
@@ -51,6 +51,27 @@ class Layout(NamedTuple):
             return jnp.where(flag.reshape(*flag.shape, *[1] * (x.ndim - flag.ndim)), x, y)
 
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
+
+    def masked(
+        self, keep: Bool[Array, "..."] | None, scale: Array | None, gradient: bool = False
+    ) -> Layout:
+        """Return the layout whose products take h without the units that dropout drops.
+
+        Args:
+          keep: (B, H) in this layout; None: all. What has another shape is not h.
+          gradient: the products are with U transposed: of these, the result is masked.
+        """
+        if keep is None:
+            return self
+
+        def drop(h: Array) -> Array:
+            if h.shape[-2:] != keep.shape:
+                return h
+            return apply_mask(h, jax.lax.broadcast_to_rank(keep, h.ndim), scale)
+
+        if gradient:
+            return self._replace(times=lambda U, d: drop(self.times(U, d)))
+        return self._replace(times=lambda U, h: self.times(U, drop(h)))
 
 
 def _columns_dot(U: Float[Array, "GH H"], h: Float[Array, "H B"]) -> Float[Array, "GH B"]:

@@ -22,6 +22,7 @@ from jaxgru.cells.base import (
     apply_mask,
     besides_hidden,
     hidden,
+    mixed,
     with_hidden,
 )
 from jaxgru.layers.layout import IN_ROWS, Layout, is_small, training_layout
@@ -33,17 +34,21 @@ def advance(
     carry: Any,
     now: Steps,
     constants: Constants,
-) -> tuple[Any, Any]:
-    """Compute one step with its reset, dropout and padding.
+) -> tuple[Any, Any, Any]:
+    """Compute one step with its reset, dropout, zoneout and padding.
 
     Args:
       equations: (carry, x) → the next carry, and what to save.
       now: the step, without the axis T.
+
+    Returns:
+      The next carry; what it is without zoneout and padding; and what the equations save.
     """
     start = carry if now.reset is None else layout.choose(~now.reset, carry, constants.initial)
-    after, saved = equations(start, now.x)
-    after = with_hidden(after, apply_mask(hidden(after), now.keep, constants.scale))
-    return after if now.real is None else layout.choose(now.real, after, carry), saved
+    new, saved = equations(start, now.x)
+    new = with_hidden(new, apply_mask(hidden(new), now.keep, constants.scale))
+    after = new if now.update is None else jax.tree.map(mixed, now.update, new, start)
+    return after if now.real is None else layout.choose(now.real, after, start), new, saved
 
 
 def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
@@ -106,41 +111,48 @@ def _forward(recurrence, reverse, return_carries, U, carry, steps, constants):
 def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constants, save=False):
     """Return the output of every step and the last carry, in rows; and what the gradient needs.
 
-    The latter is in the layout: the carry after every step, without h, and what the steps save.
+    The latter is in the layout: the carry after every step, without h, and before zoneout if there
+    is any; and what the steps save.
     """
     H = hidden(carry).shape[-1]
     turned = partial(jax.tree.map, layout.turn)
     U, carry = turned((U, carry))
-    steps = steps._replace(keep=turned(steps.keep))
-    constants = constants._replace(initial=turned(constants.initial))
+    steps = steps._replace(keep=turned(steps.keep), update=turned(steps.update))
+    constants = Constants(turned(constants.initial), constants.scale, turned(constants.keep))
+    masked = layout.masked(constants.keep, constants.scale)
 
     def equations(carry, parts):
         gates = [gate for part in parts for gate in layout.gates(layout.turn(part), H)]
-        return recurrence.step(layout, U, carry, gates)
+        return recurrence.step(masked, U, carry, gates)
 
     def step(carry, now):
-        carry, saved = advance(layout, equations, carry, now, constants)
+        carry, new, saved = advance(layout, equations, carry, now, constants)
         outputs = turned(carry if return_carries else hidden(carry))
-        return carry, (outputs, (besides_hidden(carry), saved) if save else None)
+        others = besides_hidden(carry), None if now.update is None else besides_hidden(new)
+        return carry, (outputs, (*others, saved) if save else None)
 
     last, (outputs, saved) = jax.lax.scan(step, carry, steps, reverse=reverse)
     return outputs, turned(last), saved
 
 
 def _backward(recurrence, reverse, return_carries, residuals, cotangents):
-    U, first, h, (others, saved), steps, constants = residuals
+    U, first, h, (others, new_others, saved), steps, constants = residuals
     layout = training_layout(*h.shape[1:])
     turned = partial(jax.tree.map, layout.turn)
     d_outputs, d_last = turned(cotangents)
     transposed_U = turned(jax.tree.map(jnp.transpose, U))
-    first, initial, keep = turned((first, constants.initial, steps.keep))
-    steps = steps._replace(keep=keep)
+    first, initial, keep, update = turned((first, constants.initial, steps.keep, steps.update))
+    steps = steps._replace(keep=keep, update=update)
+    kept_units = turned(constants.keep), constants.scale
+    masked, masked_gradient = layout.masked(*kept_units), layout.masked(*kept_units, gradient=True)
 
     after = with_hidden(first, layout.turn(h), others)
     before = jax.tree.map(partial(before_each, reverse=reverse), first, after)
     if steps.reset is not None:
         before = layout.choose(~steps.reset, before, initial)
-    factors_of, sources = partial(recurrence.factors, layout), (before, after, saved)
+    if new_others is not None:
+        after = with_hidden(after, hidden(after), new_others)
+    factors_of, sources = partial(recurrence.factors, masked), (before, after, saved)
     if is_small(*h.shape[1:]):
         factors_of, sources = lambda *factors: factors, factors_of(*sources)
 
@@ -151,20 +163,29 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
         else:
             d_carry = with_hidden(d_carry, hidden(d_carry) + d_output)
         d_after = d_carry if now.real is None else layout.choose(now.real, d_carry)
+        d_old = None
+        if now.update is not None:
+            d_old = jax.tree.map(lambda u, d: mixed(u, jnp.zeros_like(d), d), now.update, d_after)
+            d_after = jax.tree.map(lambda u, d: mixed(u, d, 0), now.update, d_after)
         d_after = with_hidden(d_after, apply_mask(hidden(d_after), now.keep, constants.scale))
         factors = factors_of(*sources)
-        d_before, kept = recurrence.step_gradient(layout, transposed_U, d_after, factors)
+        d_before, kept = recurrence.step_gradient(masked_gradient, transposed_U, d_after, factors)
+        if d_old is not None:
+            d_before = jax.tree.map(jnp.add, d_before, d_old)
+        if now.real is not None:
+            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~now.real, d_carry))
         if now.reset is not None:
             if d_initial is not None:
                 d_initial = jax.tree.map(jnp.add, d_initial, layout.choose(now.reset, d_before))
             d_before = layout.choose(~now.reset, d_before)
-        if now.real is not None:
-            d_before = jax.tree.map(jnp.add, d_before, layout.choose(~now.real, d_carry))
         return (d_before, d_initial), kept
 
     start = d_last, jax.tree.map(jnp.zeros_like, initial)
     gradients, kept = jax.lax.scan(step, start, (d_outputs, sources, steps), reverse=not reverse)
     d_carry, d_initial = turned(gradients)
+    if constants.keep is not None:  # what has entered the products
+        h_masked = apply_mask(hidden(before), kept_units[0][None], constants.scale)
+        before = with_hidden(before, h_masked)
     dU, da = recurrence.gradients(IN_ROWS, U, *turned((before, after, saved, kept)))
     return dU, d_carry, Steps(da), Constants(d_initial)
 

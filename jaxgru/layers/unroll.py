@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
@@ -20,19 +20,22 @@ from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,
     as_carry,
+    as_flags,
     as_initial,
     as_input,
     as_jax,
-    as_reset,
     as_stack,
     carry_like,
     check_layer,
+    check_order,
+    in_reading_order,
     real_steps,
 )
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout, dropout_masks, of_layer
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
+    run_in_segments,
     run_stack,
     sharded_by_xla,
 )
@@ -40,16 +43,18 @@ from jaxgru.layers.implementations import (
 
 def unroll(
     layers: CellParams | Sequence[CellParams],
-    x: Float[AnyArray, "B T F"],
+    x: Float[AnyArray, "*B T F"],
     carry: Any = None,
     *,
-    reset: Bool[AnyArray, "B T"] | None = None,
-    lengths: Integer[AnyArray, "rows"] | None = None,
+    reset: Shaped[AnyArray, "*B T"] | None = None,
+    lengths: Integer[AnyArray, "*rows"] | None = None,
+    mask: Shaped[AnyArray, "*B T"] | None = None,
     initial: Any = None,
     reverse: bool = False,
     time_major: bool = False,
     return_carries: bool = False,
     dropout: Dropout | None = None,
+    remat: bool = False,
     implementation: str = "auto",
 ) -> tuple[Any, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
@@ -60,23 +65,32 @@ def unroll(
     Args:
       layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the
         input of each is then the output of the one below.
-      x: the input, in floating point. It is converted to the dtype of the layer's biases.
+      x: the input, in floating point. It is converted to the dtype of the layer's biases. One
+        sequence may come as (T, F); then neither the results nor any other argument has the axis B.
       carry: the state before the first step, as returned here or by `initial_carry`: for one layer
         h (B, H), or (h, c) for an LSTM, returned with these names; for a list of layers a tuple of
         these. None: `initial`.
-      reset: where True, the carry is set to `initial` BEFORE that step: a new episode begins. Steps
-        are read backward with `reverse`, so True must then stand at the LAST step of an episode. If
-        `starts` (B, T) is True where an episode begins, these are
-        `jnp.pad(starts[:, 1:], ((0, 0), (0, 1)))`, also with `lengths`.
+      reset: True at the first step of an episode, in time. No state crosses from one episode to
+        another; each begins with `initial`. So the carry is set to `initial` BEFORE that step or,
+        with `reverse`, AFTER it, before the step at t − 1. The carry returned by `reverse` is the
+        one after reading step 0, whether or not that step begins an episode; if the steps before
+        it are read next and it does, start them with `initial`. Numbers that are 0 or 1 are
+        taken for bool if their values are known, so not within `jit`.
       lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
-        the carry stays that of the last real step, and no gradient comes from them.
+        the carry stays that of the last real step, and no gradient comes from them; their resets
+        do not count.
+      mask: in place of lengths, if padding stands anywhere: True at real steps, False at padding. A
+        reset at a padded step counts: the next real step begins an episode. Without `reverse`, the
+        carry returned is then `initial` if no real step follows.
       initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
         have the same. It gets its gradient, so it can be learned. None: zeros.
-      reverse: read from the last real step to the first. Padding stays at the end. See `reset`.
-      time_major: x and the output are (T, B, ...), and so is `reset`.
+      reverse: read from the last real step to the first. Padding stays where it is.
+      time_major: x and the output are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
-      dropout: in training. The mask inside the recurrence is drawn per layer and step.
+      dropout: in training.
+      remat: for the gradient, keep only the carries between about √T segments of the sequence, and
+        compute a segment anew when its turn comes: less memory, one more forward pass.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -85,47 +99,69 @@ def unroll(
 
     Raises:
       ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
-        length is not in 0 … T, if the lengths are known (traced ones act as if within it); the
-        implementation or the dropout is unknown.
+        length is not in 0 … T, if the lengths are known (traced ones act as if within it); there
+        are lengths and a mask; the implementation or the dropout is unknown.
       TypeError: in forward mode, without the implementation "autodiff".
     """
     stack, one = as_stack("layers", layers)
-    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries)
+    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries, remat=remat)
     check_implementation(implementation)
+    check_order(stack, one, x, carry)
     x = as_input(x)
-    T, B, features = x.shape if time_major else (x.shape[1], x.shape[0], x.shape[2])
+    alone = x.ndim == 2
+    T, *batch = x.shape[:-1] if time_major or alone else x.shape[1::-1]
+    B, features = (batch or [1])[0], x.shape[-1]
     if T == 0:
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
+    if remat and is_symbolic_dim(T):
+        raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
     for i, layer in enumerate(stack):
         features = check_layer(layer, features, i)
     like = carry_like(stack, B)
     if carry is not None:
-        carry = as_carry(carry, like, one)
+        carry = as_carry(carry, like, one, alone)
     if initial is not None:
         initial = as_initial(initial, like, one, carry)
     if carry is None:
         carry = initial_carry(stack, B) if initial is None else initial
+    if lengths is not None and mask is not None:
+        raise ValueError("there are lengths and a mask; one of them says which steps are padding.")
     if reset is not None:
-        reset = as_reset(reset, (T, B) if time_major else (B, T))
-    real = None if lengths is None else real_steps(lengths, T, B)
-    if not time_major:
-        x, reset = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset))
+        reset = as_flags("reset", reset, x.shape[:-1])
+    if mask is not None:
+        mask = as_flags("mask", mask, x.shape[:-1])
+    real = None if lengths is None else real_steps(lengths, T, tuple(batch))
+    if alone:
+        x, reset, mask = jax.tree.map(lambda a: jnp.expand_dims(a, 1), (x, reset, mask))
+    elif not time_major:
+        x, reset, mask = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset, mask))
     x = jnp.asarray(x, jax.tree.leaves(like)[0].dtype)
+    if real is None:
+        real = mask
+    elif reset is not None:
+        reset = reset & real
     if real is not None:
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
 
-    def run(layers: Any, x: Array, carry: Any, dropout: Dropout | None, *of_steps: Any) -> tuple:
+    def run(layers: Any, x: Array, carry: Any, dropout: Dropout | None, *flags: Any) -> tuple:
+        reset, initial, real, mask = flags
+        if reverse and reset is not None:
+            reset = in_reading_order(reset, mask)
+        options = implementation, reverse, return_carries
         masks = dropout_masks(layers, dropout, B, T)
-        return run_stack(
-            implementation, reverse, return_carries, layers, x, carry, masks, *of_steps
-        )
+        if remat:
+            return run_in_segments(*options, layers, x, carry, dropout, reset, initial, real)
+        return run_stack(*options, layers, x, carry, masks, reset, initial, real)
 
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
     with forward_mode_explained():
-        y, carry, carries = run(stack, x, carry, dropout, reset, initial, real)
+        y, carry, carries = run(stack, x, carry, dropout, reset, initial, real, mask)
     if real is not None:
         y = jnp.where(real[..., None], y, 0)
-    if not time_major:
+    if alone:
+        y, carries = jax.tree.map(lambda h: h[:, 0], (y, carries))
+        carry = jax.tree.map(lambda h: h[0], carry)
+    elif not time_major:
         y, carries = jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), (y, carries))
     carry, carries = (carry[0], carries and carries[0]) if one else (carry, carries)
     return (y, carry, carries) if return_carries else (y, carry)
@@ -134,79 +170,122 @@ def unroll(
 def bidirectional(
     forward: CellParams | Sequence[CellParams],
     backward: CellParams | Sequence[CellParams],
-    x: Float[AnyArray, "B T F"],
+    x: Float[AnyArray, "*B T F"],
     carry: Any = None,
     *,
-    lengths: Integer[AnyArray, "rows"] | None = None,
+    reset: Shaped[AnyArray, "*B T"] | None = None,
+    lengths: Integer[AnyArray, "*rows"] | None = None,
+    mask: Shaped[AnyArray, "*B T"] | None = None,
+    initial: Any = None,
     time_major: bool = False,
+    return_carries: bool = False,
+    dropout: Dropout | None = None,
+    remat: bool = False,
     implementation: str = "auto",
-) -> tuple[Array, Any]:
+) -> tuple[Any, ...]:
     """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
 
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
-    For resets, dropout or the carry of every step, call `unroll` in each direction; the resets of
-    the backward direction are shifted, see `reset` of `unroll`.
 
     Args:
       forward: a layer, or a list of layers, that reads from the first step to the last.
       backward: a layer, or a list of as many layers, that reads from the last step to the first.
-      x: as for `unroll`, and so are `lengths`, `time_major` and `implementation`.
+      x: as for `unroll`, and so are `reset`, `lengths`, `mask`, `time_major`, `implementation`.
+      remat: as for `unroll`, in each layer and direction.
       carry: a pair, of the forward and of the backward layers, each as for `unroll`.
+      initial: what a reset sets, and the carry where it is None: a pair, each as for `unroll`.
+      return_carries: also return the carries after every step, as a pair.
+      dropout: as for `unroll`; each direction has masks of its own.
 
     Returns:
       y (B, T, H + H), forward outputs first, and the pair of carries after the last steps. The last
-      step of the backward layers is the one that reads the first input.
+      step of the backward layers is the one that reads the first input. With `return_carries`,
+      (y, carry, carries).
 
     Raises:
-      ValueError: as `unroll`; the lists have different lengths; or the carry is no pair.
+      ValueError: as `unroll`; the lists have different lengths; or the carry or `initial` is no
+        pair.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
-    if len(ahead) != len(back):
+    stacks, ones, L = (ahead, back), (one_ahead, one_back), len(ahead)
+    if L != len(back):
         raise ValueError(
-            f"there are {len(ahead)} forward and {len(back)} backward layers; the numbers must be "
-            "equal."
+            f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
-    check_flags(time_major=time_major)
+    check_flags(time_major=time_major, return_carries=return_carries)
     y = as_jax("x", as_input(x))
-    (B, features), size = (y.shape[1 if time_major else 0], y.shape[2]), len(ahead)
-    carries: list[Any] = [(None,) * size, (None,) * size]
-    if carry is not None:
-        if not isinstance(carry, list | tuple) or len(carry) != 2:
-            raise ValueError("carry must be a pair: of the forward and of the backward layers.")
-        for i, (layers, one) in enumerate(((ahead, one_ahead), (back, one_back))):
-            if carry[i] is not None:
-                carries[i] = as_carry(carry[i], carry_like(layers, B), one)
-    options: dict[str, Any] = dict(
-        lengths=lengths, time_major=time_major, implementation=implementation
+    alone, features = y.ndim == 2, y.shape[-1]
+    B = 1 if alone else y.shape[1 if time_major else 0]
+    options: list[list[dict[str, Any]]] = []  # of each direction, for each layer
+    for d, (layers, one) in enumerate(zip(stacks, ones, strict=True)):
+        like, part = carry_like(layers, B), _part_of_pair(carry, d, "carry")
+        start: Any = None if part is None else as_carry(part, like, one, alone)
+        if (part := _part_of_pair(initial, d, "initial")) is not None:
+            part = as_initial(part, like, one, start)
+        if alone:
+            start, part = jax.tree.map(lambda leaf: leaf[0], (start, part))
+        options.append(
+            [
+                dict(
+                    carry=start and start[i],
+                    initial=part and part[i],
+                    dropout=of_layer(dropout, d, i, L),
+                    reverse=bool(d),
+                )
+                for i in range(L)
+            ]
+        )
+    both: dict[str, Any] = dict(
+        reset=reset,
+        lengths=lengths,
+        mask=mask,
+        time_major=time_major,
+        return_carries=return_carries,
+        remat=remat,
+        implementation=implementation,
     )
-    ends = []
-    for i, (f, b) in enumerate(zip(ahead, back, strict=True)):
-        features = check_layer(f, features, i) + check_layer(b, features, i)
-        y_ahead, end = unroll(f, y, carries[0][i], **options)
-        y_back, back_end = unroll(b, y, carries[1][i], reverse=True, **options)
-        y = jnp.concatenate([y_ahead, y_back], axis=-1)
-        ends.append((end, back_end))
-    ahead_ends, back_ends = zip(*ends, strict=True)
-    return y, (ahead_ends[0] if one_ahead else ahead_ends, back_ends[0] if one_back else back_ends)
+    results: list[list[tuple]] = []  # of each layer, in each direction
+    for i, layers in enumerate(zip(ahead, back, strict=True)):
+        features = sum(check_layer(layer, features, i) for layer in layers)
+        results.append(
+            [unroll(layer, y, **options[d][i], **both) for d, layer in enumerate(layers)]
+        )
+        y = jnp.concatenate([result[0] for result in results[-1]], axis=-1)
+    # Of each direction, for each layer: the carry and, with return_carries, those of every step
+    ends = [
+        [tuple(result[d][k] for result in results) for d in (0, 1)]
+        for k in range(1, 2 + return_carries)
+    ]
+    pairs = [tuple(e[0] if one else e for e, one in zip(pair, ones, strict=True)) for pair in ends]
+    return (y, *pairs)
+
+
+def _part_of_pair(pair: Any, direction: int, name: str) -> Any:
+    """Return a direction's part of what is None or a pair."""
+    if pair is None:
+        return None
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise ValueError(f"{name} must be a pair: of the forward and of the backward layers.")
+    return pair[direction]
 
 
 def step(
     layers: CellParams | Sequence[CellParams],
-    x: Float[AnyArray, "B F"],
+    x: Float[AnyArray, "*B F"],
     carry: Any,
     *,
-    reset: Bool[AnyArray, "B"] | None = None,
+    reset: Shaped[AnyArray, "*B"] | None = None,
     initial: Any = None,
     implementation: str = "scan",
-) -> tuple[Float[Array, "B H"], Any]:
+) -> tuple[Float[Array, "*B H"], Any]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
 
     It equals `unroll` up to rounding.
 
     Args:
       layers: as for `unroll`, and so are `carry` and `initial`.
-      x: the input (B, F) of this step.
+      x: the input (B, F) of this step, or (F,) of one sequence.
       reset: where True, the carry is set to `initial` before the step.
       implementation: one of `IMPLEMENTATIONS`; "autodiff" for forward mode.
 
@@ -219,10 +298,14 @@ def step(
     """
     if carry is None:
         raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")
+    check_order(*as_stack("layers", layers), x, carry)
     x = as_array("x", x)
-    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F).")
-    flags = None if reset is None else as_reset(reset, x.shape[:1])[None]
+    if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
+            "sequence."
+        )
+    flags = None if reset is None else as_flags("reset", reset, x.shape[:-1])[None]
     options: dict[str, Any] = dict(
         reset=flags, initial=initial, time_major=True, implementation=implementation
     )

@@ -40,6 +40,7 @@ from jaxgru.cells.base import (
     vary_alike,
 )
 from jaxgru.cells.products import Lookup, product
+from jaxgru.layers.dropout import LayerMasks
 from jaxgru.layers.over_time import over_time
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
@@ -71,7 +72,7 @@ def unroll_stack(
     layers: Sequence[RecurrentLayer],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers that `supports` accepts."""
     L, recurrence = len(layers), layers[0].recurrence
@@ -90,8 +91,8 @@ def unroll_stack(
         kept = [waves(mask.keep, i) for i, mask in enumerate(masks) if mask.keep is not None]
         return jnp.stack(kept, axis=1) if kept else None
 
-    state_masks, output_masks = zip(*masks, strict=True)
-    scales = [mask.scale for pair in masks for mask in pair if mask.scale is not None]
+    state_masks, output_masks = [m.state for m in masks], [m.output for m in masks]
+    scales = [m.scale for m in (*state_masks, *output_masks) if m.scale is not None]
     scale = scales[0] if scales else None
     run = jax.vmap(
         lambda U, carry, steps: over_time(recurrence, U, carry, steps, Constants(scale=scale))

@@ -21,7 +21,8 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array
+from jaxgru.layers.arguments import as_array, is_pair
+from jaxgru.layers.unroll import bidirectional, unroll
 from jaxgru.libraries import InteropError
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
@@ -81,6 +82,39 @@ def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
     )
 
 
+def in_directions(
+    layers: Any, backward: Any = None
+) -> tuple[tuple[CellParams, ...], tuple[CellParams, ...] | None]:
+    """Return the layers that read forward and those that read backward; None: one direction.
+
+    Args:
+      layers: one layer, or a list of them: a stack; or a pair of lists, for `bidirectional`.
+      backward: the layers of the backward direction, if they are given apart.
+
+    Raises:
+      InteropError: there is no layer, or the numbers differ.
+    """
+    if backward is None and is_pair(layers):
+        layers, backward = layers
+    several = lambda part: tuple(part) if isinstance(part, Sequence) else (part,)
+    ahead, back = several(layers), None if backward is None else several(backward)
+    if not ahead:
+        raise InteropError("there is no layer to convert.")
+    if back is not None and len(ahead) != len(back):
+        raise InteropError(
+            f"there are {len(ahead)} forward and {len(back)} backward layers; the numbers must be "
+            "equal."
+        )
+    return ahead, back
+
+
+def run_layers(layers: Any, x: Any, carry: Any = None, **options: Any) -> Any:
+    """Run what a module `Layer` holds: `bidirectional` for a pair of lists, else `unroll`."""
+    if is_pair(layers):
+        return bidirectional(layers[0], layers[1], x, carry, **options)
+    return unroll(layers, x, carry, **options)
+
+
 def dtype_of_biases(layer: CellParams) -> jnp.dtype:
     """Return the dtype of a layer's biases, and so of its state."""
     return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype
@@ -113,7 +147,7 @@ def single_bias(p: GRUParams) -> GRUParams:
     return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
 
 
-def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
+def without_inner_bias(p: GRUParams, theirs: str, hint: str = "") -> GRUParams:
     """Return the GRU without cn.
 
     Raises:
@@ -127,7 +161,7 @@ def without_inner_bias(p: GRUParams, theirs: str) -> GRUParams:
     if p.cn is not None and jnp.any(p.cn != 0):
         raise InteropError(
             f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be "
-            "converted."
+            f"converted{hint}."
         )
     return dataclasses.replace(p, cn=None)
 

@@ -47,7 +47,8 @@ def dynamic_unroll(
     Args:
       core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one.
       input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore a pair of it and
-        `should_reset` (T, B), where True sets the state to zeros before that step.
+        `should_reset` (T, B), where True sets the state to zeros before that step is read, as in
+        Haiku also with `reverse`.
       initial_state: before the first step, as from `core.initial_state`.
       time_major: if False, inputs and results have the batch before the time.
       reverse: read from the last step to the first.
@@ -74,6 +75,8 @@ def dynamic_unroll(
         inputs = jnp.expand_dims(inputs, 1)
         resets = None if resets is None else resets.reshape(inputs.shape[:2])
         state = jax.tree.map(lambda s: s[None], state)
+    if resets is not None and reverse:
+        resets, state = _in_time(jnp.asarray(resets, bool), state, 0 if time_major else 1)
     _reserve_keys()
 
     def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
@@ -131,6 +134,17 @@ def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Ar
     if resets is not None:
         resets = common.reshaped("should_reset", resets, inputs.shape[:-1])
     return own, inputs, resets
+
+
+def _in_time(resets: Array, state: Any, axis: int) -> tuple[Array, Any]:
+    """Return the resets before steps that are read backward as `jaxgru.unroll` takes them.
+
+    To reset before step t − 1 is to begin an episode at step t. Nothing is read before the last
+    step, so a reset there sets the state itself.
+    """
+    last = jax.lax.index_in_dim(resets, -1, axis, keepdims=False)[:, None]
+    state = jax.tree.map(lambda s: jnp.where(last, 0, s), state)
+    return jnp.roll(resets, 1, axis), state
 
 
 class _Scope(hk.Module):

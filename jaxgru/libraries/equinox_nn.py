@@ -16,7 +16,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
@@ -32,9 +32,11 @@ def unroll(
     state: Any = None,
     *,
     reset: Bool[AnyArray, "... T"] | None = None,
+    lengths: Integer[AnyArray, "..."] | None = None,
     reverse: bool = False,
+    return_states: bool = False,
     implementation: str = "auto",
-) -> tuple[Any, Float[Array, "... T H"]]:
+) -> tuple[Any, ...]:
     """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
 
     For one sequence, as `jax.lax.scan(lambda s, x: (s := cell(x, s), s), state, xs)`. A batch is
@@ -44,12 +46,17 @@ def unroll(
       cell: with its own arrays, so that it is trained as it is.
       xs: (T, F), or with batch axes before.
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
-      reset: (..., T); where True, the state is set to zeros before that step.
+      reset: (..., T); True at the first step of an episode, in time: the state is set to zeros
+        before that step or, with `reverse`, after it.
+      lengths: (...), the number of steps of each sequence; those after it are padding, as for
+        `jaxgru.unroll`.
       reverse: read from the last step to the first.
+      return_states: also return the state after every step, of an LSTM h and c.
       implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
-      The state after the last step, and h of every step (..., T, H).
+      The state after the last step, and h of every step (..., T, H). With `return_states`, also the
+      state after every step, in the form of `state`, with the axis of the steps.
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
@@ -66,17 +73,37 @@ def unroll(
             "the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H)
         )
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
-    ys, state = unroll_layers(
+    ys, *states = unroll_layers(
         common.cast(layer, dtype, dtype),
         xs.reshape(B, T, F),
         jax.tree.map(lambda leaf: leaf.astype(dtype), state),
         reset=None if reset is None else common.reshaped("reset", reset, (*batch, T), (B, T)),
+        lengths=None if lengths is None else common.reshaped("lengths", lengths, (*batch,), (B,)),
         reverse=reverse,
+        return_carries=return_states,
         implementation=implementation,
     )
-    state = jax.tree.map(lambda leaf: leaf.reshape(*batch, H), state)
-    state = tuple(state) if isinstance(state, tuple) else state  # without names, as Equinox's
-    return state, ys.reshape(*batch, T, H)
+    states = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), states)
+    # without names, as Equinox's
+    state, *each = [tuple(part) if isinstance(part, tuple) else part for part in states]
+    return state, ys.reshape(*batch, T, H), *each
+
+
+class Layer(eqx.Module):
+    """jaxgru layers of any kind as an Equinox module.
+
+    Attributes:
+      layers: one layer's parameters, a list of layers, or a pair of lists, for two directions.
+    """
+
+    layers: Any
+
+    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+        """Run over a batch of sequences, with the arguments and results of `jaxgru.unroll`.
+
+        Of a pair, of `jaxgru.bidirectional`.
+        """
+        return common.run_layers(self.layers, x, carry, **options)
 
 
 def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:

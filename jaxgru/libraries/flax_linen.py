@@ -55,8 +55,9 @@ class RNN(nn.RNN):
         Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
-          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
-            cell's initial carry before that step.
+          reset: (*batch, T) or, if time-major, (T, *batch); True at the first step of an episode,
+            in time: the carry is set to the cell's initial carry before that step or, with
+            `reverse`, after it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
@@ -177,6 +178,25 @@ class ScannedRNN(nn.Module):
         """Return the carry before the first step."""
         made = cell(features=hidden_size, parent=None)
         return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+
+
+class Layer(nn.Module):
+    """jaxgru layers of any kind as a linen module, whose parameter `layers` holds their weights.
+
+    Attributes:
+      make: from a key the parameters of one layer, of a list of layers, or of a pair of lists, for
+        two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
+    """
+
+    make: Callable[[Array], Any]
+
+    @nn.compact
+    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+        """Run over a sequence, with the arguments and results of `jaxgru.unroll`.
+
+        Of a pair, of `jaxgru.bidirectional`.
+        """
+        return common.run_layers(self.param("layers", self.make), x, carry, **options)
 
 
 def from_linen(params: Mapping[str, Any]) -> CellParams:

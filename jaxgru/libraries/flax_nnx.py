@@ -10,6 +10,7 @@ state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recur
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from flax import nnx
@@ -19,7 +20,6 @@ from jaxtyping import Bool, Float, Integer
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
 
@@ -63,8 +63,9 @@ class RNN(nnx.RNN):
         Outputs in the padding are not zero, as in `nnx.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
-          reset: (*batch, T) or, if time-major, (T, *batch); where True, the carry is set to the
-            cell's initial carry before that step.
+          reset: (*batch, T) or, if time-major, (T, *batch); True at the first step of an episode,
+            in time: the carry is set to the cell's initial carry before that step or, with
+            `reverse`, after it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
@@ -97,28 +98,33 @@ class RNN(nnx.RNN):
 
 
 class Layer(nnx.Module):
-    """A jaxgru layer of any kind as an nnx module: each weight and bias is an `nnx.Param`.
+    """jaxgru layers of any kind as an nnx module: each weight and bias is an `nnx.Param`.
 
     As `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
     """
 
-    def __init__(self, layer: CellParams) -> None:
-        """Take one layer's parameters, as of `init_gru`, `init_lstm` or `init_rnn`.
+    def __init__(self, layers: CellParams | Sequence[Any]) -> None:
+        """Take one layer's parameters, a list of layers, or a pair of lists, for two directions.
 
         Raises:
-          InteropError: they are several layers.
+          InteropError: there is no layer.
           TypeError: they are of another class.
         """
-        if isinstance(layer, list | tuple):
-            raise InteropError(f"a Layer holds one layer; make one for each of the {len(layer)}.")
-        cell_of(layer)
-        self.params = type(layer)
-        for field in dataclasses.fields(layer):
-            value = getattr(layer, field.name)
+        if isinstance(layers, Sequence):
+            if not layers:
+                raise InteropError("there is no layer; a Layer holds one, a stack or a pair.")
+            self.layers = nnx.List([Layer(layer) for layer in layers])
+            return
+        cell_of(layers)
+        self.params = type(layers)
+        for field in dataclasses.fields(layers):
+            value = getattr(layers, field.name)
             setattr(self, field.name, nnx.Param(value) if hasattr(value, "dtype") else value)
 
-    def layer(self) -> CellParams:
-        """Return the parameters as they are now."""
+    def layer(self) -> Any:
+        """Return the parameters as they are now: one layer, or tuples of them."""
+        if hasattr(self, "layers"):
+            return tuple(layer.layer() for layer in self.layers)
         values = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self.params)
         }
@@ -127,8 +133,11 @@ class Layer(nnx.Module):
         )
 
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run over a sequence: `jaxgru.unroll` of this layer, with its arguments and results."""
-        return unroll(self.layer(), x, carry, **options)
+        """Run over a sequence, with the arguments and results of `jaxgru.unroll`.
+
+        Of a pair, of `jaxgru.bidirectional`.
+        """
+        return common.run_layers(self.layer(), x, carry, **options)
 
 
 def from_nnx(cell: Any) -> CellParams:
@@ -206,7 +215,8 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     match layer:
         case GRUParams():
             common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
-            layer = common.without_inner_bias(common.single_bias(layer), "flax.nnx.GRUCell")
+            hint = "; it runs as it is in jaxgru.libraries.flax_nnx.Layer"
+            layer = common.without_inner_bias(common.single_bias(layer), "flax.nnx.GRUCell", hint)
             p = common.complement_z(layer)
             make, order, bias = nnx.GRUCell, "rzn", "dense_i"
         case LSTMParams():

@@ -6,19 +6,48 @@ which step's carry is returned and how sequences are reversed. `rnn` returns the
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.serialization import from_state_dict, register_serialization_state, to_state_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells import CellParams, LSTMParams, sizes
+from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.errors import a_type
+from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, common
+
+
+def _to_state_dict(layer: Any) -> dict[str, Any]:
+    return {name: to_state_dict(value) for name, value in _arrays(layer).items()}
+
+
+def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
+    arrays = _arrays(layer)
+    if state.keys() != arrays.keys():
+        raise InteropError(
+            f"the state of {a_type(layer)} has {', '.join(sorted(state))}; it must have "
+            f"{', '.join(arrays)}."
+        )
+    read = {name: from_state_dict(value, state[name], name) for name, value in arrays.items()}
+    return dataclasses.replace(layer, **read)
+
+
+def _arrays(layer: Any) -> dict[str, Any]:
+    """Return the fields that are not part of the structure, as a GRU's `reset_gate` is."""
+    fields = dataclasses.fields(layer)
+    return {f.name: getattr(layer, f.name) for f in fields if not f.metadata.get("static")}
+
+
+for _cell in CELLS.values():  # once this or another module of Flax's is imported
+    register_serialization_state(_cell.params, _to_state_dict, _from_state_dict, override=True)
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
@@ -68,7 +97,8 @@ def rnn(
       inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
       carry: before the first step: (*batch, H), or a pair (c, h) of these.
       dtype: of the products, as a cell's `dtype`; None: that of inputs and parameters.
-      reset: (*batch, T) or (T, *batch); where True, the carry is set to `initial` before the step.
+      reset: (*batch, T) or (T, *batch); True at the first step of an episode: as for
+        `jaxgru.unroll`.
       initial: in the form of the carry; None: zeros.
       lengths: (*batch); the carry returned is then that after this number of steps.
       reverse: read from the last real step to the first.
@@ -103,8 +133,12 @@ def rnn(
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
-        x = _flip(x, axis, lengths)
-        reset = None if reset is None else _flip(reset, axis, lengths)
+        x = _flip(x, axis, lengths, implementation)
+        if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
+            reset = as_flags("reset", reset, steps)
+            real = real_steps(lengths, steps[axis], (B,))
+            ends = in_reading_order((reset.T if axis else reset) & real)
+            reset = _flip(ends.T if axis else ends, axis, lengths, implementation)
     y, carry, *carries = unroll(
         common.cast(layer, products, states),
         x,
@@ -119,7 +153,7 @@ def rnn(
     if return_carry and lengths is not None:
         carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
-        y = _flip(y, axis, lengths)
+        y = _flip(y, axis, lengths, implementation)
     y = y.reshape(*leading, H)
     if not return_carry:
         return y
@@ -139,11 +173,31 @@ def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
     return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
 
 
-def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None) -> Array:
+def _flip(
+    x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None, implementation: str
+) -> Array:
     """Reverse the real steps; the padding stays at the end, and is reversed, too."""
     if lengths is None:
         return jnp.flip(x, axis)
     T = x.shape[axis]
     order = (jnp.arange(T)[::-1][None] + lengths[:, None]) % T
     order = order if axis else order.T
-    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis)
+    order = order.reshape(*order.shape, *[1] * (x.ndim - 2))
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    reorder = _reorder if floating and implementation != "autodiff" else _take
+    return reorder(axis, jnp.asarray(x), order)
+
+
+def _take(axis: int, x: Array, order: Array) -> Array:
+    return jnp.take_along_axis(x, order, axis)
+
+
+_reorder = jax.custom_vjp(_take, nondiff_argnums=(0,))
+"""`_take` in an order that undoes itself: its gradient is then the same.
+
+JAX's own would add up step by step, for half as long as the layer runs.
+"""
+_reorder.defvjp(
+    lambda axis, x, order: (_take(axis, x, order), order),
+    lambda axis, order, dy: (_reorder(axis, dy, order), None),
+)

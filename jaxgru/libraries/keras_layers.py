@@ -14,13 +14,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name == "keras":
+        raise InteropError("Keras is needed but not installed: pip install keras.") from error
+    raise InteropError(
+        f"Keras computes with {error.name}, which is not installed: set KERAS_BACKEND=jax in the "
+        "environment before anything imports Keras."
+    ) from error
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
@@ -31,9 +40,7 @@ CELLS = {
 }
 
 
-def from_keras(
-    layer: Any, weights: Sequence[Any] | None = None
-) -> CellParams | tuple[CellParams, CellParams]:
+def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     """Return the layer with the weights of a GRU, LSTM or SimpleRNN.
 
     Values are copied; those of z change sign. A layer without biases gets zeros. The carry is h, or
@@ -41,18 +48,22 @@ def from_keras(
     so is dropout, which acts in training only.
 
     Args:
-      layer: built, that is, with weights.
+      layer: built, that is, with weights; or a Bidirectional, or a Sequential of such layers.
       weights: in place of `layer.get_weights()`, for `jit` and `grad`.
 
     Returns:
-      The layer's parameters; of a Bidirectional a pair, for `jaxgru.bidirectional`.
+      The layer's parameters; of a Sequential a tuple of these. Of a Bidirectional, or of a
+      Sequential of them, two tuples, forward and backward, for `jaxgru.bidirectional`.
 
     Raises:
       InteropError: the layer is of another class, has no weights yet, or has other activations than
-        tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first; or
-        the weights have other shapes than the layer's, or are neither float32 nor, where JAX has
-        64 bits enabled, float64.
+        tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first;
+        the layers of a Sequential have one direction and two, or go backwards; or the weights have
+        other shapes than the layer's, or are neither float32 nor, where JAX has 64 bits enabled,
+        float64.
     """
+    if type(layer) is keras.Sequential:
+        return _from_sequential(layer, weights)
     if type(layer) is keras.layers.Bidirectional:
         first, second = layer.forward_layer, layer.backward_layer
         if layer.merge_mode != "concat" or first.go_backwards:
@@ -63,11 +74,11 @@ def from_keras(
             )
         weights = list(layer.get_weights() if weights is None else weights)
         ahead = len(first.weights)
-        return from_keras(first, weights[:ahead]), from_keras(second, weights[ahead:])
+        return (from_keras(first, weights[:ahead]),), (from_keras(second, weights[ahead:]),)
     if type(layer) not in CELLS:
         raise InteropError(
-            f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN or "
-            "Bidirectional can."
+            f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional or "
+            "Sequential of these can."
         )
     if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
         raise InteropError(
@@ -110,42 +121,86 @@ def from_keras(
     return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
 
 
-def to_keras(
-    layer: CellParams | tuple[CellParams, CellParams], **options: Any
-) -> keras.layers.Layer:
-    """Return a built GRU, LSTM, SimpleRNN or, for a pair of layers, Bidirectional.
+def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
+    layers = model.layers
+    two = {type(layer) is keras.layers.Bidirectional for layer in layers}
+    if len(two) != 1 or any(getattr(layer, "go_backwards", False) for layer in layers):
+        raise InteropError(
+            f"the {len(layers)} layers of this Sequential must all be of one direction, forward, "
+            "or all Bidirectional: convert them one by one."
+        )
+    given = list(model.get_weights() if weights is None else weights)
+    ends = np.cumsum([0, *(len(layer.weights) for layer in layers)])
+    if len(given) != ends[-1]:
+        raise InteropError(f"there are {len(given)} weights; this Sequential has {ends[-1]}.")
+    stack = tuple(
+        from_keras(layer, given[start:end])
+        for layer, start, end in zip(layers, ends[:-1], ends[1:], strict=True)
+    )
+    if two == {False}:
+        return stack
+    return tuple(tuple(layer for (layer,) in one) for one in zip(*stack, strict=True))
+
+
+def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.Layer:
+    """Return a built GRU, LSTM or SimpleRNN; for two directions, a Bidirectional of these.
+
+    Of several layers it makes a Sequential, in which all but the last return sequences.
 
     It has biases. Of a GRU that resets before the product, cz and cr are added to bz and br; of
     one that resets after it, missing second biases are zeros. `from_keras` returns the other values
     bit for bit.
 
     Args:
-      layer: a layer's parameters, or those of the forward and of the backward layer.
-      options: for the Keras layer, such as `return_sequences=True`, but none that says what it
+      layers: one layer, or the layers of a stack, or of its forward direction; or, as from
+        `from_torch` and `from_keras`, the pair of both directions.
+      backward: the layer, or the layers, of the backward direction; None: there is one direction.
+      options: for each Keras layer, such as `return_sequences=True`, but none that says what it
         computes.
 
     Raises:
-      InteropError: the layers of a pair are not of one kind and size, it is not a layer that Keras
-        has, its weights are neither float32 nor float64 or are not known, as under `jit`, or it
-        determines an option.
+      InteropError: there is no layer; the layers of both directions are not of one kind and size,
+        or not as many; one takes another size than the layer below it gives; it is not a layer that
+        Keras has; its weights are neither float32 nor float64 or are not known, as under `jit`; or
+        the layers determine an option.
     """
-    two = isinstance(layer, tuple)
-    if taken := sorted(options.keys() & (DETERMINED | OF_A_PAIR if two else DETERMINED)):
-        raise InteropError(
-            f"to_keras does not take {', '.join(taken)}: the {'pair' if two else 'layer'} "
-            "determines it."
-        )
-    common.check_known(layer, "a Keras layer")
-    if isinstance(layer, tuple):
-        shapes = [jax.tree.map(jnp.shape, p) for p in map(_as_in_keras, layer)]
-        if len(layer) != 2 or shapes[0] != shapes[1]:
-            raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
-        first, second = (to_keras(p, **options) for p in layer)
-        (E, _), dtype = sizes(layer[0]), common.dtype_of_biases(layer[0])
-        both = keras.layers.Bidirectional(first, dtype=str(dtype))
-        both.build((None, None, E))
-        both.set_weights(first.get_weights() + second.get_weights())
-        return both
+    common.check_known((layers, backward), "a Keras layer")
+    ahead, back = common.in_directions(layers, backward)
+    determined = DETERMINED | (OF_A_PAIR if back else set())
+    depth = len(ahead)
+    determined |= OF_A_STACK if depth > 1 else set()
+    if taken := sorted(options.keys() & determined):
+        what = "stack" if depth > 1 else "pair" if back else "layer"
+        raise InteropError(f"to_keras does not take {', '.join(taken)}: the {what} determines it.")
+    first = features = sizes(_as_in_keras(ahead[0]))[0]
+    made = []
+    for i, p in enumerate(ahead):
+        q = back[i] if back else None
+        (E, _), last = sizes(_as_in_keras(p)), i == depth - 1
+        if features != E:
+            raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
+        inner = options if last else options | {"return_sequences": True}
+        made.append(_bidirectional(p, q, inner) if q else _made(p, inner))
+        features = sizes(p)[1] * (2 if q else 1)
+    if depth == 1:
+        return made[0]
+    model = keras.Sequential(made)
+    model.build((None, None, first))
+    return model
+
+
+def _bidirectional(p: CellParams, q: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
+    shapes = [jax.tree.map(jnp.shape, _as_in_keras(layer)) for layer in (p, q)]
+    if shapes[0] != shapes[1]:
+        raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
+    first, second = _made(p, options), _made(q, options)
+    both = keras.layers.Bidirectional(first, dtype=str(common.dtype_of_biases(p)))
+    both.build((None, None, sizes(p)[0]))
+    both.set_weights(first.get_weights() + second.get_weights())
+    return both
+
+
+def _made(layer: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
     p = _as_in_keras(layer)
     (E, H), dtype = sizes(p), common.dtype_of_biases(p)
     common.check_dtype("the layer's weights", str(dtype))
@@ -170,6 +225,9 @@ DETERMINED = {"activation", "dtype", "recurrent_activation", "reset_after", "uni
 
 OF_A_PAIR = {"backward_layer", "go_backwards", "merge_mode"}
 """Likewise of a Bidirectional, which concatenates as `jaxgru.bidirectional` does."""
+
+OF_A_STACK = {"go_backwards", "name", "return_state"}
+"""Likewise of layers in a Sequential, whose layers pass on one output, in the order of time."""
 
 
 def _as_in_keras(layer: CellParams) -> CellParams:

@@ -11,19 +11,21 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
-from jaxgru.errors import a_type
-from jaxgru.layers.arguments import is_pair
+from jaxgru.errors import a_type, shown
+from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
+GATES = {"gru": 3, "lstm": 4, "rnn": 1}
 
-def from_torch(module: Any) -> Any:
+
+def from_torch(module: Any, *, cell: str | None = None) -> Any:
     """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `jaxgru.unroll`.
 
     A GRU becomes our GRU with the reset after the product. Its z is 1 minus ours, so z's weights
@@ -33,20 +35,30 @@ def from_torch(module: Any) -> Any:
     `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
     module applies between its layers in training.
 
+    Args:
+      module: the module; or a `GRUCell`, `LSTMCell` or `RNNCell`; or the `state_dict` of one of the
+        six, whose values may also be NumPy arrays, as of `safetensors.numpy`. PyTorch is then not
+        needed.
+      cell: of a `state_dict`: "gru", "lstm" or "rnn", which the shapes tell, too. An RNN must be
+        named, because a `state_dict` does not tell its nonlinearity: "rnn" says that it is tanh.
+
     Returns:
-      A tuple of layers. For a bidirectional module, two such tuples, forward and backward, for
-      `jaxgru.bidirectional`.
+      A tuple of layers; of a cell, one layer, for `jaxgru.step`. For a bidirectional module, two
+      such tuples, forward and backward, for `jaxgru.bidirectional`.
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
         or something may change what it computes: hooks, parametrized weights, parameters of its
         own; it has a projection (`proj_size`) or a nonlinearity other than tanh, or is on the
-        device "meta"; or its dtype is neither float32 nor, where JAX has 64 bits enabled, float64.
+        device "meta"; its dtype is neither float32 nor, where JAX has 64 bits enabled, float64; or
+        a `state_dict` has other names or shapes than those of one such module.
     """
-    torch = import_torch()
-    _check_module(torch, module)
-    layers = tuple(_layer(module, *map(_array, weights)) for weights in module.all_weights)
-    return (layers[::2], layers[1::2]) if module.bidirectional else layers
+    if isinstance(module, Mapping):
+        return _layers("the state_dict", module, cell)
+    if cell is not None:
+        raise InteropError(f"cell is {shown(cell)}, which only a state_dict needs: a module tells.")
+    kind = _check_module(import_torch(), module)
+    return _layers(f"this {type(module).__name__}", module.state_dict(), kind)
 
 
 def to_torch(
@@ -71,19 +83,9 @@ def to_torch(
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")
-    if backward is None and is_pair(layers):
-        layers, backward = layers
-    layers = layers if isinstance(layers, Sequence) else [layers]
-    if not layers:
-        raise InteropError("there is no layer to make a module of.")
+    layers, backward = common.in_directions(layers, backward)
     directions = 1 if backward is None else 2
     if backward is not None:
-        backward = backward if isinstance(backward, Sequence) else [backward]
-        if len(layers) != len(backward):
-            raise InteropError(
-                f"there are {len(layers)} forward and {len(backward)} backward layers; the "
-                "numbers must be equal."
-            )
         layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
     kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}
     tensors = [_tensors(layer) for layer in layers]
@@ -114,11 +116,15 @@ def to_torch(
     return module
 
 
-def _check_module(torch: ModuleType, module: Any) -> None:
-    kinds, name = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN), type(module).__name__
+def _check_module(torch: ModuleType, module: Any) -> str:
+    """Return the name of the module's cell. Raises InteropError if it may compute another."""
+    name = type(module).__name__
+    kinds = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN)
+    kinds += (torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell)
     if not isinstance(module, kinds):
         raise InteropError(
-            f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN can."
+            f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN, a cell of these, "
+            "or the state_dict of one can."
         )
     if torch.nn.utils.parametrize.is_parametrized(module):
         names = ", ".join(module.parametrizations)
@@ -130,8 +136,7 @@ def _check_module(torch: ModuleType, module: Any) -> None:
         theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
             f"{a_type(module)} may compute something other than a torch.nn.{theirs}, of which it "
-            f"is a subclass: if it does not, load its state_dict into a torch.nn.{theirs} and "
-            "convert that."
+            "is a subclass: if it does not, convert its state_dict."
         )
     if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
         raise InteropError(
@@ -139,33 +144,85 @@ def _check_module(torch: ModuleType, module: Any) -> None:
             "computes: remove them first; for those of weight_norm, spectral_norm and prune, call "
             "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove."
         )
-    have = {weight: tuple(tensor.shape) for weight, tensor in module.state_dict().items()}
-    known = [weight for layer in module._all_weights for weight in layer]
-    check_shapes(f"this {name}", have, {weight: have.get(weight, ()) for weight in known})
-    if module.proj_size:
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise InteropError("the module is on the device meta, where weights have no values.")
+    if getattr(module, "proj_size", 0):
         raise InteropError(
             f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
         )
-    if any(parameter.is_meta for parameter in module.parameters()):
-        raise InteropError("the module is on the device meta, where weights have no values.")
-    if isinstance(module, torch.nn.RNN) and module.nonlinearity != "tanh":
+    if getattr(module, "nonlinearity", "tanh") != "tanh":
         raise InteropError(
             f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."
         )
+    return name.removesuffix("Cell").lower()
 
 
-def _array(parameter: Any) -> np.ndarray:
-    dtype = str(parameter.dtype).removeprefix("torch.")
+def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
+    """Return the layers with the weights of a module or a cell, by PyTorch's names."""
+    shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
+    first = "" if "weight_ih" in shapes else "_l0"
+    cell, E, H = _kind(where, shapes, first, cell)
+    directions = ("", "_reverse") if "weight_ih_l0_reverse" in shapes else ("",)
+    depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
+    suffixes = [f"_l{i}{d}" for i in range(depth) for d in directions] if first else [""]
+    rows, biases = GATES[cell] * H, ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else ()
+    want = {}
+    for i, suffix in enumerate(suffixes):
+        takes = E if i < len(directions) else H * len(directions)
+        want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
+        want |= {f"{bias}{suffix}": (rows,) for bias in biases}
+    check_shapes(where, shapes, want)
+    layers = tuple(
+        _layer(
+            cell, *(_array(state[side + suffix]) for side in ("weight_ih", "weight_hh", *biases))
+        )
+        for suffix in suffixes
+    )
+    if not first:
+        return layers[0]
+    return (layers[::2], layers[1::2]) if len(directions) == 2 else layers
+
+
+def _kind(
+    where: str, shapes: Mapping[str, tuple[int, ...]], first: str, cell: str | None
+) -> tuple[str, int, int]:
+    """Return the cell's name, E and H, by the shapes of the first layer's matrices."""
+    names = W, U = f"weight_ih{first}", f"weight_hh{first}"
+    if missing := next((name for name in names if len(shapes.get(name, ())) != 2), None):
+        prefixed = next((name for name in shapes if name.endswith((f".{W}", ".weight_ih"))), None)
+        raise InteropError(
+            f"{where}: there is no matrix {missing}"
+            + (f", but {shown(prefixed)}: pass that module's own state_dict." if prefixed else ".")
+        )
+    if f"weight_hr{first}" in shapes:
+        raise InteropError(f"{where} is of an LSTM with a projection, which cannot be converted.")
+    (rows, E), (_, H) = shapes[W], shapes[U]
+    found = next((name for name, gates in GATES.items() if rows == gates * H > 0), None)
+    if found is None or cell not in (None, found):
+        kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
+        raise InteropError(f"{where}: {W} {shapes[W]} and {U} {shapes[U]} do not fit {kinds}.")
+    if found == "rnn" and cell is None:
+        raise InteropError(
+            f"{where} is of an RNN and does not tell the nonlinearity: if it is tanh, pass "
+            'cell="rnn".'
+        )
+    return found, E, H
+
+
+def _array(weight: Any) -> np.ndarray:
+    dtype = str(weight.dtype).removeprefix("torch.")
     common.check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
-    return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
+    if hasattr(weight, "detach"):
+        weight = weight.detach().cpu().numpy()
+    return np.array(as_array("a weight", weight))  # JAX may share the memory, PyTorch write to it
 
 
-def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
+def _layer(cell: str, W, U, b=None, c=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
-    if module.mode == "GRU":
+    if cell == "gru":
         return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
     weights["b"] = None if b is None else common.added(b, c)
-    if module.mode == "LSTM":
+    if cell == "lstm":
         return common.layer_of(LSTMParams, "ifgo", **weights)
     return common.layer_of(RNNParams, [""], **weights)
 

@@ -17,10 +17,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout, LayerMasks, dropout_masks
 from jaxgru.layers.implementations import (
     forward_mode_explained,
     layer_stepper,
@@ -182,7 +182,7 @@ def _apply(
     params: Params,
     tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
     carry: ModelCarry,
-    masks: Sequence[tuple[Mask, Mask]],
+    masks: Sequence[LayerMasks],
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
     known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`

@@ -109,7 +109,7 @@ def main():
         "lengths": jax.random.randint(jax.random.key(2), (B,), 0, T + 1),
     }
     none = {"reset": jnp.zeros_like(flags["reset"]), "lengths": jnp.full_like(flags["lengths"], T)}
-    results, dropout = {}, jaxgru.Dropout(jax.random.key(7), 0.4)
+    results, dropout = {}, jaxgru.Dropout(jax.random.key(7), 0.4, "state")
     kinds = sys.argv[1:]
     for kind, init in ((kind, KINDS[kind]) for kind in kinds if kind in KINDS):
         layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]

@@ -51,7 +51,7 @@ def model(kind, H, unroll, everything=True):
         return (
             unroll(hk.ResetCore(core), (x, dones), state),
             unroll(core, x[:, 0], jax.tree.map(lambda s: s[0], state), reverse=True),
-            unroll(hk.ResetCore(core), batch_major, state, False, return_all_states=True),
+            unroll(hk.ResetCore(core), batch_major, state, False, True, return_all_states=True),
             noise,
         )
 

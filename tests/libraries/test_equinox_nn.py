@@ -23,11 +23,12 @@ from against import (
 from annotations import unchecked
 from random_models import same_bits
 
+import jaxgru
 from jaxgru.libraries import InteropError
 
 eqx = pytest.importorskip("equinox")
 
-from jaxgru.libraries.equinox_nn import from_equinox, to_equinox, unroll  # noqa: E402
+from jaxgru.libraries.equinox_nn import Layer, from_equinox, to_equinox, unroll  # noqa: E402
 
 CELLS = pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
 
@@ -64,13 +65,14 @@ def test_the_same_numbers(kind, dtype, sizes):
         def theirs(cell, xs, states):
             each = jax.vmap(lambda x, s, r: scanned(cell, x, s, r))(xs, states, reset)
             first = jax.tree.map(lambda s: s[0], states)
-            return each, each, scanned(cell, xs[0], first, reverse=True)
+            ends = np.append(reset[0, 1:], False)  # of episodes
+            return each, each, scanned(cell, xs[0], first, ends, reverse=True)
 
         def ours(cell, xs, states):
             whole = unroll(cell, xs, states, reset=reset)
             each = jax.vmap(lambda x, s, r: unroll(cell, x, s, reset=r))(xs, states, reset)
             first = jax.tree.map(lambda s: s[0], states)
-            return whole, each, unroll(cell, xs[0], first, reverse=True)
+            return whole, each, unroll(cell, xs[0], first, reset=reset[0], reverse=True)
 
         same_numbers(ours, theirs, cell, xs, states)
 
@@ -88,6 +90,39 @@ def test_without_biases_and_from_zeros(kind):
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
     gradient = eqx.filter_grad(lambda cell: jnp.sum(unroll(cell, xs)[1]))(cell)
     assert jax.tree.structure(gradient) == jax.tree.structure(cell)
+
+
+@CELLS
+def test_lengths_and_the_state_of_every_step(kind):
+    """Each row alone, as its own scan; of an LSTM also c."""
+    cell, xs, lengths = (
+        made(kind),
+        normal(2, 3, 5, 4, dtype=np.float32),
+        np.array([[5, 0, 2], [1, 4, 3]]),
+    )
+    zeros = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
+    state, ys, states = unroll(cell, xs, lengths=lengths, return_states=True)
+    for row in np.ndindex(2, 3):
+        after, each = zeros, []
+        for x in xs[row][: lengths[row]]:
+            after = cell(x, after)
+            each.append(after)
+        of_row = lambda tree, row=row: jax.tree.map(lambda leaf: leaf[row], tree)
+        chex.assert_trees_all_close(of_row(state), after, rtol=1e-5, atol=1e-5)
+        assert not ys[row][len(each) :].any()
+        for t, one in enumerate(each):
+            now = jax.tree.map(lambda leaf, t=t: leaf[t], of_row(states))
+            chex.assert_trees_all_close(now, one, rtol=1e-5, atol=1e-5)
+            assert same_bits(ys[row][t], jax.tree.leaves(now)[0])
+
+
+def test_jaxgru_layers_are_modules():
+    stack, pair = [layer("gru after"), layer("rnn", 6)], ([layer("rnn")], [layer("lstm")])
+    xs = normal(3, 5, 4, dtype=np.float32)
+    assert same_bits(Layer(stack)(xs), jaxgru.unroll(stack, xs))
+    assert same_bits(Layer(pair)(xs), jaxgru.bidirectional(*pair, xs))
+    gradient = eqx.filter_grad(lambda module: jnp.sum(module(xs)[0]))(Layer(pair))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 def test_lists_of_numbers():

@@ -25,11 +25,13 @@ from against import (
 )
 from annotations import unchecked
 from flax import linen as nn
+from flax import serialization
 from flax.errors import ScopeCollectionNotFound
 from random_models import same_bits
 
+import jaxgru
 from jaxgru.libraries import InteropError
-from jaxgru.libraries.flax_linen import CELLS, RNN, ScannedRNN, from_linen, to_linen
+from jaxgru.libraries.flax_linen import CELLS, RNN, Layer, ScannedRNN, from_linen, to_linen
 
 EVERY = pytest.mark.parametrize("cell_class", CELLS, ids=lambda cell: cell.__name__)
 
@@ -413,3 +415,31 @@ class TestRefusals:
         cell = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}}
         with pytest.raises(ValueError, match=says):
             from_linen(cell | {"h": {"kernel": np.zeros((6, 6))}} | {name: dense})
+
+
+def test_jaxgru_layers_are_modules():
+    """A stack, and two directions: their parameters are what `unroll` takes."""
+    stack = (layer("gru after"), layer("lstm", 6))
+    pair = ((layer("rnn"),), (layer("lstm"),))
+    x = normal(3, 5, 4, dtype=np.float32)
+    for weights in (stack, pair, layer("gru")):
+        module = Layer(lambda key, weights=weights: weights)
+        variables = module.init(jax.random.key(0), x)
+        assert same_bits(variables["params"]["layers"], weights)
+        run = jaxgru.bidirectional if weights is pair else jaxgru.unroll
+        args = weights if weights is pair else (weights,)
+        assert same_bits(module.apply(variables, x), run(*args, x))
+
+
+@pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
+def test_flax_serialization(kind):
+    """Bytes and state dicts of a stack, and of the carry."""
+    stack, other = [layer(kind)], [layer(kind, seed=1)]
+    carry = jaxgru.initial_carry(stack, 2)
+    assert same_bits(serialization.from_bytes(other, serialization.to_bytes(stack)), stack)
+    assert same_bits(serialization.from_bytes(carry, serialization.to_bytes(carry)), carry)
+    state = serialization.to_state_dict(stack)
+    assert same_bits(serialization.from_state_dict(other, state), stack)
+    del state["0"][next(iter(state["0"]))]
+    with pytest.raises(InteropError, match="; it must have W"):
+        serialization.from_state_dict(other, state)

@@ -85,7 +85,8 @@ def test_two_directions(kind):
         pair = 2 if kind == "LSTM" else 1
 
         def ours(weights, x, carry):
-            carry = tuple(carry) if pair == 1 else (tuple(carry[:2]), tuple(carry[2:]))
+            states = carry if pair == 1 else (tuple(carry[:2]), tuple(carry[2:]))
+            carry = tuple((state,) for state in states)
             y, ends = jaxgru.bidirectional(*from_keras(built, weights), x, carry)
             return [y, *jax.tree.leaves(ends)]
 
@@ -103,6 +104,26 @@ def test_weights_there_and_back(kind, two):
     assert same_bits(again.get_weights(), built.get_weights())
     assert same_bits(from_keras(again), weights)
     assert again(normal(2, 5, 4, dtype=np.float32)).shape == (2, 5, 12 if two else 6)
+
+
+@pytest.mark.parametrize("kind, two", [("gru after, second bias", True), ("lstm", False)])
+def test_stacks(kind, two):
+    """What `from_torch` of a module of several layers returns, in one direction or two."""
+    sizes = [(4, 5), (10 if two else 5, 5), (10 if two else 5, 5)]
+    ahead, back = (
+        tuple(layer(kind, E, H, seed=10 * i + j) for j, (E, H) in enumerate(sizes)) for i in (0, 1)
+    )
+    weights, x = (ahead, back) if two else ahead, normal(2, 5, 4, dtype=np.float32)
+    model = to_keras(weights, return_sequences=True)
+    y, _ = jaxgru.bidirectional(*weights, x) if two else jaxgru.unroll(weights, x)
+    np.testing.assert_allclose(y, model(x), 1e-5, 1e-5)
+    assert to_keras(weights)(x).shape == (2, y.shape[2])
+    again = from_keras(model)
+    assert jax.tree.structure(again) == jax.tree.structure(weights)
+    assert same_bits(again, weights)
+    if two:
+        apart = to_keras(*weights, return_sequences=True)
+        assert same_bits(apart.get_weights(), model.get_weights())
 
 
 def test_without_biases_and_with_second_ones():
@@ -185,11 +206,34 @@ class TestRefusals:
         with pytest.raises(InteropError, match="merge_mode is 'sum' .* one by one"):
             from_keras(summed)
         with pytest.raises(InteropError, match="must be of one kind and size"):
-            to_keras((layer("gru"), layer("gru after")))
+            to_keras(layer("gru"), layer("gru after"))
         with pytest.raises(InteropError, match="must be of one kind and size"):
-            to_keras((layer("rnn"), layer("rnn", H=5)))
+            to_keras(layer("rnn"), layer("rnn", H=5))
+        with pytest.raises(InteropError, match="layer 1 has 6 input features, but is given 12"):
+            to_keras([layer("rnn"), layer("rnn", 6)], [layer("rnn"), layer("rnn", 6)])
+        with pytest.raises(InteropError, match="there are 2 forward and 1 backward layers"):
+            to_keras([layer("rnn"), layer("rnn")], layer("rnn"))
+        with pytest.raises(InteropError, match="there is no layer to convert"):
+            to_keras([])
         with pytest.raises(InteropError, match="a dict cannot be converted: Keras has"):
             to_keras({})
+
+    def test_sequentials(self):
+        several = lambda *layers: from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
+        run = dict(return_sequences=True, **UNDRAWN)
+        gru, back = keras.layers.GRU(6, **run), keras.layers.GRU(6, go_backwards=True, **run)
+        for layers in ([], [back], [gru, keras.layers.Bidirectional(keras.layers.GRU(6, **run))]):
+            says = f"the {len(layers)} layers of this Sequential must all be of one direction"
+            with pytest.raises(InteropError, match=says):
+                several(*layers)
+        with pytest.raises(InteropError, match="a Dense cannot be converted"):
+            several(gru, keras.layers.Dense(3))
+        model = to_keras([layer("rnn"), layer("rnn", 6)])
+        with pytest.raises(InteropError, match="there are 1 weights; this Sequential has 6"):
+            from_keras(model, model.get_weights()[:1])
+        for option in ("name", "return_state"):
+            with pytest.raises(InteropError, match=f"{option}: the stack determines it"):
+                to_keras([layer("rnn"), layer("rnn", 6)], **{option: True})
 
     def test_weights_of_other_shapes(self):
         built = made("GRU, reset after")
@@ -208,16 +252,17 @@ class TestRefusals:
     )
     def test_options_that_contradict_the_layer(self, option):
         (name,) = option
-        for p, which in ((layer("gru"), "layer"), ((layer("lstm"), layer("lstm")), "pair")):
+        p, q = layer("gru"), layer("gru", 6)
+        for layers, which in ((p, "layer"), (((p,), (p,)), "pair"), ([p, q], "stack")):
             says = f"to_keras does not take {name}: the {which} determines it"
             with pytest.raises(InteropError, match=says):
-                to_keras(p, **option)
+                to_keras(layers, **option)
 
     @pytest.mark.parametrize("option", [{"merge_mode": "sum"}, {"go_backwards": True}])
     def test_options_that_contradict_a_pair(self, option):
         (name,) = option
         with pytest.raises(InteropError, match=f"does not take {name}: the pair determines it"):
-            to_keras((layer("lstm"), layer("lstm")), **option)
+            to_keras(layer("lstm"), layer("lstm"), **option)
 
     def test_weights_in_bfloat16(self):
         """Keras cannot draw them."""
@@ -234,3 +279,21 @@ class TestRefusals:
             built = made("GRU, reset after", dtype=np.float64)
         with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             from_keras(built)
+
+
+def test_a_backend_that_is_not_installed(monkeypatch):
+    """Whatever Keras would compute with; the first import of `keras` fails on it."""
+    import builtins
+    import importlib
+    import sys
+
+    def refuse(name, *args):
+        if name == "keras":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+        return real(name, *args)
+
+    real = builtins.__import__
+    monkeypatch.delitem(sys.modules, "jaxgru.libraries.keras_layers")
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(InteropError, match="with tensorflow, which is not .* KERAS_BACKEND=jax"):
+        importlib.import_module("jaxgru.libraries.keras_layers")

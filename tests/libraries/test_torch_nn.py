@@ -245,6 +245,92 @@ class TestThereAndBack:
         assert all(parameter.grad is not None for parameter in made.parameters())
 
 
+class TestStateDicts:
+    """The same layers as of the module, also from NumPy arrays, where PyTorch is not needed."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "E, H, L, options",
+        [(3, 4, 3, {"bidirectional": True}), (1, 1, 1, {"bias": False}), (2, 33, 1, {})],
+    )
+    def test_those_of_modules(self, kind, E, H, L, options, monkeypatch):
+        theirs = module(kind, E, H, L, **options)
+        want, cell = from_torch(theirs), "rnn" if kind == "rnn" else None
+        state = theirs.state_dict()
+        assert same_bits(from_torch(state, cell=cell), want)
+        monkeypatch.setitem(__import__("sys").modules, "torch", None)
+        arrays = {name: weight.numpy() for name, weight in state.items()}
+        assert same_bits(from_torch(arrays, cell=kind), want)
+
+    def test_on_the_cpu_with_gradients(self):
+        theirs = module("lstm", 3, 4, 1)
+        assert same_bits(from_torch(dict(theirs.named_parameters())), from_torch(theirs))
+
+    @pytest.mark.parametrize(
+        "change, cell, says",
+        [
+            (lambda s: s.pop("weight_hh_l0"), None, "there is no matrix weight_hh_l0.$"),
+            (lambda s: s.pop("bias_hh_l0"), None, "the tensor bias_hh_l0 is missing"),
+            (
+                lambda s: s.update(scale=s["bias_ih_l0"]),
+                None,
+                "a tensor scale that does not belong",
+            ),
+            (lambda s: s.update(weight_ih_l0=s["bias_ih_l0"]), None, "no matrix weight_ih_l0"),
+            (lambda s: s.update(weight_hr_l0=s["weight_hh_l0"]), None, "LSTM with a projection"),
+            (
+                lambda s: None,
+                "lstm",
+                r"\(12, 3\) and weight_hh_l0 \(12, 4\) do not fit cell='lstm'",
+            ),
+            (
+                lambda s: s.update(weight_hh_l0=s["bias_hh_l0"][:, None]),
+                None,
+                "do not fit a GRU, an LSTM o",
+            ),
+            (
+                lambda s: [s.update({f"rnn.{name}": s.pop(name)}) for name in list(s)],
+                None,
+                "no matrix weight_ih_l0, but 'rnn.weight_ih_l0': pass that module's own state_dict",
+            ),
+        ],
+    )
+    def test_refusals(self, change, cell, says):
+        state = dict(module("gru", 3, 4, 1).state_dict())
+        change(state)
+        with pytest.raises(InteropError, match=says):
+            from_torch(state, cell=cell)
+
+    def test_what_the_weights_alone_do_not_say(self):
+        with pytest.raises(InteropError, match='nonlinearity: if it is tanh, pass cell="rnn"'):
+            from_torch(module("rnn", 3, 4, 1).state_dict())
+        with pytest.raises(InteropError, match="cell is 'gru', which only a state_dict needs"):
+            from_torch(module("gru", 3, 4, 1), cell="gru")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("E, H, bias", [(3, 5, True), (1, 1, False)])
+def test_cells(kind, E, H, bias):
+    """A cell becomes one layer, whose step is the cell's call."""
+    theirs = getattr(torch.nn, f"{kind.upper()}Cell")(E, H, bias=bias, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in theirs.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    rng = np.random.default_rng(0)
+    x, *states = (rng.standard_normal((2, size)) for size in (E, *[H] * (1 + (kind == "lstm"))))
+    as_torch = [torch.from_numpy(state) for state in states]
+    with torch.no_grad():
+        after = theirs(torch.from_numpy(x), tuple(as_torch) if kind == "lstm" else as_torch[0])
+    p = from_torch(theirs)
+    assert same_bits(from_torch(theirs.state_dict(), cell=kind), p)
+    h, carry = step(p, x, tuple(states) if kind == "lstm" else states[0])
+    for ours, other in zip(
+        jax.tree.leaves(carry), after if kind == "lstm" else [after], strict=True
+    ):
+        close(ours, other)
+    close(h, jax.tree.leaves(carry)[0])
+
+
 def test_strict_promotion():
     theirs = module("lstm", 3, 4, 2, bidirectional=True)
     alike_under_strict_promotion(
@@ -267,7 +353,8 @@ class TestRefusals:
             (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
             (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
             (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
-            (lambda: torch.nn.GRUCell(2, 3), "a GRUCell cannot be converted"),
+            (lambda: torch.nn.RNNCell(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
+            (lambda: torch.nn.GRUCell(2, 3, device="meta"), "on the device meta"),
             (lambda: torch.nn.GRU(2, 3, dtype=torch.bfloat16), "are bfloat16"),
             (
                 lambda: torch.nn.GRU(2, 3, device="meta"),
@@ -317,7 +404,7 @@ class TestRefusals:
                 y, h = super().forward(x, hx)
                 return 2 * y, h
 
-        with pytest.raises(InteropError, match="a Doubled may compute .* load its state_dict into"):
+        with pytest.raises(InteropError, match="a Doubled may compute .* convert its state_dict"):
             from_torch(Doubled(2, 3))
 
     @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -1,6 +1,5 @@
 """The whole model: state in and out, dropout sites, transformations, refusals."""
 
-import dataclasses
 import functools
 from functools import partial
 from typing import get_type_hints
@@ -18,7 +17,7 @@ from random_models import random_params
 import jaxgru
 from jaxgru import Dropout
 from jaxgru.lm import ModelConfig, apply, step
-from jaxgru.lm.model import dropout_masks, flatten, layer_norm, round_weights, stepper, token_nll
+from jaxgru.lm.model import flatten, layer_norm, round_weights, stepper, token_nll
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
@@ -237,23 +236,6 @@ def test_a_step_refuses_misshapen_tokens_and_carries(token, carry, message):
 # --- Dropout
 
 
-@pytest.mark.parametrize("num_layers", [1, 3])
-@pytest.mark.parametrize("site", ["state", "between", "output"])
-def test_dropout_sites(site, num_layers):
-    """Which layers have which mask: (inside the recurrence, on the layer's output)."""
-    config = dataclasses.replace(KINDS["gru"], num_layers=num_layers)
-    params = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), config))
-    masks = jax.eval_shape(
-        lambda key: dropout_masks(params.layers, Dropout(key, 0.5, site), 2, 6), jax.random.key(0)
-    )
-    present = [(state.keep is not None, output.keep is not None) for state, output in masks]
-    last = num_layers - 1
-    assert present == [
-        (site == "state", site == "output" and i == last or site == "between" and i < last)
-        for i in range(num_layers)
-    ]
-
-
 @pytest.mark.parametrize("small", [0, 256])
 def test_a_stepper_is_step_after_step(params, small, monkeypatch):
     """With the embedding multiplied beforehand, and without."""
@@ -266,34 +248,13 @@ def test_a_stepper_is_step_after_step(params, small, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("H", [1, 4, 5, 130])
-def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(H):
-    """What lets a batch be split over devices, and a sequence into parts computed anew."""
-    config = ModelConfig(vocab_size=2, hidden_dim=H, num_layers=2)
-    layers = jax.eval_shape(partial(jaxgru.lm.init, config=config), jax.random.key(0)).layers
-    masks = lambda B, T, **at: jax.jit(
-        lambda key: dropout_masks(layers, Dropout(key, 0.4, **at), B, T)
-    )(jax.random.key(1))
-    whole, part = masks(6, 7), masks(2, 3, first_row=3, first_step=4)
-    for (mask, _), (of_part, _) in zip(whole, part, strict=True):
-        assert of_part.keep.shape == (3, 2, H)
-        np.testing.assert_array_equal(of_part.keep, mask.keep[4:, 3:5])
-
-
-def test_the_scale_is_that_of_the_rate_that_16_bits_have():
-    """parity_tests/test_models.py tests the masks themselves, and what they do."""
-    layers = random_params(KINDS["gru"]).layers
-    ((mask, _), _) = dropout_masks(layers, Dropout(jax.random.key(1), 0.1), 2, 3)
-    assert float(mask.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
-
-
 def test_no_dropout_and_one_of_rate_0_are_the_same():
     params = perturbed(KINDS["gru"])
-    none, _ = apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0))
+    none, _ = apply(params, TOKENS, None, Dropout(jax.random.key(0), 0.0, "state"))
     np.testing.assert_array_equal(none, apply(params, TOKENS)[0])
 
 
-@pytest.mark.parametrize("rate, site", [(1.0, "state"), (-0.1, "state"), (0.1, "input")])
+@pytest.mark.parametrize("rate, site", [(1.0, "state"), (-0.1, "state"), (0.1, "inside")])
 def test_refuses_impossible_dropout(rate, site):
     with pytest.raises(ValueError, match="must be"):
         apply(perturbed(KINDS["gru"]), TOKENS, None, Dropout(jax.random.key(0), rate, site))
@@ -347,7 +308,7 @@ def test_tokens_may_be_lists():
 def test_promotes_nothing_implicitly(kind):
     """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and evaluation."""
     params = jax.eval_shape(lambda p: round_weights(p, jnp.bfloat16), perturbed(KINDS[kind]))
-    dropout = Dropout(jax.random.key(0), 0.3)
+    dropout = Dropout(jax.random.key(0), 0.3, "state")
 
     def loss(params, implementation):
         logits, _ = apply(params, TOKENS, None, dropout, implementation)

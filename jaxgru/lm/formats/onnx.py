@@ -3,6 +3,10 @@
     inputs    tokens (B, T) int32, of layers alone x (B, T, F); then the carry, such as carry.0.h
     outputs   logits (B, T, V), of layers alone y (B, T, H); then the next carry, as carry_out.0.h
 
+Layers may also read backward, or in both directions: the carries are then carry.forward.0.h, …,
+carry.backward.0.h, …, and y is (B, T, 2·H). With lengths (B) int32, an input after x, a row's
+steps from its length on are padding, as for `jaxgru.unroll`.
+
 B and T are dynamic and at least 1; with 0, ONNX Runtime's GRU crashes the process. The carry's
 arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the
 outputs of one call are inputs of the next. Zeros start a text. Tokens are int32, jaxgru's own dtype
@@ -45,6 +49,7 @@ from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
 from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries.onnx_nodes import ORDER, recurrent_nodes
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -79,8 +84,7 @@ _KINDS: dict[str, Callable[..., CellParams]] = {
 }
 """The layers that can be exported, as the metadata name them."""
 
-_ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": ("",)}
-"""The order of the gates in ONNX's operators."""
+_DIRECTIONS = ("forward", "backward")
 
 _DTYPES: dict[int, np.dtype] = {
     TensorProto.FLOAT: np.dtype("<f4"),
@@ -122,8 +126,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         damaged; the message names the tensor or metadata at fault.
       MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
-    where = f"{path} cannot be used"
-    metadata, stored = _read(path)
+    where, metadata, stored = _model_of(path)
     config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
     params = _params(where, metadata, stored)
     if not isinstance(params, Params):
@@ -135,52 +138,57 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
 
 def metadata_of(path: str | Path) -> dict[str, str]:
     """Return the metadata in such a file. Raises as `load_onnx`."""
-    return _read(path)[0]
+    return _model_of(path)[1]
 
 
-def _read(path: str | Path) -> tuple[dict[str, str], dict[str, TensorProto]]:
-    """Return a file's metadata and constants. Raises InteropError."""
-    where = f"{path} cannot be used"
-    with open_model(path, at_most=_MAX_BYTES) as file:
-        data = file.read()
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
+def _model_of(path: str | Path) -> tuple[str, dict[str, str], dict[str, TensorProto]]:
+    """Return how an error begins, and a file's metadata and constants. Raises InteropError."""
+    where, model = _read(path)
     metadata, stored = _contents(where, model)
     check_metadata(where, metadata)
-    return metadata, stored
+    return where, metadata, stored
 
 
-def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelProto:
+def to_onnx(
+    params: Params | CellParams | Sequence[Any],
+    backward: CellParams | Sequence[CellParams] | None = None,
+    *,
+    lengths: bool = False,
+    reverse: bool = False,
+) -> onnx.ModelProto:
     """Convert a model to a graph that computes `jaxgru.lm.apply`, or layers to one for `unroll`.
 
     It has neither dropout nor resets. A token outside the vocabulary, for which `apply` gives NaN,
     is an error there, but the last tokens can also be called −1, −2, ….
 
     Args:
-      params: a model's, a layer's, or those of a list of layers; float32, or float64, for which
+      params: a model's, a layer's, or those of a list of layers; or, as from `from_torch`, a pair
+        of lists, for a graph that computes `jaxgru.bidirectional`; float32, or float64, for which
         most runtimes lack the operators.
+      backward: the layer, or the layers, of the backward direction; None: there is one direction.
+      lengths: of layers alone: the graph takes the number of steps of each row.
+      reverse: of layers alone: they read from the last step to the first.
 
     Raises:
-      InteropError: there is no layer, or they are of two directions; ONNX has no operator for one
-        of them; one's output has another size than the next one's input; the weights are not all
-        of one such dtype, or are too large for a file, which can have 2 GiB, or not known, as
-        under `jit`.
+      InteropError: there is no layer; ONNX has no operator for one of them; one's output has
+        another size than the next one's input; those of two directions are not as many, or a pair
+        is not of one kind and size; the weights are not all of one such dtype, or are too large for
+        a file, which can have 2 GiB, or not known, as under `jit`; or a model or an MLP is to read
+        backward or to take lengths.
     """
-    common.check_known(params, "an ONNX graph")
-    if is_pair(params):
+    common.check_known((params, backward), "an ONNX graph")
+    model = params if isinstance(params, Params) else None
+    ahead, back = common.in_directions(model.layers if model else params, backward)
+    pairs = [(p,) for p in ahead] if back is None else list(zip(ahead, back, strict=True))
+    kinds = [_kind(i, *pair) for i, pair in enumerate(pairs)]
+    if (back or lengths or reverse) and (model or "mlp" in kinds):
         raise InteropError(
-            "the layers are those of two directions, but a graph reads in one: export each layer "
-            "alone, give the backward one the sequence reversed, and concatenate the outputs."
+            f"{'a language model' if model else 'an MLP'} reads whole sequences forward, so it "
+            "takes neither lengths nor a direction."
         )
-    if isinstance(params, Params):
-        model, layers = params, params.layers
-    else:
-        model, layers = None, tuple(params) if isinstance(params, Sequence) else (params,)
-    if not layers:
-        raise InteropError("there is no layer to make a graph of.")
-    kinds = [_kind(layer) for layer in layers]
+    if back and reverse:
+        raise InteropError("the layers read in both directions already, so reverse must be False.")
+    layers = (ahead, back) if back else ahead
     tensors = _named(model or layers)
     dtypes = {tensor.dtype.name for tensor in tensors.values()}
     _check_dtypes("the weights", dtypes)
@@ -188,7 +196,8 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
     if size > _MAX_BYTES:
         raise InteropError(f"the weights have {size:,} bytes; an ONNX file can have 2 GiB.")
 
-    (features, _), (_, H) = sizes(layers[0]), sizes(layers[-1])
+    directions = len(pairs[0])
+    (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
     graph = _Graph(helper.np_dtype_to_tensor_dtype(np.dtype(dtypes.pop())))
     if model:
         V, features = model.embedding.shape
@@ -196,13 +205,20 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
         tokens = graph.transpose(graph.input("tokens", "B", "T", type=TensorProto.INT32), 1, 0)
         x = graph.node("Gather", graph.constant("embedding", model.embedding), tokens)
     else:
-        graph.output("y", "B", "T", H)
+        graph.output("y", "B", "T", H * directions)
         x = graph.transpose(graph.input("x", "B", "T", features), 1, 0, 2)
-    for i, layer in enumerate(layers):
-        E, H = sizes(layer)
+    given = graph.input("lengths", "B", type=TensorProto.INT32) if lengths else ""
+    for d, stack in enumerate(zip(*pairs, strict=True)):
+        for i, p in enumerate(stack):
+            for part, shape in _carry(p).items():
+                graph.input(f"carry.{_path(i, d, directions)}.{part}", "B", *shape)
+                graph.output(f"carry_out.{_path(i, d, directions)}.{part}", "B", *shape)
+    for i, pair in enumerate(pairs):
+        E, H = sizes(pair[0])
         if E != features:
             raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
-        x, features = _add_layer(graph, i, jax.tree.map(np.asarray, layer), x), H
+        pair = jax.tree.map(np.asarray, pair)
+        x, features = _add_layer(graph, i, pair, x, given, reverse), H * directions
     if model:
         x = graph.transpose(x, 1, 0, 2)
         if model.norm is not None:
@@ -216,15 +232,48 @@ def to_onnx(params: Params | CellParams | Sequence[CellParams]) -> onnx.ModelPro
     return graph.model(format="jaxgru", layers=json.dumps(kinds), tensors=json.dumps(shapes))
 
 
-def from_onnx(model: onnx.ModelProto) -> Params | tuple[CellParams, ...]:
-    """Convert a graph that `to_onnx` made back to the model or the layers, bit for bit.
+def from_onnx(model: onnx.ModelProto | str | Path) -> Any:
+    """Convert a graph that `to_onnx` made back, or read the GRU, LSTM and RNN nodes of any graph.
+
+    A node's weights are all that is read of it. Its lengths, and the state that it starts from, are
+    the caller's arguments here, and its `layout` only concerns those, the input and the output.
+    With `linear_before_reset` 0 a GRU resets before the product, and with 1 after it. A GRU's two
+    biases of z and r are kept; those that act only as their sum are added.
+
+    Args:
+      model: a graph, or the path of its file; weights in files beside it are then read, too.
+
+    Returns:
+      Of a graph that `to_onnx` made what `to_onnx` took, bit for bit: the model, or a tuple of
+      layers, or a pair of tuples. Of any other a tuple with a `RecurrentNode` for each node:
+      `[node.layer for node in nodes]` is a stack for `jaxgru.unroll` where each node reads the one
+      before, and so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: the graph is not of this library, or its weights were changed; or they are
-        float64, and JAX has not enabled 64 bits.
+      InteropError: the graph is ours, but its weights were changed; there is no recurrent node; a
+        node has activations other than sigmoid and tanh, `clip`, `input_forget` or peepholes, which
+        no layer has; its weights are not constants, have wrong shapes, or are neither float32 nor,
+        where JAX has 64 bits enabled, float64; or there is no such file.
     """
-    where = "the ONNX model cannot be used"
-    return _params(where, *_contents(where, model))
+    if isinstance(model, onnx.ModelProto):
+        where, proto, folder = "the ONNX model cannot be used", model, None
+    else:
+        (where, proto), folder = _read(model), Path(model).parent
+    metadata, stored = _contents(where, proto)
+    if metadata.get("format") == "jaxgru":
+        return _params(where, metadata, stored)
+    return recurrent_nodes(where, proto, folder)
+
+
+def _read(path: str | Path) -> tuple[str, onnx.ModelProto]:
+    """Return how messages about a file begin, and what is in it."""
+    where = f"{path} cannot be used"
+    with open_model(path, at_most=_MAX_BYTES) as file:
+        data = file.read()
+    try:
+        return where, onnx.ModelProto.FromString(data)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
 
 
 class _Graph:
@@ -268,21 +317,38 @@ class _Graph:
         return model
 
 
-def _named(params: Params | tuple[CellParams, ...]) -> dict[str, np.ndarray]:
-    """Return the weights by path: "embedding", "layers.0.Wz", …"""
-    whole = params if isinstance(params, Params) else {"layers": params}
-    return {name: np.asarray(leaf) for name, leaf in flatten(whole).items()}
+def _named(params: Any) -> dict[str, np.ndarray]:
+    """Return the weights by path: "embedding", "layers.0.Wz", …; of a pair "forward.0.Wz", …"""
+    if is_pair(params):
+        params = dict(zip(_DIRECTIONS, params, strict=True))
+    elif not isinstance(params, Params):
+        params = {"layers": params}
+    return {name: np.asarray(leaf) for name, leaf in flatten(params).items()}
 
 
-def _kind(p: CellParams) -> str:
-    """Return the layer's name in `_KINDS`. Raises InteropError if it has none."""
+def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
+    """Return layer i's name in `_KINDS`. Raises InteropError if it has none."""
     kind = next((cell.name for cell in CELLS.values() if cell.params is type(p)), "")
     if isinstance(p, GRUParams):
         check(p)
         kind = f"{kind}, reset {p.reset_gate}"
     if kind not in _KINDS:
         raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
+    if backward is not None and (_kind(i, backward), sizes(backward)) != (kind, sizes(p)):
+        raise InteropError(f"the two directions of layer {i} must be of one kind and size.")
     return kind
+
+
+def _carry(p: CellParams) -> dict[str, tuple[int, ...]]:
+    """Return the parts of a layer's carry, and their shapes without the batch."""
+    E, H = sizes(p)
+    if isinstance(p, MLPParams):
+        return {"h": (H,), "context": (len(p.W) - 1, E)}
+    return {"h": (H,), "c": (H,)} if isinstance(p, LSTMParams) else {"h": (H,)}
+
+
+def _path(i: int, d: int, directions: int) -> str:
+    return f"{_DIRECTIONS[d]}.{i}" if directions == 2 else str(i)
 
 
 def _check_dtypes(name: str, dtypes: set[str]) -> None:
@@ -294,38 +360,50 @@ def _check_dtypes(name: str, dtypes: set[str]) -> None:
     common.check_dtype(name, *dtypes)
 
 
-def _add_layer(graph: _Graph, i: int, p: CellParams, x: str) -> str:
-    """Add a layer's nodes and carry: x (T, B, E) → h of every step (T, B, H)."""
-    layer, H = f"layers.{i}", sizes(p)[1]
-    for name, value in _packed(p).items():
+def _add_layer(
+    graph: _Graph, i: int, layers: tuple[CellParams, ...], x: str, lengths: str, reverse: bool
+) -> str:
+    """Add a layer's nodes: x (T, B, E) → h of every step (T, B, H), or (T, B, 2·H) of two."""
+    layer, p = f"layers.{i}", layers[0]
+    for name, value in _packed(layers).items():
         graph.constant(f"{layer}.{name}", value)
-    h_in, h_out = graph.input(f"carry.{i}.h", "B", H), graph.output(f"carry_out.{i}.h", "B", H)
     if isinstance(p, MLPParams):
         return _add_mlp(graph, i, p, x)
-    carry = {h_in: h_out}
-    if isinstance(p, LSTMParams):
-        carry[graph.input(f"carry.{i}.c", "B", H)] = graph.output(f"carry_out.{i}.c", "B", H)
-    # ONNX's arrays have one more axis, for the two directions of a layer
-    first, second = graph.constant("axis_0", [0]), graph.constant("axis_1", [1])
-    weights = [f"{layer}.{name}" for name in "WRB"]
-    outputs = [f"{layer}.y", *(f"{name}.1" for name in carry.values())]
-    options = (
-        {"linear_before_reset": int(p.reset_gate == "after")} if isinstance(p, GRUParams) else {}
+    # ONNX's arrays have one more axis, for the directions of a layer
+    axis_0, axis_1 = graph.constant("axis_0", [0]), graph.constant("axis_1", [1])
+    paths = [_path(i, d, len(layers)) for d in range(len(layers))]
+    states = []
+    for part in _carry(p):
+        each = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
+        states.append(each[0] if len(each) == 1 else graph.node("Concat", *each, axis=0))
+    options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
+    if isinstance(p, GRUParams):
+        options["linear_before_reset"] = int(p.reset_gate == "after")
+    if len(layers) == 2 or reverse:
+        options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
+    weights, lasts = [f"{layer}.{name}" for name in "WRB"], [f"{layer}.{n}_out" for n in _carry(p)]
+    y = graph.node(
+        cell_of(p).name.upper(), x, *weights, lengths, *states,
+        outputs=[f"{layer}.y", *lasts], **options,
+    )  # fmt: skip
+    for part, last, state in zip(_carry(p), lasts, states, strict=True):
+        if lengths:  # of a row without steps, ONNX Runtime returns zeros
+            some = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
+            last = graph.node("Where", graph.node("Unsqueeze", some, axis_1), last, state)
+        for d, path in enumerate(paths):
+            index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
+            graph.node("Gather", last, index, axis=0, outputs=[out])
+    if len(layers) == 1:
+        return graph.node("Squeeze", y, axis_1)
+    # (T, 2, B, H) → (T, B, 2·H)
+    return graph.node(
+        "Reshape", graph.transpose(y, 0, 2, 1, 3), graph.constant("side_by_side", [0, 0, -1])
     )
-    states = [graph.node("Unsqueeze", state, first) for state in carry]
-    graph.node(
-        cell_of(p).name.upper(), x, *weights, "", *states, outputs=outputs, hidden_size=H, **options
-    )
-    for state in carry.values():
-        graph.node("Squeeze", f"{state}.1", first, outputs=[state])
-    return graph.node("Squeeze", outputs[0], second)
 
 
 def _add_mlp(graph: _Graph, i: int, p: MLPParams, x: str) -> str:
     """Add a convolution over time, whose padding is the carry; h in the carry is only returned."""
-    K, E, H = p.W.shape
-    before = graph.input(f"carry.{i}.context", "B", K - 1, E)
-    after = graph.output(f"carry_out.{i}.context", "B", K - 1, E)
+    before, after = f"carry.{i}.context", f"carry_out.{i}.context"
     x_T, context_T = graph.transpose(x, 1, 2, 0), graph.transpose(before, 0, 2, 1)
     inputs = graph.node("Concat", context_T, x_T, axis=2)  # (B, E, K − 1 + T)
     T, end = graph.node("Shape", x, end=1), graph.constant("end", [2**63 - 1])
@@ -337,44 +415,58 @@ def _add_mlp(graph: _Graph, i: int, p: MLPParams, x: str) -> str:
     return h
 
 
-def _packed(p: CellParams) -> dict[str, Any]:
-    """Return a layer's weights as ONNX has them.
+def _packed(layers: tuple[CellParams, ...]) -> dict[str, Any]:
+    """Return the weights of a layer of D directions as ONNX has them.
 
-    W (1, G·H, E), R (1, G·H, H) and B (1, 2·G·H), which has all b, then all c; absent ones are
+    W (D, G·H, E), R (D, G·H, H) and B (D, 2·G·H), which has all b, then all c; absent ones are
     zeros. Of an MLP, a convolution's W (H, E, K) and b (H).
     """
+    p = layers[0]
     if isinstance(p, MLPParams):
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
-    p = common.complement_z(p) if isinstance(p, GRUParams) else p
-    W, R, b, c = common.stacked(p, _ORDER[cell_of(p).name])
-    return {"W": W[None], "R": R[None], "B": np.concatenate([b, c])[None]}
+    order = ORDER[cell_of(p).name]
+    each = [
+        common.stacked(common.complement_z(p) if isinstance(p, GRUParams) else p, order)
+        for p in layers
+    ]
+    W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
+    return {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}
 
 
 def _unpacked(
     where: str, i: int, kind: str, names: Mapping[str, Any], array: Callable[[str], Any]
-) -> CellParams:
+) -> tuple[CellParams, ...]:
     """Invert `_packed`, given the names of our parameters and a function that reads a tensor."""
     at, cell = f"layers.{i}.", kind.partition(",")[0]
     if cell == "mlp":
         W, b = array(f"{at}W"), array(f"{at}b")
-        return MLPParams(W=W.transpose(2, 1, 0) if W.ndim == 3 else W, b=b)
-    order = _ORDER[cell]
+        return (MLPParams(W=W.transpose(2, 1, 0) if W.ndim == 3 else W, b=b),)
+    order, paths = ORDER[cell], _paths(names)
     packed = {f"{at}{side}": array(f"{at}{side}") for side in "WRB"}
-    (W, R, B), G = packed.values(), len(order)
+    (W, R, B), D, G = packed.values(), len(paths), len(order)
     E, H = W.shape[-1], R.shape[-1]
-    want = {f"{at}W": (1, G * H, E), f"{at}R": (1, G * H, H), f"{at}B": (1, 2 * G * H)}
+    want = {f"{at}W": (D, G * H, E), f"{at}R": (D, G * H, H), f"{at}B": (D, 2 * G * H)}
     check_shapes(where, {name: w.shape for name, w in packed.items()}, want)
-    b, c = np.split(B[0], 2)
-    sides = {"W": W[0], "U": R[0], "b": b, "c": c}
-    p = _KINDS[kind](
-        **{
-            side + gate: part.T
-            for side, weights in sides.items()
-            for gate, part in zip(order, np.split(weights, G), strict=True)
-            if side != "c" or f"{at}c{gate}" in names
-        }
-    )
-    return common.complement_z(p) if isinstance(p, GRUParams) else p
+    layers = []
+    for d, path in enumerate(paths):
+        b, c = np.split(B[d], 2)
+        sides = {"W": W[d], "U": R[d], "b": b, "c": c}
+        p = _KINDS[kind](
+            **{
+                side + gate: part.T
+                for side, weights in sides.items()
+                for gate, part in zip(order, np.split(weights, G), strict=True)
+                if side != "c" or f"{path}.{i}.c{gate}" in names
+            }
+        )
+        layers.append(common.complement_z(p) if isinstance(p, GRUParams) else p)
+    return tuple(layers)
+
+
+def _paths(names: Mapping[str, Any]) -> Sequence[str]:
+    """Return what the names of the layers' parameters begin with, in each direction."""
+    two = any(name.startswith(f"{_DIRECTIONS[0]}.") for name in names)
+    return _DIRECTIONS if two else ("layers",)
 
 
 def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[str, TensorProto]]:
@@ -386,9 +478,7 @@ def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[
     return metadata, {tensor.name: tensor for tensor in model.graph.initializer}
 
 
-def _params(
-    where: str, metadata: Mapping[str, str], stored: Mapping[str, TensorProto]
-) -> Params | tuple[CellParams, ...]:
+def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, TensorProto]) -> Any:
     """Return the model or the layers. Raises InteropError where the parts do not fit together."""
     check_metadata(where, metadata, ("layers", "tensors"))
     try:
@@ -402,7 +492,11 @@ def _params(
             names = "; ".join(_KINDS)
             raise InteropError(f"{where}: a layer is {shown(kind)}; it must be one of {names}.")
     array: Callable[[str], Any] = partial(_array, where, stored)
-    params = tuple(_unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds))
+    pairs = [_unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds)]
+    if len({len(pair) for pair in pairs}) > 1:
+        raise InteropError(f"{where}: its layers are of one direction and of two.")
+    directions = tuple(zip(*pairs, strict=True))
+    params = directions if len(directions) == 2 else directions[0]
     if "embedding" in shapes:
 
         def part(name: str, cls: type[Any]) -> Any:

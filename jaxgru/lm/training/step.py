@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -16,7 +15,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.cells.base import struct
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.dropout import Dropout, at_step
+from jaxgru.layers.implementations import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights, token_nll
@@ -85,8 +85,7 @@ def loss_fn(
 
     Args:
       remat: keep for the gradient only the state at the start of each of about √T segments of the
-        sequence, and recompute a segment's activations when its turn comes (Chen et al. 2016, arXiv
-        1604.06174). It needs the memory of 2√T steps instead of T, and one more forward pass.
+        sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
       carry: the state before the batch; None: zeros.
       implementation: how the layers are computed, `training.implementation` of a config.
 
@@ -101,28 +100,17 @@ def loss_fn(
         raise ValueError(
             f"inputs must be (B, T) with B and T at least 1 for remat; these are {inputs.shape}."
         )
+
+    def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
+        steps, inputs, targets = of_segment
+        here = at_step(dropout, steps[0])
+        logits, carry = apply(params, inputs.T, carry, here, implementation)
+        return carry, token_nll(logits, targets.T).T
+
     B, T = inputs.shape
-    length = math.isqrt(T)
-    whole = T - T % length
-
-    @partial(jax.checkpoint, prevent_cse=False)  # within a scan, nothing is merged
-    def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Float[Array, ""]]:
-        start, inputs, targets = of_segment
-        here = dropout and dataclasses.replace(dropout, first_step=dropout.first_step + start)
-        logits, carry = apply(params, inputs, carry, here, implementation)
-        return carry, token_nll(logits, targets).sum()
-
-    def segments(tokens: Int[Array, "B T"]) -> Int[Array, "segments B length"]:
-        return tokens[:, :whole].reshape(B, -1, length).swapaxes(0, 1)
-
     start = initial_carry(params, B) if carry is None else carry
-    starts = jnp.arange(0, whole, length)
-    end, sums = jax.lax.scan(segment, start, (starts, segments(inputs), segments(targets)))
-    total = sums.sum()
-    if whole < T:
-        end, last = segment(end, (whole, inputs[:, whole:], targets[:, whole:]))
-        total += last
-    return total / (B * T), end
+    end, nll = in_segments(segment, start, (jnp.arange(T), inputs.T, targets.T))
+    return nll.mean(), end
 
 
 def train_step(
@@ -156,7 +144,8 @@ def train_step(
         params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         def of_rows(carry, inputs, targets, first_row):
-            dropout = Dropout(dropout_key, training.dropout, training.dropout_site, first_row)
+            where = {"site": training.dropout_site, "first_row": first_row}
+            dropout = Dropout(dropout_key, training.dropout, **where)
 
             def loss(params):
                 if training.compute_dtype != "float32":

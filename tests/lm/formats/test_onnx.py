@@ -226,8 +226,18 @@ class TestLayers:
             to_onnx([{}])
         with pytest.raises(InteropError, match="layer 1 has 4 input features, but is given 6"):
             to_onnx([gru, gru])
-        with pytest.raises(InteropError, match="of two directions, but a graph reads in one"):
-            to_onnx(((gru,), (gru,)))
+        with pytest.raises(InteropError, match="directions of layer 0 must be of one kind and siz"):
+            to_onnx(((gru,), (layer("gru after", 4, 6),)))
+        with pytest.raises(InteropError, match="there are 1 forward and 2 backward layers"):
+            to_onnx(gru, [gru, gru])
+        with pytest.raises(InteropError, match="layer 1 has 6 input features, but is given 12"):
+            to_onnx([gru, layer("gru", 6)], [gru, layer("gru", 6)])
+        with pytest.raises(InteropError, match="in both directions already"):
+            to_onnx(gru, gru, reverse=True)
+        with pytest.raises(InteropError, match="a language model reads whole sequences forward"):
+            to_onnx(random_params(CONFIGS["gru"]), lengths=True)
+        with pytest.raises(InteropError, match="an MLP reads whole sequences forward"):
+            to_onnx(random_params(CONFIGS["mlp"]).layers, reverse=True)
         with pytest.raises(InteropError, match="are bfloat16; they must be float32 or float64"):
             to_onnx(jax.tree.map(lambda w: w.astype(jnp.bfloat16), gru))
         with pytest.raises(InteropError, match="are bfloat16 and float32; they must be all"):
@@ -405,7 +415,7 @@ class TestRefusals:
         onnx.save(helper.make_model(graph), path)
         with pytest.raises(InteropError, match="is not a model of this library"):
             load_onnx(path)
-        with pytest.raises(InteropError, match="the ONNX model cannot be used: it is not a model"):
+        with pytest.raises(InteropError, match="cannot be used: its graph has no GRU, LSTM or RN"):
             from_onnx(onnx.load(path))
 
     def test_flipped_or_cut_anywhere(self, saved):

@@ -388,7 +388,7 @@ def test_parts_computed_anew_need_memory_for_their_length_only():
 
     def planned_bytes(length):
         tokens = jnp.zeros((4, length), jnp.int32)
-        dropout = Dropout(jax.random.key(2), 0.1)
+        dropout = Dropout(jax.random.key(2), 0.1, "state")
         gradient = jax.jit(jax.grad(partial(loss_fn, remat=True), has_aux=True))
         program = gradient.lower(params, tokens, tokens, dropout).compile()
         return program.memory_analysis().temp_size_in_bytes

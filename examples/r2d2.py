@@ -1,0 +1,296 @@
+"""Learn from replayed pieces of episodes, with the state that was stored: R2D2, everything in JAX.
+
+    python examples/r2d2.py
+    python examples/r2d2.py --seeds 3 --burn-in 8
+
+A replay buffer gives an agent pieces from the middle of episodes. What was the agent's state before
+the first step of a piece? R2D2 (Kapturowski et al. 2019, "Recurrent experience replay in
+distributed reinforcement learning") stores the state of the agent when it acted. Its weights have
+changed since, so the first steps of a piece are only read, which brings the state up to date: the
+burn-in. The simpler way is to begin each piece with zeros.
+
+The task: a symbol is shown in the first step of an episode, and distractors after it. Now and then
+the agent is asked for the first symbol, and gets 1 if it is right. Guesses are right one time in 4.
+Agents learn from pieces of 8 steps, in episodes of 100 steps on average. Then they play episodes of
+240 steps, and the script prints how often they are right, by the time since the symbol was shown.
+
+An agent that learnt with stored states is right throughout. One that learnt with zeros has hardly
+learnt from a memory that is older than a piece, and forgets. On this task the stored state alone is
+enough; the burn-in adds nothing to it.
+
+From R2D2 are the stored state, the burn-in and double Q-learning with a target network. Left out is
+what is not about the state: many machines, priorities, targets of n steps, and rescaled values.
+
+It needs Optax: `pip install optax`.
+"""
+
+import argparse
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxgru
+
+SYMBOLS = 4
+
+
+class Settings(NamedTuple):
+    """The sizes of a training (`OPTIONS` says what the first ones are), and its numbers."""
+
+    updates: int = 4000
+    learned: int = 8
+    burn_in: int = 4
+    num_envs: int = 16
+    hidden_dim: int = 64
+    stored: bool = True  # or a piece begins with zeros
+    capacity: int = 1000  # steps of each environment in the buffer; a multiple of `learned`
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    gamma: float = 0.9
+    epsilon: float = 0.05  # how often the agent acts at random
+    target_every: int = 100  # updates between two copies to the target network
+    ask: float = 0.2  # how often the agent is asked
+    end: float = 0.01  # how often an episode ends
+
+
+# --- The environment
+
+
+class State(NamedTuple):
+    """Whether an episode begins, its first symbol, the symbol shown now, whether to answer now."""
+
+    starts: jax.Array
+    first: jax.Array
+    shown: jax.Array
+    asked: jax.Array
+
+
+def new_episode(key: jax.Array) -> State:
+    """Show the symbol to remember."""
+    symbol = jax.random.randint(key, (), 0, SYMBOLS)
+    return State(jnp.array(True), symbol, symbol, jnp.array(False))
+
+
+def observe(state: State) -> jax.Array:
+    """Return the symbol shown (one of 4 is 1), whether it is the first, and whether to answer."""
+    return jnp.array([*jax.nn.one_hot(state.shown, SYMBOLS), state.starts, state.asked])
+
+
+def act(key: jax.Array, state: State, action: jax.Array, s: Settings) -> tuple[State, Any, Any]:
+    """Return the next state, which may be of a new episode, the reward, and whether it is."""
+    keys = jax.random.split(key, 4)
+    reward = jnp.where(state.asked & (action == state.first), 1.0, 0.0)
+    done = jax.random.bernoulli(keys[0], s.end)
+    shown = jax.random.randint(keys[1], (), 0, SYMBOLS)
+    after = State(jnp.array(False), state.first, shown, jax.random.bernoulli(keys[2], s.ask))
+    return jax.tree.map(partial(jnp.where, done), new_episode(keys[3]), after), reward, done
+
+
+# --- The agent: a dense layer, a GRU, and a value for each action
+
+
+def init(key: jax.Array, s: Settings) -> dict[str, Any]:
+    """Draw the parameters."""
+    keys, H = jax.random.split(key, 3), s.hidden_dim
+    lecun, orthogonal = jax.nn.initializers.lecun_normal(), jax.nn.initializers.orthogonal()
+    return {
+        "encoder": lecun(keys[0], (SYMBOLS + 2, H)),
+        "gru": jaxgru.init_gru(keys[1], H, H, recurrent_kernel_init=orthogonal),
+        "head": lecun(keys[2], (H, SYMBOLS)),
+    }
+
+
+def q_step(params: dict[str, Any], x: jax.Array, carry: Any, starts: jax.Array) -> tuple[Any, Any]:
+    """Return the value of each action for x (B, 6), and the next carry."""
+    y = jax.nn.relu(x @ params["encoder"])
+    y, carry = jaxgru.step(params["gru"], y, carry, reset=starts)
+    return y @ params["head"], carry
+
+
+def q_unroll(
+    params: dict[str, Any], x: jax.Array, carry: Any, starts: jax.Array
+) -> tuple[Any, Any]:
+    """Return the values for x (T, B, 6), and the carry after the last step."""
+    y = jax.nn.relu(x @ params["encoder"])
+    y, carry = jaxgru.unroll(params["gru"], y, carry, reset=starts, time_major=True)
+    return y @ params["head"], carry
+
+
+# --- Acting and storing
+
+
+class Step(NamedTuple):
+    """What is stored of a step, each (B, …)."""
+
+    x: jax.Array
+    starts: jax.Array  # an episode starts with this x: `done` of the step before
+    carry: jax.Array  # before this x, and before the reset
+    action: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+class Actors(NamedTuple):
+    """The environments, the agent's memory of each, and where an episode starts now."""
+
+    state: State
+    carry: jax.Array
+    starts: jax.Array
+
+
+def new_actors(key: jax.Array, num_envs: int, s: Settings) -> Actors:
+    """Start an episode in every environment."""
+    state = jax.vmap(new_episode)(jax.random.split(key, num_envs))
+    return Actors(state, jnp.zeros((num_envs, s.hidden_dim)), jnp.ones(num_envs, bool))
+
+
+def rollout(
+    params: dict[str, Any], key: jax.Array, actors: Actors, num_steps: int, s: Settings
+) -> tuple[Actors, Step]:
+    """Act for some steps: most often the action with the highest value, else any."""
+
+    def step(actors: Actors, key: jax.Array) -> tuple[Actors, Step]:
+        state, carry, starts = actors
+        keys = jax.random.split(key, 3)
+        x = jax.vmap(observe)(state)
+        q, after = q_step(params, x, carry, starts)
+        anything = jax.random.randint(keys[0], starts.shape, 0, SYMBOLS)
+        explores = jax.random.bernoulli(keys[1], s.epsilon, starts.shape)
+        action = jnp.where(explores, anything, q.argmax(-1))
+        of_envs = jax.random.split(keys[2], len(starts))
+        state, reward, done = jax.vmap(partial(act, s=s))(of_envs, state, action)
+        return Actors(state, after, done), Step(x, starts, carry, action, reward, done)
+
+    return jax.lax.scan(step, actors, jax.random.split(key, num_steps))
+
+
+def sample(replay: Step, oldest: jax.Array, key: jax.Array, s: Settings) -> Step:
+    """Draw pieces (T, B, …) from the buffer, a ring whose oldest step is at this place."""
+    keys, T = jax.random.split(key), s.burn_in + s.learned + 1
+    first = oldest + jax.random.randint(keys[0], (s.batch_size,), 0, s.capacity - T + 1)
+    env = jax.random.randint(keys[1], (s.batch_size,), 0, s.num_envs)
+    return jax.tree.map(lambda a: a[(first + jnp.arange(T)[:, None]) % s.capacity, env], replay)
+
+
+# --- Learning
+
+
+def q_learned(params: dict[str, Any], piece: Step, s: Settings) -> jax.Array:
+    """Return the values of a piece's steps after the burn-in."""
+    n, carry = s.burn_in, piece.carry[0] if s.stored else jnp.zeros_like(piece.carry[0])
+    if n:
+        _, carry = q_unroll(params, piece.x[:n], carry, piece.starts[:n])
+        carry = jax.lax.stop_gradient(carry)
+    return q_unroll(params, piece.x[n:], carry, piece.starts[n:])[0]
+
+
+def loss_fn(params: dict[str, Any], target: dict[str, Any], piece: Step, s: Settings) -> jax.Array:
+    """Return the mean of (r + γ Q'(s', argmax Q(s')) − Q(s, a))², which ends at `done`."""
+    pick = lambda q, action: jnp.take_along_axis(q, action[..., None], -1)[..., 0]
+    q, q_target = q_learned(params, piece, s), q_learned(target, piece, s)
+    learned = jax.tree.map(lambda a: a[s.burn_in : -1], piece)
+    later = jnp.where(learned.done, 0, pick(q_target[1:], q[1:].argmax(-1)))
+    wanted = jax.lax.stop_gradient(learned.reward + s.gamma * later)
+    return ((pick(q[:-1], learned.action) - wanted) ** 2).mean()
+
+
+def train(key: jax.Array, s: Settings) -> dict[str, Any]:
+    """Train an agent; return its parameters."""
+    keys = jax.random.split(key, 4)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(s.learning_rate))
+
+    def update(state: tuple, now: tuple) -> tuple[tuple, None]:
+        params, target, opt_state, actors, replay = state
+        i, key = now
+        keys, place = jax.random.split(key), i * s.learned % s.capacity
+        actors, seen = rollout(params, keys[0], actors, s.learned, s)
+        replay = jax.tree.map(
+            lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new, place, 0), replay, seen
+        )
+        piece = sample(replay, place + s.learned, keys[1], s)
+        gradient = jax.grad(loss_fn)(params, target, piece, s)
+        changes, opt_state = optimizer.update(gradient, opt_state)
+        params = optax.apply_updates(params, changes)
+        target = jax.tree.map(partial(jnp.where, i % s.target_every == 0), params, target)
+        return (params, target, opt_state, actors, replay), None
+
+    params, actors = init(keys[0], s), new_actors(keys[1], s.num_envs, s)
+    actors, replay = rollout(params, keys[2], actors, s.capacity, s)  # fills the buffer
+    state = params, params, optimizer.init(params), actors, replay
+    each = jnp.arange(s.updates), jax.random.split(keys[3], s.updates)
+    (params, *_), _ = jax.lax.scan(update, state, each)
+    return params
+
+
+def right_answers(
+    params: dict[str, Any], key: jax.Array, num_steps: int, num_parts: int, s: Settings
+) -> jax.Array:
+    """Return the share of right answers in each part of 500 long episodes, without exploration."""
+    s = s._replace(epsilon=0.0, end=0.0)
+    _, seen = rollout(params, key, new_actors(key, 500, s), num_steps, s)
+    right, asked = (a.reshape(num_parts, -1).sum(1) for a in (seen.reward, seen.x[..., -1]))
+    return right / asked
+
+
+# --- The command
+
+OPTIONS = {
+    "updates": "how often the agent acts and learns",
+    "learned": "steps of a piece that it learns from",
+    "burn_in": "steps of a piece that it only reads, with and without which it is trained",
+    "num_envs": "environments side by side",
+    "hidden_dim": "size of the memory",
+}
+STEPS, PARTS = 240, 6
+
+
+def settings() -> tuple[int, Settings]:
+    """Parse the arguments: how many seeds, and the settings."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N",
+                        help="train each with seeds 0, 1, … (1)")  # fmt: skip
+    for name, text in OPTIONS.items():
+        default = getattr(Settings(), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default,
+                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+    arguments = parser.parse_args()
+    for name in ("seeds", *OPTIONS):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be above 0.")
+    s = Settings(**{name: getattr(arguments, name) for name in OPTIONS})
+    s = s._replace(capacity=s.capacity // s.learned * s.learned)
+    if s.burn_in + s.learned >= s.capacity:
+        parser.error(f"--learned and --burn-in must be below {s.capacity} together, the buffer.")
+    return arguments.seeds, s
+
+
+def main() -> None:
+    """Train agents in four ways, and print how often each is right."""
+    seeds, s = settings()
+    size = STEPS // PARTS
+    ages = "".join(f"{f'{i * size}–{(i + 1) * size - 1}':>9}" for i in range(PARTS))
+    print(f"right answers, by steps since the symbol (guesses: {1 / SYMBOLS:.0%})\n{'':24}{ages}")
+    for stored in (False, True):
+        for burn_in in (0, s.burn_in):
+            way = s._replace(stored=stored, burn_in=burn_in)
+            name = ("stored state" if stored else "zeros") + f", burn-in {burn_in}" * (burn_in > 0)
+            training = jax.jit(partial(train, s=way))
+            test = jax.jit(partial(right_answers, num_steps=STEPS, num_parts=PARTS, s=way))
+            start = time.perf_counter()
+            shares = []
+            for seed in range(seeds):
+                for_training, for_test = jax.random.split(jax.random.key(seed))
+                shares.append(test(training(for_training), for_test))
+            row = "".join(f"{share:>9.0%}" for share in np.median(shares, 0))
+            print(f"{name:<24}{row}  {time.perf_counter() - start:4.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

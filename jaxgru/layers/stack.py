@@ -1,0 +1,61 @@
+"""Layers for `unroll` and `bidirectional`, drawn in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn
+from jaxgru.cells.base import check_flags, is_whole
+from jaxgru.errors import shown
+
+INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lstm, "rnn": init_rnn}
+
+
+def init_stack(
+    cell: str | Callable[..., CellParams],
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    *,
+    bidirectional: bool = False,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Draw the layers of a stack: the input of each is the output of the one below.
+
+    Args:
+      cell: "gru", "lstm" or "rnn", or a function like `init_gru`, for a cell of your own.
+      in_features: the size of the input at a step.
+      hidden_dim: H, the size of the state of each layer, in each direction.
+      bidirectional: each layer above the first reads 2 H features, those of both directions.
+      options: those of `init_gru`, `init_lstm` or `init_rnn`, for each layer.
+
+    Returns:
+      The layers, for `unroll(layers, x)`; or a pair of these, for `bidirectional(*pair, x)`.
+
+    Raises:
+      ValueError: the cell is unknown, the number of layers is not a positive whole number, or an
+        option is wrong as in the function.
+    """
+    check_flags(bidirectional=bidirectional)
+    init = INITS.get(cell) if isinstance(cell, str) else cell
+    if not callable(init):
+        raise ValueError(
+            f"the cell is {shown(cell)}; it must be one of {', '.join(INITS)}, or a function like "
+            "init_gru."
+        )
+    if not is_whole(num_layers) or num_layers < 1:
+        raise ValueError(
+            f"num_layers is {shown(num_layers)}; it must be a whole number, 1 or more."
+        )
+    directions = 1 + bidirectional
+    keys = jax.random.split(key, (directions, num_layers))
+    draw = lambda key, i: init(
+        key, directions * hidden_dim if i else in_features, hidden_dim, **options
+    )
+    stacks = tuple(tuple(draw(keys[d, i], i) for i in range(num_layers)) for d in range(directions))
+    return stacks if bidirectional else stacks[0]

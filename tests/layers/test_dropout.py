@@ -1,0 +1,229 @@
+"""Dropout by its equations, in NumPy; which masks there are, and that they are a whole's parts."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annotations import unchecked
+from conftest import slow
+
+import jaxgru
+from jaxgru import Dropout
+from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, of_layer
+
+KEY, F, H = jax.random.key(1), 3, 5
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def problem(make, H=H):
+    """A layer whose every weight is random, an input, and a carry."""
+    rng = np.random.default_rng(0)
+    normal = lambda like: rng.normal(size=like.shape)
+    layer = jax.tree.map(normal, jax.eval_shape(lambda: make(KEY, F, H, dtype=jnp.float64)))
+    carry = jax.tree.map(normal, jax.eval_shape(lambda: jaxgru.initial_carry(layer, 2)))
+    return layer, rng.normal(size=(2, 4, F)), carry
+
+
+def sigma(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def gru(p, h, x, m):
+    """Gal & Ghahramani 2016, equation 8 and its like for a GRU: m on h in the products alone."""
+    z = sigma(x @ p.Wz + (m * h) @ p.Uz + p.bz)
+    r = sigma(x @ p.Wr + (m * h) @ p.Ur + p.br)
+    if p.reset_gate == "before":
+        n = np.tanh(x @ p.Wn + (m * r * h) @ p.Un + p.bn)
+    else:
+        n = np.tanh(x @ p.Wn + r * ((m * h) @ p.Un + p.cn) + p.bn)
+    return (1 - z) * h + z * n
+
+
+def lstm(p, carry, x, m):
+    h, c = carry
+    f, i, o = (
+        sigma(x @ W + (m * h) @ U + b)
+        for W, U, b in ((p.Wf, p.Uf, p.bf), (p.Wi, p.Ui, p.bi), (p.Wo, p.Uo, p.bo))
+    )
+    c = f * c + i * np.tanh(x @ p.Wg + (m * h) @ p.Ug + p.bg)
+    return o * np.tanh(c), c
+
+
+CELLS = {
+    "gru, reset before": (partial(jaxgru.init_gru, reset_gate="before"), gru),
+    "gru": (jaxgru.init_gru, gru),
+    "lstm": (jaxgru.init_lstm, lstm),
+}
+
+
+@pytest.mark.parametrize("H", [5, *slow(1, 33)])
+@pytest.mark.parametrize("kind", CELLS)
+def test_variational_dropout_at_the_state(kind, H):
+    """The same mask at every step, where h enters the products."""
+    make, equations = CELLS[kind]
+    layer, x, carry = problem(make, H)
+    dropout = Dropout(KEY, 0.25, "state", "variational")
+    (masks,) = dropout_masks([layer], dropout, 2, 4)
+    m, after, expected = np.asarray(masks.product.keep) / 0.75, carry, []
+    for t in range(4):
+        after = equations(layer, after, x[:, t], m)
+        expected.append(after[0] if kind == "lstm" else after)
+    for implementation in ("scan", "autodiff"):
+        y, end = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
+        np.testing.assert_allclose(y, np.stack(expected, 1), 1e-12)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), tuple(end), tuple(after))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("kind", ["lstm", *slow("gru")])
+def test_zoneout(kind, mean):
+    """Krueger et al. 2017, equations 4 and 5: h and c keep old values, each by its own mask."""
+    make, equations = CELLS[kind]
+    layer, x, carry = problem(make)
+    dropout = Dropout(None if mean else KEY, 0.25, "state", "zoneout")
+    (masks,) = dropout_masks([layer], dropout, 2, 4)
+    updates = jax.tree.leaves(masks.zoneout.keep)
+    assert mean or len({u.tobytes() for u in map(np.asarray, updates)}) == len(updates)
+    after = carry if kind == "lstm" else (carry,)
+    for t in range(4):
+        new = equations(layer, after if kind == "lstm" else after[0], x[:, t], 1)
+        new = new if kind == "lstm" else (new,)
+        d = [0.75 if mean else np.asarray(u[t]) for u in updates]
+        after = tuple(d * n + (1 - d) * old for d, n, old in zip(d, new, after, strict=True))
+    y, end = jaxgru.unroll(layer, x, carry, dropout=dropout)
+    np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
+    for seen, expected in zip(jax.tree.leaves(end), after, strict=True):
+        np.testing.assert_allclose(seen, expected, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gru", *slow("gru, reset before", "lstm")])
+def test_the_gradients_of_variational_dropout(kind):
+    layer, x, carry = problem(CELLS[kind][0])
+    dropout = Dropout(KEY, 0.25, "state", "variational")
+
+    def loss(layer, x, carry, implementation):
+        outputs = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
+        return sum(jnp.sum(jnp.sin(leaf + i)) for i, leaf in enumerate(jax.tree.leaves(outputs)))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2)), static_argnums=3)
+    seen, expected = (gradient(layer, x, carry, name) for name in ("scan", "autodiff"))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), seen, expected)
+
+
+# --- Which masks
+
+
+def masks(dropout, L=3, B=6, T=7, H=H):
+    stack = [jaxgru.init_lstm(KEY, F if i == 0 else H, H) for i in range(L)]
+    return dropout_masks(stack, dropout, B, T)
+
+
+@pytest.mark.parametrize("L", [1, 3])
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("kind", ["each_step", "variational"])
+def test_sites(site, kind, L):
+    """Which layers have which mask."""
+    field = {"between": "output", "state": "product" if kind == "variational" else "state"}
+    here = {"input": [0], "between": [*range(L - 1)], "output": [L - 1]}.get(site, range(L))
+    with jax.disable_jit():
+        drawn = masks(Dropout(KEY, 0.5, site, kind), L)
+    for i, layer in enumerate(drawn):
+        present = [name for name in layer._fields if getattr(layer, name).keep is not None]
+        assert present == ([field.get(site, site)] if i in here else [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("H", [1, 4, 5, 130])
+def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(kind, H):
+    """What lets a batch be split over devices, and a sequence into parts computed anew."""
+    whole = jax.tree.leaves(masks(Dropout(KEY, 0.4, "state", kind), 2, H=H))
+    at = dict(first_row=3, first_step=4)
+    parts = jax.tree.leaves(masks(Dropout(KEY, 0.4, "state", kind, **at), 2, 2, 3, H))
+    compared = 0
+    for mask, part in zip(whole, parts, strict=True):
+        if mask.ndim == 3:
+            np.testing.assert_array_equal(part, mask[4:, 3:5])
+        elif mask.ndim == 2:
+            np.testing.assert_array_equal(part, mask[3:5])
+        compared += mask.ndim > 0
+    assert compared == (4 if kind == "zoneout" else 2)
+
+
+@pytest.mark.parametrize("site", ["input", "between"])
+def test_a_variational_mask_does_not_change_with_the_step(site):
+    first, *_ = masks(Dropout(KEY, 0.4, site, "variational"))
+    keep = np.asarray((first.input if site == "input" else first.output).keep)
+    assert (keep == keep[:1]).all() and len({row.tobytes() for row in keep[0]}) > 1
+
+
+def test_the_scale_is_that_of_the_rate_that_16_bits_have():
+    """parity_tests/test_models.py tests the masks themselves, and what they do."""
+    (mask,) = masks(Dropout(KEY, 0.1, "state"), 1)
+    assert float(mask.state.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
+
+
+def test_dropout_of_an_input_is_that_of_its_numbers():
+    layer, x, _ = problem(jaxgru.init_gru)
+    dropout = Dropout(KEY, 0.4, "input")
+    (mask,) = dropout_masks([layer], dropout, 2, 4)
+    dropped = np.where(np.swapaxes(mask.input.keep, 0, 1), x * float(mask.input.scale), 0)
+    seen, expected = jaxgru.unroll(layer, x, dropout=dropout), jaxgru.unroll(layer, dropped)
+    np.testing.assert_array_equal(seen[0], expected[0])
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_two_directions_have_masks_of_their_own(site):
+    """Each layer's dropout is that of `unroll`; between and output as in PyTorch."""
+    (layer, x, _), dropout = problem(jaxgru.init_gru), Dropout(KEY, 0.5, site)
+    seen, _ = jaxgru.bidirectional([layer], [layer], x, dropout=dropout)
+    ahead, back = (of_layer(dropout, d, 0, 1) for d in (0, 1))
+    expected = [
+        jaxgru.unroll(layer, x, reverse=reverse, dropout=one)[0]
+        for reverse, one in ((False, ahead), (True, back))
+    ]
+    np.testing.assert_array_equal(seen, np.concatenate(expected, -1))
+    assert (ahead is None) == (site == "between")
+    sites = [[d and d.site for d in (of_layer(dropout, 1, i, 3),)][0] for i in range(3)]
+    assert (
+        sites
+        == {
+            "input": ["input", None, None],
+            "state": ["state"] * 3,
+            "between": ["output", "output", None],
+            "output": [None, None, "output"],
+        }[site]
+    )
+    assert (
+        site == "between" or (jax.random.key_data(ahead.key) != jax.random.key_data(back.key)).any()
+    )
+
+
+@pytest.mark.parametrize(
+    "dropout, says",
+    [
+        ((KEY, 0.5, "inside"), "site is 'inside'; it must be one of input, state, between, output"),
+        ((KEY, 0.5, "state", "often"), "kind is 'often'; it must be one of each_step, variational"),
+        ((KEY, 0.5, "output", "zoneout"), "site is 'output'; zoneout needs the site 'state'"),
+        ((None, 0.5, "state"), "key is None; only zoneout has a mean to evaluate with"),
+    ],
+)
+def test_what_is_refused(dropout, says):
+    with pytest.raises(ValueError, match=says):
+        masks(Dropout(*dropout))
+    with pytest.raises(TypeError, match="site"):
+        Dropout(KEY, 0.5)
+
+
+@pytest.mark.parametrize("implementation", ["scan", "autodiff"])
+def test_a_cell_without_products_of_its_state(implementation):
+    layer = jaxgru.cells.init_mlp(KEY, F, H, 3)
+    dropout = Dropout(KEY, 0.5, "state", "variational")
+    with unchecked(), pytest.raises(ValueError, match="which the cell mlp does not have"):
+        jaxgru.unroll(layer, np.ones((2, 4, F)), dropout=dropout, implementation=implementation)

@@ -1,0 +1,243 @@
+"""ONNX's recurrent nodes and ours: directions and lengths out, any graph's weights in."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import layer, normal
+from random_models import same_bits
+
+import jaxgru
+from jaxgru.libraries import InteropError
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from jaxgru.lm.formats.onnx import from_onnx, to_onnx  # noqa: E402
+
+TOLERANCE = 1e-5  # some roundings of values of about 1
+
+
+def runtime(model):
+    """A function from inputs by name to the outputs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda **inputs: session.run(None, inputs)
+
+
+def close(ours, theirs):
+    for a, b in zip(jax.tree.leaves(ours), theirs, strict=True):
+        assert a.shape == b.shape and b.dtype == np.float32
+        np.testing.assert_allclose(b, a, TOLERANCE, TOLERANCE)
+
+
+class TestOut:
+    @pytest.mark.parametrize(
+        "kind, directions, lengths, B, T, H",
+        [
+            ("gru", 2, [8, 0, 3], 3, 8, 6),
+            ("gru after, second bias", 2, None, 3, 8, 6),
+            ("lstm", 2, [8, 0, 3], 3, 8, 6),
+            ("rnn", 2, [1], 1, 1, 1),
+            ("rnn", -1, [2, 5, 0], 3, 8, 33),
+            ("lstm", -1, None, 1, 3, 6),
+            ("gru after", 1, [2, 5, 0], 3, 8, 6),
+        ],
+    )
+    def test_the_same_numbers(self, kind, directions, lengths, B, T, H):
+        """In onnxruntime, of a stack of two, from any carry; ours in float64."""
+        E, beside = 4, max(directions, 1)
+        stacks = [
+            tuple(
+                layer(kind, *sizes, seed=7 * d + i)
+                for i, sizes in enumerate([(E, H), (beside * H, H)])
+            )
+            for d in range(beside)
+        ]
+        x, given = normal(B, T, E, dtype=np.float32), {}
+        carry = [jax.eval_shape(lambda s=s: jaxgru.initial_carry(s, B)) for s in stacks]
+        carry = jax.tree.map(
+            lambda leaf: normal(*leaf.shape, dtype=np.float32, seed=leaf.ndim), carry
+        )
+        carry = tuple(carry) if directions == 2 else carry[0]
+        options = {} if lengths is None else {"lengths": np.array(lengths, np.int32)}
+        given = {} if directions == 2 else {"reverse": directions == -1}
+        weights = tuple(stacks) if directions == 2 else stacks[0]
+        model = to_onnx(weights, lengths=lengths is not None, **given)
+        onnx.checker.check_model(model, full_check=True)
+        names = [value.name for value in model.graph.input]
+        run = runtime(model)
+        theirs = run(
+            **dict(zip(names, [x, *options.values(), *jax.tree.leaves(carry)], strict=True))
+        )
+        with jax.enable_x64(True):
+            double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
+            stacks, x, carry = double((stacks, x, carry))
+            if directions == 2:
+                close(jaxgru.bidirectional(*stacks, x, carry, **options), theirs)
+            else:
+                close(jaxgru.unroll(stacks[0], x, carry, **options, **given), theirs)
+        assert same_bits(from_onnx(model), weights)
+
+    def test_directions_given_apart_and_names(self):
+        p, q = layer("lstm"), layer("lstm", seed=1)
+        model = to_onnx(p, q, lengths=True)
+        assert model == to_onnx(((p,), (q,)), lengths=True)
+        carry = [f"carry.{way}.0.{part}" for way in ("forward", "backward") for part in "hc"]
+        assert [value.name for value in model.graph.input] == ["x", "lengths", *carry]
+
+    def test_any_of_the_second_biases(self):
+        """Where one is absent in one direction, it is absent again there."""
+        p = layer("gru after, second bias")
+        pair = ((p.replace(cz=None),), (p.replace(cr=None, cn=None),))
+        assert same_bits(from_onnx(to_onnx(pair)), pair)
+
+
+GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
+
+
+def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, **attributes):
+    """A graph of one node with random weights and dynamic sizes; and its weights."""
+    D, rows = 2 if direction == "bidirectional" else 1, GATES[op] * H
+    shapes = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows), **dict(more)}
+    weights = {n: normal(*s, dtype=np.float32, seed=i) for i, (n, s) in enumerate(shapes.items())}
+    weights = {name: weight for name, weight in weights.items() if name not in without}
+    names = ["x", *("WRB" if "B" in weights else "WR"), *[""] * (3 + ("B" not in weights)), ""]
+    names = [*names[:7], "P"] if "P" in weights else names[:4]
+    outputs = ["y", "h", "c"][: 3 if op == "LSTM" else 2]
+    node = helper.make_node(
+        op, names, outputs, "it", hidden_size=H, direction=direction, **attributes
+    )
+    value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    stored = [numpy_helper.from_array(weight, name) for name, weight in weights.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "B", E])
+    graph = helper.make_graph([node], "g", [x], [value(name) for name in outputs], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+class TestIn:
+    @pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+    @pytest.mark.parametrize(
+        "op, options",
+        [
+            ("GRU", {"linear_before_reset": 0}),
+            ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Tanh"]}),
+            ("LSTM", {"without": "B"}),
+            ("LSTM", {"H": 33}),
+            ("RNN", {"H": 1, "E": 1}),
+        ],
+    )
+    def test_any_node(self, op, options, direction):
+        """Its weights compute in onnxruntime what they compute here."""
+        two = direction == "bidirectional"
+        if "activations" in options and two:
+            options = options | {"activations": 2 * options["activations"]}
+        model = graph_of(op, direction, **options)
+        (node,) = from_onnx(model)
+        assert (node.name, node.direction, node.reads) == ("it", direction, ())
+        x = normal(5, 2, options.get("E", 2), dtype=np.float32, seed=9)
+        y, *states = runtime(model)(x=x)
+        if two:
+            ours, ends = jaxgru.bidirectional(node.layer, node.backward, x, time_major=True)
+        else:
+            reverse = direction == "reverse"
+            ours, end = jaxgru.unroll(node.layer, x, reverse=reverse, time_major=True)
+            ends = (end,)
+        ends = [np.stack(parts) for parts in zip(*map(jax.tree.leaves, ends), strict=True)]
+        close([ours.reshape(5, 2, 1 + two, -1).swapaxes(1, 2), *ends], [y, *states])
+
+    @pytest.mark.parametrize("op", GATES)
+    def test_batches_before_steps(self, op):
+        """`layout` 1, which onnxruntime lacks: it turns the states, and not the weights."""
+        model, other = graph_of(op, layout=1), graph_of(op)
+        assert same_bits(from_onnx(model)[0].layer, from_onnx(other)[0].layer)
+        x = normal(2, 5, 2, dtype=np.float32, seed=9)
+        y = ReferenceEvaluator(model).run(["y"], {"x": x})[0]  # (B, T, D, H)
+        close(jaxgru.unroll(from_onnx(model)[0].layer, x)[0], [y.reshape(2, 5, 3)])
+
+    @pytest.mark.parametrize("kind, two", [("GRU", True), ("LSTM", False), ("RNN", True)])
+    @pytest.mark.filterwarnings("ignore")
+    def test_what_pytorch_exports(self, kind, two, tmp_path):
+        """Stacked: every node reads the one before; the weights are those of the module."""
+        torch = pytest.importorskip("torch")
+        module = getattr(torch.nn, kind)(4, 5, 3, bidirectional=two)
+        x = torch.randn(6, 1, 4)
+        path = tmp_path / "torch.onnx"
+        torch.onnx.export(module, (x,), path, dynamo=False)
+        nodes = from_onnx(path)
+        assert [node.reads for node in nodes] == [(), (nodes[0].name,), (nodes[1].name,)]
+        assert {node.direction for node in nodes} == {"bidirectional" if two else "forward"}
+        ahead, back = [node.layer for node in nodes], [node.backward for node in nodes]
+        x, theirs = x.numpy(), module(x)[0].detach().numpy()
+        if two:
+            y, _ = jaxgru.bidirectional(ahead, back, x, time_major=True)
+        else:
+            y, _ = jaxgru.unroll(ahead, x, time_major=True)
+        close(y, [theirs])
+
+    def test_weights_that_nodes_compute(self):
+        """Of constants: here W is transposed, R a Constant, and B two parts."""
+        model, plain = graph_of("GRU"), graph_of("GRU")
+        weights = {t.name: numpy_helper.to_array(t) for t in plain.graph.initializer}
+        del model.graph.initializer[:]
+        turned = numpy_helper.from_array(np.ascontiguousarray(weights["W"].swapaxes(1, 2)), "V")
+        parts = [
+            numpy_helper.from_array(w, f"b{i}") for i, w in enumerate(np.split(weights["B"], 2, 1))
+        ]
+        model.graph.initializer.extend([turned, *parts])
+        before = [
+            helper.make_node("Transpose", ["V"], ["W"], perm=[0, 2, 1]),
+            helper.make_node("Constant", [], ["R"], value=numpy_helper.from_array(weights["R"])),
+            helper.make_node("Concat", ["b0", "b1"], ["B"], axis=1),
+        ]
+        nodes = [*before, *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        assert same_bits(from_onnx(model)[0].layer, from_onnx(plain)[0].layer)
+
+    def test_weights_in_a_file_beside(self, tmp_path):
+        path, model = tmp_path / "m.onnx", graph_of("LSTM")
+        want = from_onnx(model)[0].layer
+        onnx.save(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
+        assert same_bits(from_onnx(path)[0].layer, want)
+        with pytest.raises(
+            InteropError, match="its W is in a file beside the graph's: pass the gr"
+        ):
+            from_onnx(onnx.load(path, load_external_data=False))
+
+    @pytest.mark.parametrize(
+        "model, says",
+        [
+            (lambda: graph_of("GRU", activations=["HardSigmoid", "Tanh"]),
+             "the GRU 'it' has the activations hardsigmoid, tanh; jaxgru's has sigmoid, tanh"),
+            (lambda: graph_of("RNN", activations=["Relu"]), "activations relu; jaxgru's has tanh"),
+            (lambda: graph_of("LSTM", clip=3.0), r"clips what enters its activations \(clip\)"),
+            (lambda: graph_of("LSTM", input_forget=1), r"couples its gates \(input_forget\)"),
+            (lambda: graph_of("LSTM", more={"P": (1, 9)}), r"has peepholes \(P\)"),
+            (lambda: graph_of("GRU", without="W"), "W comes from 'W', an input of the graph"),
+            (lambda: graph_of("GRU", more={"B": (1, 9)}), r"tensor B has shape \(1, 9\); it mus"),
+            (lambda: graph_of("GRU", more={"R": (9,)}), "the tensor B has shape"),
+            (lambda: graph_of("GRU", more={"W": ()}), "the tensor W has shape"),
+        ],
+    )  # fmt: skip
+    def test_refusals(self, model, says):
+        with pytest.raises(InteropError, match=says):
+            from_onnx(model())
+
+    def test_peepholes_of_zeros_and_other_dtypes(self):
+        model = graph_of("LSTM", more={"P": (1, 9)})
+        (P,) = (t for t in model.graph.initializer if t.name == "P")
+        P.CopyFrom(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
+        assert same_bits(from_onnx(model)[0].layer, from_onnx(graph_of("LSTM"))[0].layer)
+        (W,) = (t for t in model.graph.initializer if t.name == "W")
+        W.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(W).astype(np.float16), "W"))
+        with pytest.raises(InteropError, match="its weights are float16; they must be float32"):
+            from_onnx(model)
