@@ -6,8 +6,8 @@ weights and the state that the segments before it left; its gradient then update
     θ ← θ − η · g / (√m + ε) + λ · s ⊙ (θ₀ − θ)        s = √m / mean(√m), at most 1/λ
 
 g is the gradient of the segment's mean loss, cut off at its start; m is the mean of g² over the
-segments of a training text, with the weights θ₀ that training found. See arXiv 1709.07432, section
-4. No weight has seen a token before it is predicted, so the losses are those of an honest predictor.
+segments of a training text, with the weights θ₀ that training found (arXiv 1709.07432, section 4).
+A token is predicted before any weight has seen it, so the loss is that of an honest predictor.
 """
 
 from __future__ import annotations
