@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Carry, Cell, CellParams, Hidden, Size, exportable, hidden
+from jaxgru.cells.base import (
+    Carry,
+    Cell,
+    CellParams,
+    Hidden,
+    LSTMState,
+    Size,
+    exportable,
+    hidden,
+)
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
-from jaxgru.cells.lstm import LSTM, LSTMParams, LSTMState, init_lstm, lstm_cell
+from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
+from jaxgru.cells.lstm_projection import PROJECTED_LSTM, ProjectedLSTMParams
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
 from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
-    "MLPParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm",
-    "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
+    "MLPParams", "ProjectedLSTMParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden",
+    "init_gru", "init_lstm", "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register",
+    "rnn_cell", "sizes", "zero_carry",
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {}
@@ -42,7 +53,7 @@ def register(cell: Cell) -> None:
     CELLS[cell.name] = cell
 
 
-for _cell in (GRU, LSTM, RNN, MLP):
+for _cell in (GRU, LSTM, PROJECTED_LSTM, RNN, MLP):
     register(_cell)
 
 

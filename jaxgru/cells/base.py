@@ -1,10 +1,11 @@
-"""The interface of a cell (`Cell`), and what cells share: carries, masks, initial weights.
+"""The interface of a cell (`Cell`), and what cells share: carries, masks, promotion.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
 elementwise product. Arrays are time-major.
 
-`products.py` has the matrix products, `layers/over_time.py` the pass over time and its gradient.
+`products.py` has the matrix products, `initial_weights.py` the distributions of new weights,
+`layers/over_time.py` the pass over time and its gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import a_type
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
@@ -75,7 +75,8 @@ class Cell:
       name: the value of `model.cell` in a config.
       params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
-      sizes: params → (E, H); None if their shapes contradict each other.
+      sizes: params → the sizes (E, H) of its input and of h; None if their shapes contradict each
+        other. The other parts of a carry can be wider than h.
       step: (params, carry, x (B, E)) → the next carry: the equations.
       zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple, best
         one with names, that begins with h.
@@ -100,6 +101,7 @@ class Recurrence(NamedTuple):
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
     Attributes:
+      gates: G, the number of gates: a (T, B, ...) is split into so many parts.
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs besides the carries.
       factors: (layout, the carry before the step, the carry after it, saved) → `factors`: what
@@ -111,6 +113,7 @@ class Recurrence(NamedTuple):
         a leading axis T → the gradients of U and of a.
     """
 
+    gates: int
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
     factors: Callable[..., tuple[Array, ...]]
     step_gradient: Callable[..., tuple[Any, tuple[Array, ...]]]
@@ -123,7 +126,7 @@ class RecurrentLayer(NamedTuple):
     Attributes:
       W: (E, G·H), the concatenated input weights.
       b: (G·H), the summed biases.
-      U: the recurrent weights (H, ...), and the biases (H) inside the recurrence.
+      U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
       recurrence: what happens at each step.
     """
 
@@ -141,6 +144,20 @@ class ParallelLayer(NamedTuple):
     """
 
     all_steps: Callable[[Any, Array], tuple[Array, Any]]
+
+
+class LSTMState(NamedTuple):
+    """The carry of an LSTM: the output h and the cell state c, (B, H) each. With a projection, h is
+    (B, p).
+
+    A pair (h, c) can stand for it.
+    """
+
+    h: Array
+    c: Array
+
+
+export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
 
 
 class Mask(NamedTuple):
@@ -248,71 +265,19 @@ def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
 
 
 def sizes_of_gates(
-    W: Sequence[Any], U: Sequence[Any], biases: Sequence[Any]
+    W: Sequence[Any],
+    U: Sequence[Any],
+    biases: Sequence[Any],
+    U_shape: tuple[int, ...] | None = None,
 ) -> tuple[int, int] | None:
-    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None."""
+    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None.
+
+    Args:
+      U_shape: the shape of each U, if it is another.
+    """
     shapes = lambda leaves: {getattr(leaf, "shape", None) for leaf in leaves}
     W_shapes, U_shapes, b_shapes = map(shapes, (W, U, biases))
     if len(W_shapes) > 1 or len(E_H := W_shapes.pop() or ()) != 2:
         return None
     E, H = E_H
-    return (E, H) if U_shapes == {(H, H)} and b_shapes == {(H,)} else None
-
-
-def initializers(
-    E: int,
-    H: int,
-    dtype: DTypeLike,
-    kernel_init: Initializer | None = None,
-    recurrent_kernel_init: Initializer | None = None,
-    bias_init: Initializer | None = None,
-) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
-    """Return functions that draw W, U and b from a key, for one gate.
-
-    The default is uniform ±1/√fan_in (PyTorch's Linear). A given initializer draws in float32 or
-    wider, because not all of JAX's can draw narrower numbers.
-
-    Raises:
-      ValueError: a size is not a positive whole number, the dtype is not floating-point, or an
-        initializer is no function or returns something else than such numbers of the shape.
-    """
-    for name, size in (("in_features", E), ("hidden_dim", H)):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
-    try:
-        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-    except TypeError:  # it names none
-        floating = False
-    if not floating:
-        raise ValueError(f"dtype is {shown(dtype)}; it must be one of floating-point numbers.")
-
-    def draw(
-        name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int
-    ) -> Callable[[PRNGKeyArray], Array]:
-        if given is None:
-            bound = fan_in**-0.5
-            return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
-        if not callable(given):
-            raise ValueError(
-                f"{name} is {a_type(given)}; it must be an initializer, such as "
-                "jax.nn.initializers.orthogonal()."
-            )
-
-        def drawn(key: PRNGKeyArray) -> Array:
-            values: Any = given(key, shape, widest(dtype, jnp.float32))
-            kind = getattr(values, "dtype", None)
-            if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
-                seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
-                raise ValueError(
-                    f"{name} returns {seen}; it must return floating-point numbers {shape} "
-                    "(jax.nn.initializers.orthogonal is none, but orthogonal() is one)."
-                )
-            return values.astype(dtype)
-
-        return drawn
-
-    return (
-        draw("kernel_init", kernel_init, (E, H), E),
-        draw("recurrent_kernel_init", recurrent_kernel_init, (H, H), H),
-        draw("bias_init", bias_init, (H,), E),
-    )
+    return (E, H) if U_shapes == {U_shape or (H, H)} and b_shapes == {(H,)} else None

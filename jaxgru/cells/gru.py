@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import field
 
-import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
@@ -31,11 +30,11 @@ from jaxgru.cells.base import (
     Size,
     aligned,
     check_flags,
-    initializers,
     plus,
     sizes_of_gates,
     struct,
 )
+from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.products import outer
 from jaxgru.errors import UserError, shown
 
@@ -101,20 +100,18 @@ def init_gru(
         than such numbers, `second_bias` is neither True nor False, or `reset_gate` is neither
         "before" nor "after".
     """
-    W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
-    )
     check_flags(second_bias=second_bias)
-    k, H = jax.random.split(key, 9), hidden_dim
-    p = GRUParams(
-        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
-        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
-        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
-        cz=jnp.zeros(H, dtype) if second_bias else None,
-        cr=jnp.zeros(H, dtype) if second_bias else None,
-        cn=jnp.zeros(H, dtype) if reset_gate == "after" else None,
-        reset_gate=reset_gate,
+    weights = gru_weights(
+        key, in_features, hidden_dim, dtype,
+        kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init,
     )  # fmt: skip
+    p = GRUParams(
+        **weights,
+        cz=jnp.zeros(hidden_dim, dtype) if second_bias else None,
+        cr=jnp.zeros(hidden_dim, dtype) if second_bias else None,
+        cn=jnp.zeros(hidden_dim, dtype) if reset_gate == "after" else None,
+        reset_gate=reset_gate,
+    )
     check(p)
     return p
 
@@ -170,7 +167,7 @@ def prepare(p: GRUParams) -> RecurrentLayer:
 
 def _before_step(layout, U, h, a):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), h.shape[layout.axis])
+    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), 2)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     n = jnp.tanh(a_n + layout.times(Un, r * h))
     return (1 - z) * h + z * n, (layout.join(z, r), n)
@@ -179,7 +176,7 @@ def _before_step(layout, U, h, a):
 def _before_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
-    z, r = layout.gates(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, 2)
     return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
 
 
@@ -193,11 +190,13 @@ def _before_step_gradient(layout, U, dh, factors):
 
 def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = layout.gates(zr, h.shape[-1])
+    _, r = layout.gates(zr, 2)
     return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
 
 
-RESET_BEFORE = Recurrence(_before_step, _before_factors, _before_step_gradient, _before_gradients)
+RESET_BEFORE = Recurrence(
+    3, _before_step, _before_factors, _before_step_gradient, _before_gradients
+)
 
 
 # Reset after. U (H, 3H), m = h·Un + cn.
@@ -205,7 +204,7 @@ RESET_BEFORE = Recurrence(_before_step, _before_factors, _before_step_gradient, 
 
 def _after_step(layout, U, h, a):
     (U, cn), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), 3)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
     n = jnp.tanh(a_n + r * m)
@@ -215,7 +214,7 @@ def _after_step(layout, U, h, a):
 def _after_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
     zr, m, n = saved
-    z, r = layout.gates(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, 2)
     of_n = z * (1 - n * n)
     of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
     return of_n, layout.join(of_zr, of_n * r), 1 - z
@@ -228,12 +227,12 @@ def _after_step_gradient(layout, U, dh, factors):
 
 
 def _after_gradients(layout, U, h, after, saved, kept):
-    (U, cn), (da_n, d_Uh) = U, kept
-    d_z, d_r, d_n = layout.gates(d_Uh, cn.shape[-1])
+    (U, _), (da_n, d_Uh) = U, kept
+    d_z, d_r, d_n = layout.gates(d_Uh, 3)
     return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
-RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)
+RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _after_gradients)
 
 
 GRU = Cell(

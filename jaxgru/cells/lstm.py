@@ -8,27 +8,25 @@ h' = o ⊙ tanh(c')
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
-from jax import export
 from jax.nn import sigmoid
-from jax.nn.initializers import Initializer, zeros
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
     Hidden,
+    LSTMState,
     Recurrence,
     RecurrentLayer,
     Size,
     aligned,
-    initializers,
     sizes_of_gates,
     struct,
 )
+from jaxgru.cells.initial_weights import lstm_weights
+from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
 from jaxgru.cells.products import gradients_of_one_matrix
 
 
@@ -53,16 +51,6 @@ class LSTMParams:
     bg: Float[Array, "H"]
 
 
-class LSTMState(NamedTuple):
-    """The carry: the output h and the cell state c, (B, H) each. A pair (h, c) can stand for it."""
-
-    h: Array
-    c: Array
-
-
-export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
-
-
 def init_lstm(
     key: PRNGKeyArray,
     in_features: int,
@@ -72,36 +60,33 @@ def init_lstm(
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> LSTMParams:
+    proj_size: int | None = None,
+) -> LSTMParams | ProjectedLSTMParams:
     """Draw initial parameters.
 
-    W: uniform ±1/√E; U: uniform ±1/√H; b: zeros, but ones in the forget gate (Gers et al. 2000).
+    W: uniform ±1/√E; U and P: uniform ±1/√(their rows); b: zeros, but ones in the forget gate (Gers
+    et al. 2000).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
+      proj_size: p, the size of h alone, which is then projected: `ProjectedLSTMParams`.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H) or (p, H), and P, instead, such as
+        `orthogonal()`.
       bias_init: draws each gate's b (H,) instead, the forget gate's, too.
 
     Raises:
       ValueError: a size is not positive; or an initializer is no function or returns something
         else than such numbers.
     """
-    opened = bias_init is None
-    b_init = zeros if opened else bias_init
-    W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, b_init
+    options = dict(
+        kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init
     )
-    k = jax.random.split(key, 8)
-    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
-    return LSTMParams(
-        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(hidden_dim, dtype) if opened else b(k_bias[0]),
-        Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
-        Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
-        Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),
-    )  # fmt: skip
+    if proj_size is not None:
+        return init_projected_lstm(key, in_features, hidden_dim, proj_size, dtype, **options)
+    return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
 
 
 def lstm_cell(p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]) -> LSTMState:
@@ -141,7 +126,7 @@ def prepare(p: LSTMParams) -> RecurrentLayer:
 
 def _step(layout, U, carry, a):
     (U,), (h, c) = U, carry
-    Uh = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    Uh = layout.gates(layout.times(U, h), 4)
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
@@ -151,7 +136,7 @@ def _step(layout, U, carry, a):
 def _factors(layout, before, after, saved):
     """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
     fio, g = saved
-    f, i, o = layout.gates(fio, g.shape[layout.axis])
+    f, i, o = layout.gates(fio, 3)
     tanh_c = jnp.tanh(after.c)
     of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
     return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
@@ -164,7 +149,7 @@ def _step_gradient(layout, U, d_carry, factors):
     return LSTMState(layout.times(U, da), dc * f), (da,)
 
 
-RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, gradients_of_one_matrix)
 
 
 LSTM = Cell(

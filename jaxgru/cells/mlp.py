@@ -24,11 +24,11 @@ from jaxgru.cells.base import (
     ParallelLayer,
     Size,
     aligned,
-    initializers,
     plus,
     struct,
     widest,
 )
+from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.products import product
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100

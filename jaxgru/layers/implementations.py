@@ -297,9 +297,9 @@ def layer_stepper(
     layer = cell.prepare(params) if cell.prepare else None
     if not isinstance(layer, RecurrentLayer):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    W, b, (_, H) = layer.W, layer.b, sizes(params)
+    W, b = layer.W, layer.b
     U = jax.tree.map(IN_ROWS.turn, layer.U)
-    gates = lambda a: IN_ROWS.gates(a, H)
+    gates = lambda a: IN_ROWS.gates(a, layer.recurrence.gates)
     tables = None if table is None else gates(plus(dot(table, W), b))
 
     def step(carry: Carry, x: Array) -> Carry:

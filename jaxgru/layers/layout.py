@@ -34,9 +34,9 @@ class Layout(NamedTuple):
         x = x[None] if x.ndim == 1 else x
         return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
 
-    def gates(self, x: Array, H: int) -> list[Array]:
-        """Split x into gates of H units."""
-        return jnp.split(x, x.shape[self.axis] // H, self.axis)
+    def gates(self, x: Array, G: int) -> list[Array]:
+        """Split x into G gates."""
+        return jnp.split(x, G, self.axis)
 
     def join(self, *parts: Array) -> Array:
         """Concatenate along the axis of the units."""

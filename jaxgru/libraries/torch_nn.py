@@ -12,12 +12,14 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import is_pair
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
@@ -40,8 +42,8 @@ def from_torch(module: Any) -> Any:
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
         or something may change what it computes: hooks, parametrized weights, parameters of its
-        own; it has a projection (`proj_size`) or a nonlinearity other than tanh, or is on the
-        device "meta"; or its dtype is neither float32 nor, where JAX has 64 bits enabled, float64.
+        own; it has a nonlinearity other than tanh, or is on the device "meta"; or its dtype is
+        neither float32 nor, where JAX has 64 bits enabled, float64.
     """
     torch = import_torch()
     _check_module(torch, module)
@@ -85,7 +87,12 @@ def to_torch(
                 "numbers must be equal."
             )
         layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
-    kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}
+    kinds = {
+        GRUParams: torch.nn.GRU,
+        LSTMParams: torch.nn.LSTM,
+        ProjectedLSTMParams: torch.nn.LSTM,
+        RNNParams: torch.nn.RNN,
+    }
     tensors = [_tensors(layer) for layer in layers]
     (_, E), (_, H) = tensors[0][0].shape, tensors[0][1].shape
     dtypes = {str(tensor.dtype) for layer in tensors for tensor in layer}
@@ -100,15 +107,25 @@ def to_torch(
                 f"layer {i // directions} is {W.shape[1]} → {U.shape[1]}, but in a PyTorch module "
                 f"whose first is {E} → {H} it must be {taken} → {H}."
             )
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     state = {
         f"{name}_l{i // directions}{'_reverse' * (i % directions)}": torch.from_numpy(tensor)
         for i, layer in enumerate(tensors)
-        for name, tensor in zip(names, layer, strict=True)
+        for name, tensor in zip(names, layer, strict=False)
     }
+    units, options = H, {}
+    if isinstance(layers[0], ProjectedLSTMParams):
+        units, options = len(layers[0].bf), {"proj_size": H}
+        if H >= units:
+            raise InteropError(
+                f"the projection has {H} units; in PyTorch it must have fewer than the LSTM's "
+                f"{units}."
+            )
+        if len({len(layer.bf) for layer in layers}) > 1:
+            raise InteropError("the layers of a PyTorch module must have states c of one size.")
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = kinds[type(layers[0])](
-            E, H, num_layers=len(layers) // directions, bidirectional=directions == 2
+            E, units, num_layers=len(layers) // directions, bidirectional=directions == 2, **options
         )
     module.load_state_dict(state, assign=True)
     return module
@@ -142,10 +159,6 @@ def _check_module(torch: ModuleType, module: Any) -> None:
     have = {weight: tuple(tensor.shape) for weight, tensor in module.state_dict().items()}
     known = [weight for layer in module._all_weights for weight in layer]
     check_shapes(f"this {name}", have, {weight: have.get(weight, ()) for weight in known})
-    if module.proj_size:
-        raise InteropError(
-            f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
-        )
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InteropError("the module is on the device meta, where weights have no values.")
     if isinstance(module, torch.nn.RNN) and module.nonlinearity != "tanh":
@@ -160,24 +173,31 @@ def _array(parameter: Any) -> np.ndarray:
     return parameter.detach().cpu().numpy().copy()  # JAX may share the memory, PyTorch write to it
 
 
-def _layer(module: Any, W, U, b=None, c=None) -> CellParams:
+def _layer(module: Any, W, U, *others) -> CellParams:
+    *biases, P = others if module.proj_size else (*others, None)
+    b, c = biases or (None, None)
     weights = dict(W=W.T, U=U.T, b=b)
     if module.mode == "GRU":
         return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
     weights["b"] = None if b is None else common.added(b, c)
+    if P is not None:
+        make = partial(ProjectedLSTMParams, P=jnp.asarray(P.T))
+        return common.layer_of(make, "ifgo", **weights)
     if module.mode == "LSTM":
         return common.layer_of(LSTMParams, "ifgo", **weights)
     return common.layer_of(RNNParams, [""], **weights)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
-    """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
+    """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     match p:
         case GRUParams():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
             return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():
             return common.stacked(p, "ifgo")
+        case ProjectedLSTMParams():
+            return *common.stacked(p, "ifgo"), np.array(np.asarray(p.P).T, order="C")
         case RNNParams():
             return common.stacked(p, [""])
     raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")

@@ -28,6 +28,9 @@ INIT = {
         key, E, H, second_bias=True, dtype=jnp.float64
     ),
     "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
+    "lstm, projected": lambda key, E, H: cells.init_lstm(
+        key, E, H + 2, proj_size=H, dtype=jnp.float64
+    ),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
@@ -81,7 +84,9 @@ def value_and_gradients(function, p, x, carry, mask):
     return outputs, gradients
 
 
-@pytest.mark.parametrize("kind", ["gru", "gru, reset after", "lstm", *slow("rnn", "mlp")])
+@pytest.mark.parametrize(
+    "kind", ["gru", "gru, reset after", "lstm", "lstm, projected", *slow("rnn", "mlp")]
+)
 @settings(max_examples=7)
 @given(sizes=PROBLEMS, seed=st.integers(0, 100))
 def test_equals_the_plain_scan(kind, sizes, seed):

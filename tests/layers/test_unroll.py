@@ -30,6 +30,9 @@ INIT = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
     "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
+    "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H + 2, proj_size=H, dtype=dtype
+    ),
     "rnn": jaxgru.init_rnn,
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
@@ -314,7 +317,7 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-QUICK, REST = ("gru",), ("gru, reset after", "lstm", "rnn", "model", "flax")
+QUICK, REST = ("gru",), ("gru, reset after", "lstm", "lstm, projected", "rnn", "model", "flax")
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])

@@ -20,6 +20,7 @@ KINDS = {
     "gru": {"second_bias": True, "reset_gate": "before"},
     "gru, reset after": {},
     "lstm": {"cell": "lstm"},
+    "lstm, projected": {"cell": "projected_lstm", "proj_size": 2},
     "rnn": {"cell": "rnn"},
 }
 

@@ -264,7 +264,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "make, says",
         [
-            (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
             (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
             (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
             (lambda: torch.nn.GRUCell(2, 3), "a GRUCell cannot be converted"),
