@@ -29,6 +29,7 @@ Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
+StateWeights: TypeAlias = Float[Array, "H H"] | Float[Array, "n k k"]  # or n diagonal blocks
 CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
 T = TypeVar("T")
 
@@ -128,12 +129,18 @@ class RecurrentLayer(NamedTuple):
       b: (G·H), the summed biases.
       U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
       recurrence: what happens at each step.
+      norm: what x·W passes before b is added: (T, B, G·H) → the same shape; None: nothing.
     """
 
     W: Array
     b: Array
     U: tuple[Array, ...]
     recurrence: Recurrence
+    norm: Callable[[Array], Array] | None = None
+
+    def plus_bias(self, xW: Float[Array, "*n GH"]) -> Float[Array, "*n GH"]:
+        """Return a, given the product x·W."""
+        return plus(xW if self.norm is None else self.norm(xW), self.b)
 
 
 class ParallelLayer(NamedTuple):
@@ -268,16 +275,20 @@ def sizes_of_gates(
     W: Sequence[Any],
     U: Sequence[Any],
     biases: Sequence[Any],
-    U_shape: tuple[int, ...] | None = None,
+    state_size: int | None = None,
 ) -> tuple[int, int] | None:
     """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None.
 
-    Args:
-      U_shape: the shape of each U, if it is another.
+    U can also be (n, H/n, H/n), or (S, H) with a `state_size` S.
     """
     shapes = lambda leaves: {getattr(leaf, "shape", None) for leaf in leaves}
     W_shapes, U_shapes, b_shapes = map(shapes, (W, U, biases))
     if len(W_shapes) > 1 or len(E_H := W_shapes.pop() or ()) != 2:
         return None
     E, H = E_H
-    return (E, H) if U_shapes == {U_shape or (H, H)} and b_shapes == {(H,)} else None
+    if len(U_shapes) > 1 or b_shapes != {(H,)}:
+        return None
+    U_shape = U_shapes.pop() or ()
+    n, *k = U_shape if len(U_shape) == 3 else (1, *U_shape)
+    fits = k == [H if state_size is None else state_size, H] if n == 1 else k == [H / n] * 2
+    return (E, H) if fits else None

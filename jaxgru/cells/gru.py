@@ -15,6 +15,7 @@ weights the old state: it is 1 minus ours.
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -28,6 +29,7 @@ from jaxgru.cells.base import (
     Recurrence,
     RecurrentLayer,
     Size,
+    StateWeights,
     aligned,
     check_flags,
     plus,
@@ -35,7 +37,8 @@ from jaxgru.cells.base import (
     struct,
 )
 from jaxgru.cells.initial_weights import gru_weights
-from jaxgru.cells.products import outer
+from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
+from jaxgru.cells.products import dense, gradient_of
 from jaxgru.errors import UserError, shown
 
 
@@ -55,13 +58,13 @@ class GRUParams:
     """
 
     Wz: Float[Array, "E H"]
-    Uz: Float[Array, "H H"]
+    Uz: StateWeights
     bz: Float[Array, "H"]
     Wr: Float[Array, "E H"]
-    Ur: Float[Array, "H H"]
+    Ur: StateWeights
     br: Float[Array, "H"]
     Wn: Float[Array, "E H"]
-    Un: Float[Array, "H H"]
+    Un: StateWeights
     bn: Float[Array, "H"]
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
@@ -80,7 +83,9 @@ def init_gru(
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> GRUParams:
+    layer_norm: bool = False,
+    num_blocks: int = 1,
+) -> GRUParams | LayerNormGRUParams:
     """Draw initial parameters.
 
     W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); cz, cr and cn: zeros.
@@ -92,21 +97,35 @@ def init_gru(
       reset_gate: "after", with cn, or "before", as in `GRUParams`.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead, such as
+        `orthogonal()`.
       bias_init: draws each gate's b (H,) instead.
+      layer_norm: normalise within the cell: `LayerNormGRUParams`.
+      num_blocks: n, a divisor of H. The units are in n groups, and a gate reads the h of its own
+        group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
 
     Raises:
       ValueError: a size is not positive, an initializer is no function or returns something else
-        than such numbers, `second_bias` is neither True nor False, or `reset_gate` is neither
-        "before" nor "after".
+        than such numbers, `second_bias` or `layer_norm` is neither True nor False, `reset_gate` is
+        neither "before" nor "after", `num_blocks` does not divide H, or with `layer_norm` there is
+        a second bias or a reset "before".
     """
-    check_flags(second_bias=second_bias)
-    weights = gru_weights(
-        key, in_features, hidden_dim, dtype,
-        kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init,
-    )  # fmt: skip
+    check_flags(second_bias=second_bias, layer_norm=layer_norm)
+    options: dict[str, Any] = dict(
+        kernel_init=kernel_init,
+        recurrent_kernel_init=recurrent_kernel_init,
+        bias_init=bias_init,
+        num_blocks=num_blocks,
+    )
+    if layer_norm:
+        if second_bias or reset_gate != "after":
+            raise UserError(
+                f"second_bias is {second_bias} and reset_gate is {shown(reset_gate)}; with "
+                "layer_norm they must be False and after."
+            )
+        return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     p = GRUParams(
-        **weights,
+        **gru_weights(key, in_features, hidden_dim, dtype, **options),
         cz=jnp.zeros(hidden_dim, dtype) if second_bias else None,
         cr=jnp.zeros(hidden_dim, dtype) if second_bias else None,
         cn=jnp.zeros(hidden_dim, dtype) if reset_gate == "after" else None,
@@ -127,7 +146,7 @@ def check(p: GRUParams) -> None:
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     check(p)
-    p, h, x = aligned(p, h, x)
+    p, h, x = aligned(dense(p), h, x)
     z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
     r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
     if p.reset_gate == "before":
@@ -157,8 +176,8 @@ def prepare(p: GRUParams) -> RecurrentLayer:
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
     if p.reset_gate == "before":
-        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
-    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
+        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=-1), p.Un), RESET_BEFORE)
+    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
     return RecurrentLayer(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
@@ -191,7 +210,7 @@ def _before_step_gradient(layout, U, dh, factors):
 def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
     _, r = layout.gates(zr, 2)
-    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
+    return (gradient_of(Uzr, h, da_zr), gradient_of(Un, r * h, da_n)), layout.join(da_zr, da_n)
 
 
 RESET_BEFORE = Recurrence(
@@ -229,7 +248,7 @@ def _after_step_gradient(layout, U, dh, factors):
 def _after_gradients(layout, U, h, after, saved, kept):
     (U, _), (da_n, d_Uh) = U, kept
     d_z, d_r, d_n = layout.gates(d_Uh, 3)
-    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
+    return (gradient_of(U, h, d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
 RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _after_gradients)
@@ -239,11 +258,17 @@ GRU = Cell(
     name="gru",
     params=GRUParams,
     init=lambda key, E, H, options, dtype: init_gru(
-        key, E, H, second_bias=options.second_bias, reset_gate=options.reset_gate, dtype=dtype
+        key,
+        E,
+        H,
+        second_bias=options.second_bias,
+        reset_gate=options.reset_gate,
+        num_blocks=options.num_blocks,
+        dtype=dtype,
     ),
     sizes=sizes,
     step=gru_cell,
     zero_carry=zero_carry,
-    options=frozenset({"second_bias", "reset_gate"}),
+    options=frozenset({"second_bias", "reset_gate", "num_blocks"}),
     prepare=prepare,
 )

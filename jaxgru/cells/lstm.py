@@ -8,6 +8,8 @@ h' = o ⊙ tanh(c')
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
@@ -21,13 +23,17 @@ from jaxgru.cells.base import (
     Recurrence,
     RecurrentLayer,
     Size,
+    StateWeights,
     aligned,
+    check_flags,
     sizes_of_gates,
     struct,
 )
 from jaxgru.cells.initial_weights import lstm_weights
+from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
-from jaxgru.cells.products import gradients_of_one_matrix
+from jaxgru.cells.products import dense, gradients_of_one_matrix
+from jaxgru.errors import UserError, shown
 
 
 @struct
@@ -38,16 +44,16 @@ class LSTMParams:
     """
 
     Wf: Float[Array, "E H"]
-    Uf: Float[Array, "H H"]
+    Uf: StateWeights
     bf: Float[Array, "H"]
     Wi: Float[Array, "E H"]
-    Ui: Float[Array, "H H"]
+    Ui: StateWeights
     bi: Float[Array, "H"]
     Wo: Float[Array, "E H"]
-    Uo: Float[Array, "H H"]
+    Uo: StateWeights
     bo: Float[Array, "H"]
     Wg: Float[Array, "E H"]
-    Ug: Float[Array, "H H"]
+    Ug: StateWeights
     bg: Float[Array, "H"]
 
 
@@ -60,8 +66,10 @@ def init_lstm(
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
+    layer_norm: bool = False,
+    num_blocks: int = 1,
     proj_size: int | None = None,
-) -> LSTMParams | ProjectedLSTMParams:
+) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
     """Draw initial parameters.
 
     W: uniform ±1/√E; U and P: uniform ±1/√(their rows); b: zeros, but ones in the forget gate (Gers
@@ -70,28 +78,41 @@ def init_lstm(
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
-      proj_size: p, the size of h alone, which is then projected: `ProjectedLSTMParams`.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H) or (p, H), and P, instead, such as
-        `orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H) or (p, H), or each of its blocks, and P
+        instead, such as `orthogonal()`.
       bias_init: draws each gate's b (H,) instead, the forget gate's, too.
+      layer_norm: normalise within the cell: `LayerNormLSTMParams`.
+      num_blocks: n, a divisor of H. The units are in n groups (heads), and a gate reads the h of
+        its own group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
+      proj_size: p, the size of h alone, which is then projected: `ProjectedLSTMParams`.
 
     Raises:
-      ValueError: a size is not positive; or an initializer is no function or returns something
-        else than such numbers.
+      ValueError: a size is not positive; an initializer is no function or returns something else
+        than such numbers; `layer_norm` is neither True nor False; `num_blocks` does not divide H;
+        or, with `proj_size`, there is a `layer_norm` or more than one block.
     """
-    options = dict(
+    check_flags(layer_norm=layer_norm)
+    options: dict[str, Any] = dict(
         kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init
     )
     if proj_size is not None:
+        if layer_norm or num_blocks != 1:
+            raise UserError(
+                f"layer_norm is {layer_norm} and num_blocks is {shown(num_blocks)}; with proj_size "
+                "they must be False and 1."
+            )
         return init_projected_lstm(key, in_features, hidden_dim, proj_size, dtype, **options)
+    options["num_blocks"] = num_blocks
+    if layer_norm:
+        return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
     return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
 
 
 def lstm_cell(p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
-    p, (h, c), x = aligned(p, carry, x)
+    p, (h, c), x = aligned(dense(p), carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
     i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
     o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
@@ -120,7 +141,7 @@ def prepare(p: LSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
+    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=-1)
     return RecurrentLayer(W, b, (U,), RECURRENCE)
 
 
@@ -155,9 +176,12 @@ RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, gradients_of_one_mat
 LSTM = Cell(
     name="lstm",
     params=LSTMParams,
-    init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype=dtype),
+    init=lambda key, E, H, options, dtype: init_lstm(
+        key, E, H, num_blocks=options.num_blocks, dtype=dtype
+    ),
     sizes=sizes,
     step=lstm_cell,
     zero_carry=zero_carry,
+    options=frozenset({"num_blocks"}),
     prepare=prepare,
 )

@@ -91,11 +91,11 @@ def projected_lstm_cell(
 
 def sizes(p: ProjectedLSTMParams) -> tuple[int, int] | None:
     """Return (E, p), or None if the shapes contradict each other."""
-    U_shape = p.P.shape[::-1]
+    proj_size = p.P.shape[-1]
     known = sizes_of_gates(
-        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg], U_shape
+        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg], proj_size
     )
-    return known and (known[0], U_shape[0])
+    return known and (known[0], proj_size)
 
 
 def zero_carry(p: ProjectedLSTMParams, batch_size: Size) -> LSTMState:

@@ -35,7 +35,6 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
-    plus,
     vary_alike,
     with_hidden,
 )
@@ -118,7 +117,7 @@ def unroll_layer(
 
     def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
         """Compute some of the steps."""
-        steps = steps._replace(x=plus(times_W(steps.x), layer.b))
+        steps = steps._replace(x=layer.plus_bias(times_W(steps.x)))
         outputs, carry = over_time(
             layer.recurrence, layer.U, carry, steps, constants, reverse, return_carries
         )
@@ -297,13 +296,12 @@ def layer_stepper(
     layer = cell.prepare(params) if cell.prepare else None
     if not isinstance(layer, RecurrentLayer):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    W, b = layer.W, layer.b
     U = jax.tree.map(IN_ROWS.turn, layer.U)
-    gates = lambda a: IN_ROWS.gates(a, layer.recurrence.gates)
-    tables = None if table is None else gates(plus(dot(table, W), b))
+    gates_of = lambda x: IN_ROWS.gates(layer.plus_bias(dot(x, layer.W)), layer.recurrence.gates)
+    tables = None if table is None else gates_of(table)
 
     def step(carry: Carry, x: Array) -> Carry:
-        a = gates(plus(dot(x, W), b)) if tables is None else [rows(gate, x) for gate in tables]
+        a = gates_of(x) if tables is None else [rows(gate, x) for gate in tables]
         return layer.recurrence.step(IN_ROWS, U, carry, a)[0]
 
     return step

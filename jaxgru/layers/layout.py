@@ -53,8 +53,22 @@ class Layout(NamedTuple):
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
 
 
-def _columns_dot(U: Float[Array, "GH H"], h: Float[Array, "H B"]) -> Float[Array, "GH B"]:
+def _columns_dot(
+    U: Float[Array, "GH H"] | Float[Array, "blocks gk k"], h: Float[Array, "H B"]
+) -> Float[Array, "GH B"]:
+    if U.ndim == 3:
+        return _columns_of_blocks(U, h)
     return contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
+
+
+def _columns_of_blocks(
+    U: Float[Array, "blocks gk k"], h: Float[Array, "H B"]
+) -> Float[Array, "GH B"]:
+    """Return `blocks_dot` in columns."""
+    (n, rows, _), k, B = U.shape, min(U.shape[1:]), h.shape[1]
+    by_block = h.astype(U.dtype).reshape(-1, n, k, B).swapaxes(0, 1).reshape(n, -1, B)
+    y = contract(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))
+    return y.reshape(n, -1, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
 IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)

@@ -132,7 +132,8 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
     layout = training_layout(*h.shape[1:])
     turned = partial(jax.tree.map, layout.turn)
     d_outputs, d_last = turned(cotangents)
-    transposed_U = turned(jax.tree.map(jnp.transpose, U))
+    transposed_U = [leaf.mT if leaf.ndim > 1 else leaf for leaf in U]
+    transposed_U = turned(tuple(transposed_U))
     first, initial, keep = turned((first, constants.initial, steps.keep))
     steps = steps._replace(keep=keep)
 

@@ -105,6 +105,9 @@ class ModelConfig(_Section):
     context_length: int = recipe(
         0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
+    num_blocks: int = recipe(
+        1, "GRU and LSTM: diagonal blocks of the recurrent weights; divides hidden_dim", at_least=1
+    )
     proj_size: int = recipe(
         0, "projected_lstm: size of a layer's output; 0 for all other cells", at_least=0
     )
@@ -133,6 +136,11 @@ class ModelConfig(_Section):
                 raise ConfigError(
                     f"model.{name} is 0; it must be at least 1: this cell is {self.cell}."
                 )
+        if self.hidden_dim % self.num_blocks:
+            raise ConfigError(
+                f"model.num_blocks is {self.num_blocks}; it must divide model.hidden_dim, "
+                f"{self.hidden_dim}."
+            )
         self._check_product("vocab_size", "embedding_dim")
         self._check_product("embedding_dim", "hidden_dim")
         self._check_product("hidden_dim", "hidden_dim")

@@ -26,10 +26,28 @@ from jaxgru import cells
 from jaxgru.layers import implementations, over_time
 from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
 
+
+def blocks_of(H):
+    """Two, if they divide H."""
+    return 1 + (H % 2 == 0)
+
+
 INIT = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
     "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
+    "gru, blocks": lambda key, E, H, dtype: jaxgru.init_gru(
+        key, E, H, num_blocks=blocks_of(H), reset_gate="before", dtype=dtype
+    ),
+    "gru, norm": lambda key, E, H, dtype: jaxgru.init_gru(
+        key, E, H, layer_norm=True, num_blocks=blocks_of(H), dtype=dtype
+    ),
+    "lstm, blocks": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H, num_blocks=blocks_of(H), dtype=dtype
+    ),
+    "lstm, norm": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H, layer_norm=True, dtype=dtype
+    ),
     "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
         key, E, H + 2, proj_size=H, dtype=dtype
     ),
@@ -317,7 +335,10 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-QUICK, REST = ("gru",), ("gru, reset after", "lstm", "lstm, projected", "rnn", "model", "flax")
+QUICK, REST = (
+    ("gru",),
+    ("gru, reset after", "gru, norm", "lstm", "lstm, projected", "rnn", "model", "flax"),
+)
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])
