@@ -147,10 +147,14 @@ class ParallelLayer(NamedTuple):
     """A layer whose steps do not depend on one another.
 
     Attributes:
-      all_steps: (carry, x (T, B, E)) → h' of every step, and the last carry.
+      all_steps: (carry, `Steps`, `Constants`, reverse) → h' of every step, with dropout, and the
+        last carry. The steps' x can be a `Lookup`.
+      every_option: `all_steps` also computes resets, padding and reversed steps, and h is the whole
+        carry. Otherwise such steps are scanned one by one.
     """
 
-    all_steps: Callable[[Any, Array], tuple[Array, Any]]
+    all_steps: Callable[..., tuple[Array, Any]]
+    every_option: bool = False
 
 
 class LSTMState(NamedTuple):

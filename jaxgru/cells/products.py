@@ -34,6 +34,11 @@ class Lookup(NamedTuple):
         return rows(self.table, self.ids)
 
 
+def looked_up(x: Array | Lookup) -> Array:
+    """Return the input itself."""
+    return x.rows() if isinstance(x, Lookup) else x
+
+
 def rows(
     table: Float[Array, "V E"], ids: Integer[Array, "*n"] | Bool[Array, "*n"]
 ) -> Float[Array, "*n E"]:

@@ -36,9 +36,8 @@ from jaxgru.cells.base import (
     Steps,
     apply_mask,
     vary_alike,
-    with_hidden,
 )
-from jaxgru.cells.products import Lookup, dot, product_of_steps, rows
+from jaxgru.cells.products import Lookup, dot, looked_up, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
@@ -72,7 +71,7 @@ def unroll_autodiff(
         carry, _ = advance(IN_ROWS, equations, carry, now, constants)
         return carry, carry if return_carries else hidden(carry)
 
-    steps = steps._replace(x=_looked_up(steps.x))
+    steps = steps._replace(x=looked_up(steps.x))
     carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
     return outputs, carry
 
@@ -105,10 +104,9 @@ def unroll_layer(
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
     marked = steps.reset is not None or steps.real is not None
-    if isinstance(layer, ParallelLayer) and not (marked or reverse or return_carries):
-        h, carry = layer.all_steps(carry, _looked_up(steps.x))
-        h = apply_mask(h, steps.keep, constants.scale)
-        return h, with_hidden(carry, h[-1])
+    plain = not (marked or reverse or return_carries)
+    if isinstance(layer, ParallelLayer) and (plain or layer.every_option):
+        return layer.all_steps(carry, steps, constants, reverse)
     if not isinstance(layer, RecurrentLayer):
         return unroll_autodiff(params, carry, steps, constants, reverse, return_carries)
     E, H = sizes(params)
@@ -259,7 +257,7 @@ def run_stack(
         x = apply_mask(hidden(outputs), *output_mask)
         ends.append(c)
         each.append(outputs)
-    return _looked_up(x), tuple(ends), tuple(each) if return_carries else None
+    return looked_up(x), tuple(ends), tuple(each) if return_carries else None
 
 
 def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:
@@ -305,7 +303,3 @@ def layer_stepper(
         return layer.recurrence.step(IN_ROWS, U, carry, a)[0]
 
     return step
-
-
-def _looked_up(x: Array | Lookup) -> Array:
-    return x.rows() if isinstance(x, Lookup) else x

@@ -3,6 +3,8 @@
 `tests/layers` compares every way to compute them with the definition in `jaxgru/cells`.
 """
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from against import randomized, torch_gradients, value_and_gradients
 from annotations import unchecked
 
 import jaxgru
+from jaxgru import cells
 from jaxgru.cells.products import dense
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_linen import to_linen
@@ -128,6 +131,13 @@ def lstm(p, carry, x):
     return o * np.tanh(c), c
 
 
+def min_gru(p, h, x):
+    """Algorithm 3 of the paper (arXiv 2410.01201), one row."""
+    p = numbers(p)
+    z = sigma(x @ p["Wz"] + p["bz"])
+    return (1 - z) * h + z * (x @ p["Wn"] + p["bn"])
+
+
 @pytest.mark.parametrize("B, T, E, H, n", [(2, 5, 3, 6, 3), (1, 1, 1, 1, 1), (1, 2, 2, 33, 11)])
 @pytest.mark.parametrize(
     "init, options, equations",
@@ -136,11 +146,13 @@ def lstm(p, carry, x):
         (jaxgru.init_lstm, {}, lstm),
         (jaxgru.init_gru, {"layer_norm": True}, layer_norm_gru),
         (jaxgru.init_lstm, {"layer_norm": True}, layer_norm_lstm),
+        (jaxgru.init_min_gru, None, min_gru),
     ],
 )
 def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
     """Every step, from its equations; with blocks, a state that is not zero, random gains."""
-    make = lambda: init(jax.random.key(0), E, H, num_blocks=n, dtype="float64", **options)
+    options = {} if options is None else {"num_blocks": n, **options}
+    make = lambda: init(jax.random.key(0), E, H, dtype="float64", **options)
     layer, x = randomized(jax.eval_shape(make)), normal(B, T, E)
     carry = randomized(jaxgru.initial_carry(layer, B), 2)
     y, _ = jax.jit(jaxgru.unroll)(layer, x, carry)
@@ -197,3 +209,21 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
 def test_what_no_layer_can_be(init, options, says):
     with unchecked(), pytest.raises(ValueError, match=says):
         getattr(jaxgru, f"init_{init}")(jax.random.key(0), 3, 6, **options)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("T", [1, 7])
+def test_steps_in_parallel_are_steps_one_by_one(T, reverse, monkeypatch):
+    """Also those that forget (a = 0) and those that keep (a = 1): values and gradients."""
+    a, b, first = normal(T, 2, 3), normal(T, 2, 3, seed=2), normal(2, 3, seed=3)
+    a[T // 2], b[T // 2, 0], a[-1] = 0, 0, 1
+    h, expected = first, np.zeros_like(a)
+    for t in reversed(range(T)) if reverse else range(T):
+        expected[t] = h = a[t] * h + b[t]
+    arguments = tuple(map(jnp.asarray, (a, b, first)))
+    plain = value_and_gradients(partial(cells.min_gru.one_by_one, reverse), *arguments)
+    np.testing.assert_allclose(plain[0], expected, rtol=1e-12)
+    for way in (cells.min_gru.one_by_one, cells.min_gru.in_parallel):
+        monkeypatch.setattr(cells.min_gru, "one_by_one", way)
+        seen = value_and_gradients(partial(cells.min_gru.linear_recurrence, reverse), *arguments)
+        chex.assert_trees_all_close(seen, plain, rtol=1e-12, atol=1e-13)

@@ -48,14 +48,16 @@ INIT = {
         key, E, H + 2, proj_size=H, dtype=jnp.float64
     ),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
+    "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
-QUICK = ["gru", "gru, reset after", "gru, blocks", "gru, norm", "lstm", "lstm, norm"]
+QUICK = ["gru", "gru, reset after", "gru, blocks", "gru, norm", "lstm", "lstm, norm", "min_gru"]
 KINDS = [
     "gru",
     "gru, norm",
     "lstm",
     *slow("gru, blocks", "lstm, norm", "lstm, projected"),
+    "min_gru",
     "rnn",
     "mlp",
 ]

@@ -52,11 +52,14 @@ INIT = {
         key, E, H + 2, proj_size=H, dtype=dtype
     ),
     "rnn": jaxgru.init_rnn,
+    "min_gru": lambda key, E, H, dtype: cells.init_min_gru(key, E, H, dtype=dtype),
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
-RECURRENT = [kind for kind in INIT if kind != "mlp"]
+RECURRENT = [kind for kind in INIT if kind not in ("mlp", "min_gru")]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
+OTHERS = [kind for kind in INIT if "," in kind and kind != "gru, reset after"]  # of plain cells
+EVERY = [*(kind for kind in INIT if kind not in OTHERS), *slow(*OTHERS)]
 F, H = 3, 4
 
 
@@ -178,6 +181,7 @@ def check_episodes(kind, resets, lengths, reverse, L=2):
     [
         ("gru", False),
         ("lstm", True),
+        ("min_gru", True),
         *slow(*((kind, False) for kind in RECURRENT if kind != "gru")),
     ],
 )
@@ -216,7 +220,7 @@ def test_which_way():
     assert [over_time.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", EVERY)
 def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
     """The gradient of a step's output is exactly zero there, and not after."""
     layers, x = stack_of(kind, 2), random_like(np.zeros((1, 6, F)), 1)
@@ -228,7 +232,14 @@ def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
     assert not any(leaf.any() for leaf in jax.tree.leaves(of_carry))
 
 
-@pytest.mark.parametrize("kind, reverse", [*((kind, False) for kind in INIT), ("gru", True)])
+@pytest.mark.parametrize(
+    "kind, reverse",
+    [
+        *((kind, False) for kind in INIT if kind not in OTHERS),
+        ("gru", True),
+        *slow(*((kind, False) for kind in OTHERS)),
+    ],
+)
 def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     """Neither outputs nor gradients: it is NaN here."""
     layers, lengths = stack_of(kind, 2), jnp.array([2, 4, 0])
@@ -742,7 +753,7 @@ ALL_OPTIONS = dict(
 
 @pytest.mark.parametrize("implementation", ["auto", "autodiff"])
 @pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", EVERY)
 def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     kind, dtype, implementation
 ):
