@@ -21,6 +21,7 @@ one after another. On 2 cores (E = 64), forward and backward, in ms:
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +94,11 @@ def min_gru_cell(p: MinGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
 
 def sizes(p: MinGRUParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    fits = (
-        p.Wz.ndim == 2 and p.Wz.shape == p.Wn.shape and p.bz.shape == p.bn.shape == p.Wz.shape[1:]
-    )
-    return p.Wz.shape if fits else None
+    fits = p.Wz.shape == p.Wn.shape and p.bz.shape == p.bn.shape == p.Wz.shape[1:]
+    if not fits or p.Wz.ndim != 2:
+        return None
+    E, H = p.Wz.shape
+    return E, H
 
 
 def zero_carry(p: MinGRUParams, batch_size: Size) -> Hidden:
@@ -117,13 +119,14 @@ def prepare(p: MinGRUParams) -> ParallelLayer:
         a, b = (apply_mask(part, steps.keep, constants.scale) for part in (1 - z, z * n))
         if steps.reset is not None:
             begins = steps.reset[..., None]
-            if constants.initial is not None:
-                b = jnp.where(begins, a * constants.initial.astype(h.dtype)[None] + b, b)
+            initial: Any = constants.initial
+            if initial is not None:
+                b = jnp.where(begins, a * initial.astype(h.dtype)[None] + b, b)
             a = jnp.where(begins, 0, a)
         if steps.real is not None:
             real = steps.real[..., None]
             a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
-        after = linear_recurrence(reverse, a, b, h)
+        after: Any = linear_recurrence(reverse, a, b, h)
         return after, after[0 if reverse else -1]
 
     return ParallelLayer(all_steps, every_option=True)
@@ -172,7 +175,7 @@ def _backward(reverse, residuals, dh):
         [x[1:], end[None]] if reverse else [end[None], x[:-1]]
     )
     zeros = jnp.zeros_like(first)
-    db = linear_recurrence(not reverse, shifted(zeros, a, not reverse), dh, zeros)
+    db: Any = linear_recurrence(not reverse, shifted(zeros, a, not reverse), dh, zeros)
     i = -1 if reverse else 0
     return db * shifted(first, h, reverse), db, a[i] * db[i]
 
