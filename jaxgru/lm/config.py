@@ -138,8 +138,8 @@ class ModelConfig(_Section):
                 )
         if self.hidden_dim % self.num_blocks:
             raise ConfigError(
-                f"model.num_blocks is {self.num_blocks}; it must divide model.hidden_dim, "
-                f"{self.hidden_dim}."
+                f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
+                f"model.hidden_dim, {self.hidden_dim}."
             )
         self._check_product("vocab_size", "embedding_dim")
         self._check_product("embedding_dim", "hidden_dim")
