@@ -7,7 +7,19 @@ import jaxgru.cli.startup  # noqa: F401  before JAX
 
 # isort: split
 from jaxgru import cells, libraries, lm
-from jaxgru.cells import GRUParams, LSTMParams, RNNParams, init_gru, init_lstm, init_rnn
+from jaxgru.cells import (
+    GRUParams,
+    LayerNormGRUParams,
+    LayerNormLSTMParams,
+    LSTMParams,
+    MinGRUParams,
+    ProjectedLSTMParams,
+    RNNParams,
+    init_gru,
+    init_lstm,
+    init_min_gru,
+    init_rnn,
+)
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.stack import init_stack
@@ -16,7 +28,9 @@ from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 __version__ = "0.1.0"
 
 __all__ = [
-    "Dropout", "GRUParams", "LSTMParams", "RNNParams", "UserError", "bidirectional", "cells",
-    "init_gru", "init_lstm", "init_rnn", "init_stack", "initial_carry", "libraries", "lm", "step",
+    "Dropout", "GRUParams", "LSTMParams", "LayerNormGRUParams", "LayerNormLSTMParams",
+    "MinGRUParams", "ProjectedLSTMParams", "RNNParams", "UserError", "bidirectional", "cells",
+    "init_gru", "init_lstm", "init_min_gru", "init_rnn", "init_stack", "initial_carry", "libraries",
+    "lm", "step",
     "unroll",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from jaxgru.cells.base import (
     Cell,
     CellParams,
     Hidden,
+    LSTMState,
     Size,
     described,
     exportable,
@@ -22,14 +23,20 @@ from jaxgru.cells.base import (
     sizes_of_fields,
 )
 from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
-from jaxgru.cells.lstm import LSTM, LSTMParams, LSTMState, init_lstm, lstm_cell
+from jaxgru.cells.layer_norm_gru import LAYER_NORM_GRU, LayerNormGRUParams
+from jaxgru.cells.layer_norm_lstm import LAYER_NORM_LSTM, LayerNormLSTMParams
+from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
+from jaxgru.cells.lstm_projection import PROJECTED_LSTM, ProjectedLSTMParams
+from jaxgru.cells.min_gru import MIN_GRU, MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
 from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
-    "MLPParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru", "init_lstm",
-    "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
+    "LayerNormGRUParams", "LayerNormLSTMParams", "MLPParams", "MinGRUParams",
+    "ProjectedLSTMParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru",
+    "init_lstm", "init_min_gru", "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register",
+    "rnn_cell", "sizes", "zero_carry",
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {}
@@ -70,7 +77,7 @@ def register(cell: Cell) -> None:
         cell.params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
 
 
-for _cell in (GRU, LSTM, RNN, MLP):
+for _cell in (GRU, LAYER_NORM_GRU, LSTM, LAYER_NORM_LSTM, PROJECTED_LSTM, RNN, MIN_GRU, MLP):
     register(_cell)
 
 

@@ -1,10 +1,11 @@
-"""The interface of a cell (`Cell`), and what cells share: carries, masks, initial weights.
+"""The interface of a cell (`Cell`), and what cells share: carries, masks, promotion.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
 elementwise product. Arrays are time-major.
 
-`products.py` has the matrix products, `layers/over_time.py` the pass over time and its gradient.
+`products.py` has the matrix products, `initial_weights.py` the distributions of new weights,
+`layers/over_time.py` the pass over time and its gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
@@ -29,6 +29,7 @@ Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
+StateWeights: TypeAlias = Float[Array, "H H"] | Float[Array, "n k k"]  # or n diagonal blocks
 CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
 T = TypeVar("T")
 
@@ -89,7 +90,8 @@ class Cell:
       name: the value of `model.cell` in a config.
       params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
-      sizes: params → (E, H); None if their shapes contradict each other.
+      sizes: params → the sizes (E, H) of its input and of h; None if their shapes contradict each
+        other. The other parts of a carry can be wider than h.
       step: (params, carry, x (B, E)) → the next carry: the equations.
       zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple, best
         one with names, that begins with h.
@@ -114,6 +116,7 @@ class Recurrence(NamedTuple):
     Carries, a and the values that are passed from one function to another are in a `Layout`.
 
     Attributes:
+      gates: G, the number of gates: a (T, B, ...) is split into so many parts.
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs besides the carries.
       factors: (layout, the carry before the step, the carry after it, saved) → `factors`: what
@@ -125,6 +128,7 @@ class Recurrence(NamedTuple):
         a leading axis T → the gradients of U and of a.
     """
 
+    gates: int
     step: Callable[..., tuple[Any, tuple[Array, ...]]]
     factors: Callable[..., tuple[Array, ...]]
     step_gradient: Callable[..., tuple[Any, tuple[Array, ...]]]
@@ -137,24 +141,48 @@ class RecurrentLayer(NamedTuple):
     Attributes:
       W: (E, G·H), the concatenated input weights.
       b: (G·H), the summed biases.
-      U: the recurrent weights (H, ...), and the biases (H) inside the recurrence.
+      U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
       recurrence: what happens at each step.
+      norm: what x·W passes before b is added: (T, B, G·H) → the same shape; None: nothing.
     """
 
     W: Array
     b: Array
     U: tuple[Array, ...]
     recurrence: Recurrence
+    norm: Callable[[Array], Array] | None = None
+
+    def plus_bias(self, xW: Float[Array, "*n GH"]) -> Float[Array, "*n GH"]:
+        """Return a, given the product x·W."""
+        return plus(xW if self.norm is None else self.norm(xW), self.b)
 
 
 class ParallelLayer(NamedTuple):
     """A layer whose steps do not depend on one another.
 
     Attributes:
-      all_steps: (carry, x (T, B, E)) → h' of every step, and the last carry.
+      all_steps: (carry, `Steps`, `Constants`, reverse) → h' of every step, with dropout, and the
+        last carry. The steps' x can be a `Lookup`.
+      every_option: `all_steps` also computes resets, padding and reversed steps, and h is the whole
+        carry. Otherwise such steps are scanned one by one.
     """
 
-    all_steps: Callable[[Any, Array], tuple[Array, Any]]
+    all_steps: Callable[..., tuple[Array, Any]]
+    every_option: bool = False
+
+
+class LSTMState(NamedTuple):
+    """The carry of an LSTM: the output h and the cell state c, (B, H) each. With a projection, h is
+    (B, p).
+
+    A pair (h, c) can stand for it.
+    """
+
+    h: Array
+    c: Array
+
+
+export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
 
 
 class Mask(NamedTuple):
@@ -275,71 +303,23 @@ def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
 
 
 def sizes_of_gates(
-    W: Sequence[Any], U: Sequence[Any], biases: Sequence[Any]
+    W: Sequence[Any],
+    U: Sequence[Any],
+    biases: Sequence[Any],
+    state_size: int | None = None,
 ) -> tuple[int, int] | None:
-    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None."""
+    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None.
+
+    U can also be (n, H/n, H/n), or (S, H) with a `state_size` S.
+    """
     shapes = lambda leaves: {getattr(leaf, "shape", None) for leaf in leaves}
     W_shapes, U_shapes, b_shapes = map(shapes, (W, U, biases))
     if len(W_shapes) > 1 or len(E_H := W_shapes.pop() or ()) != 2:
         return None
     E, H = E_H
-    return (E, H) if U_shapes == {(H, H)} and b_shapes == {(H,)} else None
-
-
-def initializers(
-    E: int,
-    H: int,
-    dtype: DTypeLike,
-    kernel_init: Initializer | None = None,
-    recurrent_kernel_init: Initializer | None = None,
-    bias_init: Initializer | None = None,
-) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
-    """Return functions that draw W, U and b from a key, for one gate.
-
-    The default is uniform ±1/√fan_in (PyTorch's Linear). A given initializer draws in float32 or
-    wider, because not all of JAX's can draw narrower numbers.
-
-    Raises:
-      ValueError: a size is not a positive whole number, the dtype is not floating-point, or an
-        initializer is no function or returns something else than such numbers of the shape.
-    """
-    for name, size in (("in_features", E), ("hidden_dim", H)):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
-    try:
-        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-    except TypeError:  # it names none
-        floating = False
-    if not floating:
-        raise ValueError(f"dtype is {shown(dtype)}; it must be one of floating-point numbers.")
-
-    def draw(
-        name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int
-    ) -> Callable[[PRNGKeyArray], Array]:
-        if given is None:
-            bound = fan_in**-0.5
-            return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
-        if not callable(given):
-            raise ValueError(
-                f"{name} is {a_type(given)}; it must be an initializer, such as "
-                "jax.nn.initializers.orthogonal()."
-            )
-
-        def drawn(key: PRNGKeyArray) -> Array:
-            values: Any = given(key, shape, widest(dtype, jnp.float32))
-            kind = getattr(values, "dtype", None)
-            if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
-                seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
-                raise ValueError(
-                    f"{name} returns {seen}; it must return floating-point numbers {shape} "
-                    "(jax.nn.initializers.orthogonal is none, but orthogonal() is one)."
-                )
-            return values.astype(dtype)
-
-        return drawn
-
-    return (
-        draw("kernel_init", kernel_init, (E, H), E),
-        draw("recurrent_kernel_init", recurrent_kernel_init, (H, H), H),
-        draw("bias_init", bias_init, (H,), E),
-    )
+    if len(U_shapes) > 1 or b_shapes != {(H,)}:
+        return None
+    U_shape = U_shapes.pop() or ()
+    n, *k = U_shape if len(U_shape) == 3 else (1, *U_shape)
+    fits = k == [H if state_size is None else state_size, H] if n == 1 else k == [H / n] * 2
+    return (E, H) if fits else None

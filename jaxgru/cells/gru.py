@@ -15,8 +15,8 @@ weights the old state: it is 1 minus ours.
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
@@ -29,14 +29,16 @@ from jaxgru.cells.base import (
     Recurrence,
     RecurrentLayer,
     Size,
+    StateWeights,
     aligned,
     check_flags,
-    initializers,
     plus,
     sizes_of_gates,
     struct,
 )
-from jaxgru.cells.products import outer
+from jaxgru.cells.initial_weights import gru_weights
+from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
+from jaxgru.cells.products import dense, gradient_of
 from jaxgru.errors import UserError, shown
 
 
@@ -56,13 +58,13 @@ class GRUParams:
     """
 
     Wz: Float[Array, "E H"]
-    Uz: Float[Array, "H H"]
+    Uz: StateWeights
     bz: Float[Array, "H"]
     Wr: Float[Array, "E H"]
-    Ur: Float[Array, "H H"]
+    Ur: StateWeights
     br: Float[Array, "H"]
     Wn: Float[Array, "E H"]
-    Un: Float[Array, "H H"]
+    Un: StateWeights
     bn: Float[Array, "H"]
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
@@ -81,7 +83,9 @@ def init_gru(
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> GRUParams:
+    layer_norm: bool = False,
+    num_blocks: int = 1,
+) -> GRUParams | LayerNormGRUParams:
     """Draw initial parameters.
 
     W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); cz, cr and cn: zeros.
@@ -93,28 +97,40 @@ def init_gru(
       reset_gate: "after", with cn, or "before", as in `GRUParams`.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead, such as
+        `orthogonal()`.
       bias_init: draws each gate's b (H,) instead.
+      layer_norm: normalise within the cell: `LayerNormGRUParams`.
+      num_blocks: n, a divisor of H. The units are in n groups, and a gate reads the h of its own
+        group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
 
     Raises:
       ValueError: a size is not positive, an initializer is no function or returns something else
-        than such numbers, `second_bias` is neither True nor False, or `reset_gate` is neither
-        "before" nor "after".
+        than such numbers, `second_bias` or `layer_norm` is neither True nor False, `reset_gate` is
+        neither "before" nor "after", `num_blocks` does not divide H, or with `layer_norm` there is
+        a second bias or a reset "before".
     """
-    W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
+    check_flags(second_bias=second_bias, layer_norm=layer_norm)
+    options: dict[str, Any] = dict(
+        kernel_init=kernel_init,
+        recurrent_kernel_init=recurrent_kernel_init,
+        bias_init=bias_init,
+        num_blocks=num_blocks,
     )
-    check_flags(second_bias=second_bias)
-    k, H = jax.random.split(key, 9), hidden_dim
+    if layer_norm:
+        if second_bias or reset_gate != "after":
+            raise UserError(
+                f"second_bias is {second_bias} and reset_gate is {shown(reset_gate)}; with "
+                "layer_norm they must be False and after."
+            )
+        return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     p = GRUParams(
-        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
-        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
-        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
-        cz=jnp.zeros(H, dtype) if second_bias else None,
-        cr=jnp.zeros(H, dtype) if second_bias else None,
-        cn=jnp.zeros(H, dtype) if reset_gate == "after" else None,
+        **gru_weights(key, in_features, hidden_dim, dtype, **options),
+        cz=jnp.zeros(hidden_dim, dtype) if second_bias else None,
+        cr=jnp.zeros(hidden_dim, dtype) if second_bias else None,
+        cn=jnp.zeros(hidden_dim, dtype) if reset_gate == "after" else None,
         reset_gate=reset_gate,
-    )  # fmt: skip
+    )
     check(p)
     return p
 
@@ -130,7 +146,7 @@ def check(p: GRUParams) -> None:
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     check(p)
-    p, h, x = aligned(p, h, x)
+    p, h, x = aligned(dense(p), h, x)
     z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
     r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
     if p.reset_gate == "before":
@@ -160,8 +176,8 @@ def prepare(p: GRUParams) -> RecurrentLayer:
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
     if p.reset_gate == "before":
-        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=1), p.Un), RESET_BEFORE)
-    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=1)
+        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=-1), p.Un), RESET_BEFORE)
+    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
     return RecurrentLayer(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
@@ -170,7 +186,7 @@ def prepare(p: GRUParams) -> RecurrentLayer:
 
 def _before_step(layout, U, h, a):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), h.shape[layout.axis])
+    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), 2)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     n = jnp.tanh(a_n + layout.times(Un, r * h))
     return (1 - z) * h + z * n, (layout.join(z, r), n)
@@ -179,7 +195,7 @@ def _before_step(layout, U, h, a):
 def _before_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
-    z, r = layout.gates(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, 2)
     return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
 
 
@@ -193,11 +209,13 @@ def _before_step_gradient(layout, U, dh, factors):
 
 def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = layout.gates(zr, h.shape[-1])
-    return (outer(h, da_zr, Uzr.dtype), outer(r * h, da_n, Un.dtype)), layout.join(da_zr, da_n)
+    _, r = layout.gates(zr, 2)
+    return (gradient_of(Uzr, h, da_zr), gradient_of(Un, r * h, da_n)), layout.join(da_zr, da_n)
 
 
-RESET_BEFORE = Recurrence(_before_step, _before_factors, _before_step_gradient, _before_gradients)
+RESET_BEFORE = Recurrence(
+    3, _before_step, _before_factors, _before_step_gradient, _before_gradients
+)
 
 
 # Reset after. U (H, 3H), m = h·Un + cn.
@@ -205,7 +223,7 @@ RESET_BEFORE = Recurrence(_before_step, _before_factors, _before_step_gradient, 
 
 def _after_step(layout, U, h, a):
     (U, cn), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), 3)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
     n = jnp.tanh(a_n + r * m)
@@ -215,7 +233,7 @@ def _after_step(layout, U, h, a):
 def _after_factors(layout, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
     zr, m, n = saved
-    z, r = layout.gates(zr, h.shape[layout.axis])
+    z, r = layout.gates(zr, 2)
     of_n = z * (1 - n * n)
     of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
     return of_n, layout.join(of_zr, of_n * r), 1 - z
@@ -228,23 +246,29 @@ def _after_step_gradient(layout, U, dh, factors):
 
 
 def _after_gradients(layout, U, h, after, saved, kept):
-    (U, cn), (da_n, d_Uh) = U, kept
-    d_z, d_r, d_n = layout.gates(d_Uh, cn.shape[-1])
-    return (outer(h, d_Uh, U.dtype), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
+    (U, _), (da_n, d_Uh) = U, kept
+    d_z, d_r, d_n = layout.gates(d_Uh, 3)
+    return (gradient_of(U, h, d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
-RESET_AFTER = Recurrence(_after_step, _after_factors, _after_step_gradient, _after_gradients)
+RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _after_gradients)
 
 
 GRU = Cell(
     name="gru",
     params=GRUParams,
     init=lambda key, E, H, options, dtype: init_gru(
-        key, E, H, second_bias=options.second_bias, reset_gate=options.reset_gate, dtype=dtype
+        key,
+        E,
+        H,
+        second_bias=options.second_bias,
+        reset_gate=options.reset_gate,
+        num_blocks=options.num_blocks,
+        dtype=dtype,
     ),
     sizes=sizes,
     step=gru_cell,
     zero_carry=zero_carry,
-    options=frozenset({"second_bias", "reset_gate"}),
+    options=frozenset({"second_bias", "reset_gate", "num_blocks"}),
     prepare=prepare,
 )

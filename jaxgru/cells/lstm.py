@@ -8,28 +8,32 @@ h' = o ⊙ tanh(c')
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import export
 from jax.nn import sigmoid
-from jax.nn.initializers import Initializer, zeros
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
     Hidden,
+    LSTMState,
     Recurrence,
     RecurrentLayer,
     Size,
+    StateWeights,
     aligned,
-    initializers,
+    check_flags,
     sizes_of_gates,
     struct,
 )
-from jaxgru.cells.products import gradients_of_one_matrix
+from jaxgru.cells.initial_weights import lstm_weights
+from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
+from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
+from jaxgru.cells.products import dense, gradients_of_one_matrix
+from jaxgru.errors import UserError, shown
 
 
 @struct
@@ -40,27 +44,17 @@ class LSTMParams:
     """
 
     Wf: Float[Array, "E H"]
-    Uf: Float[Array, "H H"]
+    Uf: StateWeights
     bf: Float[Array, "H"]
     Wi: Float[Array, "E H"]
-    Ui: Float[Array, "H H"]
+    Ui: StateWeights
     bi: Float[Array, "H"]
     Wo: Float[Array, "E H"]
-    Uo: Float[Array, "H H"]
+    Uo: StateWeights
     bo: Float[Array, "H"]
     Wg: Float[Array, "E H"]
-    Ug: Float[Array, "H H"]
+    Ug: StateWeights
     bg: Float[Array, "H"]
-
-
-class LSTMState(NamedTuple):
-    """The carry: the output h and the cell state c, (B, H) each. A pair (h, c) can stand for it."""
-
-    h: Array
-    c: Array
-
-
-export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
 
 
 def init_lstm(
@@ -72,41 +66,53 @@ def init_lstm(
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> LSTMParams:
+    layer_norm: bool = False,
+    num_blocks: int = 1,
+    proj_size: int | None = None,
+) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
     """Draw initial parameters.
 
-    W: uniform ±1/√E; U: uniform ±1/√H; b: zeros, but ones in the forget gate (Gers et al. 2000).
+    W: uniform ±1/√E; U and P: uniform ±1/√(their rows); b: zeros, but ones in the forget gate (Gers
+    et al. 2000).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
       kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
         `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H) instead, such as `orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H) or (p, H), or each of its blocks, and P
+        instead, such as `orthogonal()`.
       bias_init: draws each gate's b (H,) instead, the forget gate's, too.
+      layer_norm: normalise within the cell: `LayerNormLSTMParams`.
+      num_blocks: n, a divisor of H. The units are in n groups (heads), and a gate reads the h of
+        its own group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
+      proj_size: p, the size of h alone, which is then projected: `ProjectedLSTMParams`.
 
     Raises:
-      ValueError: a size is not positive; or an initializer is no function or returns something
-        else than such numbers.
+      ValueError: a size is not positive; an initializer is no function or returns something else
+        than such numbers; `layer_norm` is neither True nor False; `num_blocks` does not divide H;
+        or, with `proj_size`, there is a `layer_norm` or more than one block.
     """
-    opened = bias_init is None
-    b_init = zeros if opened else bias_init
-    W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, b_init
+    check_flags(layer_norm=layer_norm)
+    options: dict[str, Any] = dict(
+        kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init
     )
-    k = jax.random.split(key, 8)
-    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
-    return LSTMParams(
-        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(hidden_dim, dtype) if opened else b(k_bias[0]),
-        Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
-        Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
-        Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),
-    )  # fmt: skip
+    if proj_size is not None:
+        if layer_norm or num_blocks != 1:
+            raise UserError(
+                f"layer_norm is {layer_norm} and num_blocks is {shown(num_blocks)}; with proj_size "
+                "they must be False and 1."
+            )
+        return init_projected_lstm(key, in_features, hidden_dim, proj_size, dtype, **options)
+    options["num_blocks"] = num_blocks
+    if layer_norm:
+        return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
+    return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
 
 
 def lstm_cell(p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
-    p, (h, c), x = aligned(p, carry, x)
+    p, (h, c), x = aligned(dense(p), carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
     i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
     o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
@@ -135,13 +141,13 @@ def prepare(p: LSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
     W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
     b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
+    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=-1)
     return RecurrentLayer(W, b, (U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):
     (U,), (h, c) = U, carry
-    Uh = layout.gates(layout.times(U, h), h.shape[layout.axis])
+    Uh = layout.gates(layout.times(U, h), 4)
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
@@ -151,7 +157,7 @@ def _step(layout, U, carry, a):
 def _factors(layout, before, after, saved):
     """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
     fio, g = saved
-    f, i, o = layout.gates(fio, g.shape[layout.axis])
+    f, i, o = layout.gates(fio, 3)
     tanh_c = jnp.tanh(after.c)
     of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
     return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
@@ -164,15 +170,18 @@ def _step_gradient(layout, U, d_carry, factors):
     return LSTMState(layout.times(U, da), dc * f), (da,)
 
 
-RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, gradients_of_one_matrix)
 
 
 LSTM = Cell(
     name="lstm",
     params=LSTMParams,
-    init=lambda key, E, H, options, dtype: init_lstm(key, E, H, dtype=dtype),
+    init=lambda key, E, H, options, dtype: init_lstm(
+        key, E, H, num_blocks=options.num_blocks, dtype=dtype
+    ),
     sizes=sizes,
     step=lstm_cell,
     zero_carry=zero_carry,
+    options=frozenset({"num_blocks"}),
     prepare=prepare,
 )

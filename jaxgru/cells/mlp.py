@@ -19,17 +19,20 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
+    Constants,
     Context,
     Hidden,
     ParallelLayer,
     Size,
+    Steps,
     aligned,
-    initializers,
+    apply_mask,
     plus,
     struct,
     widest,
 )
-from jaxgru.cells.products import product
+from jaxgru.cells.initial_weights import initializers
+from jaxgru.cells.products import looked_up, product
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 
@@ -80,8 +83,9 @@ def prepare(p: MLPParams) -> ParallelLayer:
     """Prepare a layer for many steps, all computed at once, because there is no recurrence."""
 
     def all_steps(
-        carry: tuple[Hidden, Context], x: Float[Array, "T B E"]
+        carry: tuple[Hidden, Context], steps: Steps, constants: Constants, reverse: bool
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
+        x = looked_up(steps.x)
         T, dtype = len(x), widest(carry[1], x)
         x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
         K = len(p.W)
@@ -95,7 +99,7 @@ def prepare(p: MLPParams) -> ParallelLayer:
             a: Any = sum(product(x[j : j + T], W) for j, W in enumerate(p.W))
         else:
             a, _ = jax.lax.scan(add, product(x[:T], p.W[0]), (jnp.arange(1, K), p.W[1:]))
-        h = jnp.tanh(plus(a, p.b))
+        h = apply_mask(jnp.tanh(plus(a, p.b)), steps.keep, constants.scale)
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
     return ParallelLayer(all_steps)

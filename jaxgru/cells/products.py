@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
@@ -33,6 +34,11 @@ class Lookup(NamedTuple):
         return rows(self.table, self.ids)
 
 
+def looked_up(x: Array | Lookup) -> Array:
+    """Return the input itself."""
+    return x.rows() if isinstance(x, Lookup) else x
+
+
 def rows(
     table: Float[Array, "V E"], ids: Integer[Array, "*n"] | Bool[Array, "*n"]
 ) -> Float[Array, "*n E"]:
@@ -42,7 +48,7 @@ def rows(
     return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
+def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike, batch: tuple = ((), ())) -> Array:
     """Return the contraction of x and y, of one dtype, accumulated and returned in `dtype`.
 
     XLA's CPU back end first chooses how to multiply in bfloat16 and then fuses transpositions into
@@ -50,7 +56,7 @@ def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
     DotThunk"). On a CPU, barriers therefore keep transpositions out of the product.
     """
     multiply = partial(
-        jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype
+        jax.lax.dot_general, dimension_numbers=(axes, batch), preferred_element_type=dtype
     )
     if x.dtype == dtype:
         return multiply(x, y)
@@ -60,7 +66,9 @@ def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike) -> Array:
     )
 
 
-def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+def dot(
+    x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
+) -> Float[Array, "*n H"]:
     """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
 
     Each gradient is one product, too, of operands rounded to W's dtype. Matrix units compute this
@@ -68,6 +76,8 @@ def dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]
 
     No axes are merged: if the batch is sharded, XLA keeps every row on its device.
     """
+    if W.ndim == 3:
+        return blocks_dot(x, W)
     return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(*vary_alike((x, W)))
 
 
@@ -86,6 +96,40 @@ def _dot_backward(residuals, dy):
 
 
 _dot.defvjp(_dot_forward, _dot_backward)
+
+
+# Block-diagonal weights: U (n, k, g·k) stands for n blocks (k, k) of each of g gates, side by side.
+# In a state (..., H) and in a gate, the i-th k of the H = n·k units belong to block i.
+
+
+def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]:
+    """Split the units of each gate into the blocks of U (n, ...)."""
+    n, k = len(U), min(U.shape[1:])
+    x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, n, k), -2, 0)
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def blocks_dot(x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]) -> Float[Array, "*n GH"]:
+    """Return x·U for block-diagonal weights; of U transposed, x has the gates."""
+    n, k = len(U), min(U.shape[1:])
+    y = contract(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
+    y = jnp.moveaxis(y.reshape(*y.shape[:-1], -1, k), 0, -2)
+    return y.reshape(*x.shape[:-1], n * U.shape[2])
+
+
+def gradient_of(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> Array:
+    """Return the gradient of the weights U, given that of x·U."""
+    if U.ndim == 2:
+        return outer(x, dy, U.dtype)
+    x, narrow_dy = by_block(x.astype(U.dtype), U), by_block(dy.astype(U.dtype), U)
+    axes = tuple(range(1, x.ndim - 1))
+    return contract(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
+
+
+def dense(params: Any) -> Any:
+    """Return the layer with a block-diagonal matrix (H, H) in place of each (n, k, k)."""
+    matrix = lambda leaf: block_diag(*leaf) if leaf.ndim == 3 else leaf
+    return jax.tree.map(matrix, params)
 
 
 def matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
@@ -136,4 +180,4 @@ def gradients_of_one_matrix(
 ) -> tuple[tuple[Array], Array]:
     """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
     (U_,), (da,) = U, kept
-    return (outer(hidden(before), da, U_.dtype),), da
+    return (gradient_of(U_, hidden(before), da),), da

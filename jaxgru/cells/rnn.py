@@ -18,10 +18,10 @@ from jaxgru.cells.base import (
     RecurrentLayer,
     Size,
     aligned,
-    initializers,
     sizes_of_gates,
     struct,
 )
+from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.products import gradients_of_one_matrix
 
 
@@ -105,7 +105,7 @@ def _step_gradient(layout, U, dh, factors):
     return layout.times(U[0], da), (da,)
 
 
-RECURRENCE = Recurrence(_step, _factors, _step_gradient, gradients_of_one_matrix)
+RECURRENCE = Recurrence(1, _step, _factors, _step_gradient, gradients_of_one_matrix)
 
 
 RNN = Cell(

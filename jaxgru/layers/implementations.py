@@ -35,11 +35,9 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
-    plus,
     vary_alike,
-    with_hidden,
 )
-from jaxgru.cells.products import Lookup, dot, matmul, product_of_steps, rows
+from jaxgru.cells.products import Lookup, blocks_dot, dot, looked_up, matmul, product_of_steps, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
@@ -76,7 +74,7 @@ def unroll_autodiff(
         carry, _, _ = advance(IN_ROWS, equations, carry, now, constants)
         return carry, carry if return_carries else hidden(carry)
 
-    steps = steps._replace(x=_looked_up(steps.x))
+    steps = steps._replace(x=looked_up(steps.x))
     carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
     return outputs, carry
 
@@ -96,15 +94,15 @@ def _with_masked_products(
             f"variational dropout at the state masks it in its products with the weights, which "
             f"the cell {cell.name} does not have or show; choose another site or kind."
         )
-    in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U))
+    in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U))
     layout, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
-    W, b, recurrence = layer.W, layer.b, layer.recurrence
+    recurrence = layer.recurrence
 
     def equations(carry: Any, x: Array) -> tuple[Any, Any]:
-        dtype, H = hidden(carry).dtype, hidden(carry).shape[-1]
-        a = plus(matmul(x, W), b).astype(dtype)
+        dtype = hidden(carry).dtype
+        a = layer.plus_bias(matmul(x, layer.W)).astype(dtype)
         wide = tuple(leaf.astype(dtype) for leaf in U)
-        return recurrence.step(layout, wide, carry, layout.gates(a, H))
+        return recurrence.step(layout, wide, carry, layout.gates(a, recurrence.gates))
 
     return equations
 
@@ -136,11 +134,12 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    plain = all(part is None for part in (*steps[2:], constants.keep))
-    if isinstance(layer, ParallelLayer) and plain and not (reverse or return_carries):
-        h, carry = layer.all_steps(carry, _looked_up(steps.x))
-        h = apply_mask(h, steps.keep, constants.scale)
-        return h, with_hidden(carry, h[-1])
+    marked = (
+        any(part is not None for part in (steps.reset, steps.real)) or reverse or return_carries
+    )
+    only_masks = steps.update is None and constants.keep is None
+    if isinstance(layer, ParallelLayer) and only_masks and (layer.every_option or not marked):
+        return layer.all_steps(carry, steps, constants, reverse)
     if not isinstance(layer, RecurrentLayer):
         return unroll_autodiff(params, carry, steps, constants, reverse, return_carries)
     E, H = sizes(params)
@@ -161,7 +160,7 @@ def unroll_layer(
 
     def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
         """Compute some of the steps."""
-        steps = steps._replace(x=plus(times_W(steps.x), layer.b))
+        steps = steps._replace(x=layer.plus_bias(times_W(steps.x)))
         every_carry = return_carries or beyond > 0
         outputs, carry = over_time(
             layer.recurrence, layer.U, carry, steps, constants, reverse, every_carry
@@ -284,7 +283,7 @@ def run_stack(
         (layers, x, carry, masks, reset, initial, real)
     )
     if masks[0].input.keep is not None:
-        x = apply_mask(_looked_up(x), *masks[0].input)
+        x = apply_mask(looked_up(x), *masks[0].input)
     only_masks &= all(m.product.keep is None and m.zoneout.keep is None for m in masks)
     if implementation == "wavefront" and only_masks:
         T = (x.ids if isinstance(x, Lookup) else x).shape[0]
@@ -306,7 +305,7 @@ def run_stack(
         x = apply_mask(hidden(outputs), *mask.output)
         ends.append(c)
         each.append(outputs)
-    return _looked_up(x), tuple(ends), tuple(each) if return_carries else None
+    return looked_up(x), tuple(ends), tuple(each) if return_carries else None
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -397,17 +396,12 @@ def layer_stepper(
     layer = cell.prepare(params) if cell.prepare else None
     if not isinstance(layer, RecurrentLayer):
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    W, b, (_, H) = layer.W, layer.b, sizes(params)
     U = jax.tree.map(IN_ROWS.turn, layer.U)
-    gates = lambda a: IN_ROWS.gates(a, H)
-    tables = None if table is None else gates(plus(dot(table, W), b))
+    gates_of = lambda x: IN_ROWS.gates(layer.plus_bias(dot(x, layer.W)), layer.recurrence.gates)
+    tables = None if table is None else gates_of(table)
 
     def step(carry: Carry, x: Array) -> Carry:
-        a = gates(plus(dot(x, W), b)) if tables is None else [rows(gate, x) for gate in tables]
+        a = gates_of(x) if tables is None else [rows(gate, x) for gate in tables]
         return layer.recurrence.step(IN_ROWS, U, carry, a)[0]
 
     return step
-
-
-def _looked_up(x: Array | Lookup) -> Array:
-    return x.rows() if isinstance(x, Lookup) else x

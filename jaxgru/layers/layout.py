@@ -34,9 +34,9 @@ class Layout(NamedTuple):
         x = x[None] if x.ndim == 1 else x
         return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
 
-    def gates(self, x: Array, H: int) -> list[Array]:
-        """Split x into gates of H units."""
-        return jnp.split(x, x.shape[self.axis] // H, self.axis)
+    def gates(self, x: Array, G: int) -> list[Array]:
+        """Split x into G gates."""
+        return jnp.split(x, G, self.axis)
 
     def join(self, *parts: Array) -> Array:
         """Concatenate along the axis of the units."""
@@ -74,8 +74,22 @@ class Layout(NamedTuple):
         return self._replace(times=lambda U, h: self.times(U, drop(h)))
 
 
-def _columns_dot(U: Float[Array, "GH H"], h: Float[Array, "H B"]) -> Float[Array, "GH B"]:
+def _columns_dot(
+    U: Float[Array, "GH H"] | Float[Array, "blocks gk k"], h: Float[Array, "H B"]
+) -> Float[Array, "GH B"]:
+    if U.ndim == 3:
+        return _columns_of_blocks(U, h)
     return contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
+
+
+def _columns_of_blocks(
+    U: Float[Array, "blocks gk k"], h: Float[Array, "H B"]
+) -> Float[Array, "GH B"]:
+    """Return `blocks_dot` in columns."""
+    (n, rows, _), k, B = U.shape, min(U.shape[1:]), h.shape[1]
+    by_block = h.astype(U.dtype).reshape(-1, n, k, B).swapaxes(0, 1).reshape(n, -1, B)
+    y = contract(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))
+    return y.reshape(n, -1, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
 IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)

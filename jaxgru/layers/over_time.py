@@ -93,7 +93,7 @@ def over_time(
 def _over_time(recurrence, reverse, return_carries, U, carry, steps, constants):
     # XLA vectorizes the gates only if each is an array of its own: with the reset after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
-    steps = steps._replace(x=IN_ROWS.gates(steps.x, hidden(carry).shape[-1]))
+    steps = steps._replace(x=IN_ROWS.gates(steps.x, recurrence.gates))
     scan = _scan(IN_ROWS, recurrence, reverse, return_carries, U, carry, steps, constants)
     return scan[:2]
 
@@ -114,7 +114,6 @@ def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constant
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
     is any; and what the steps save.
     """
-    H = hidden(carry).shape[-1]
     turned = partial(jax.tree.map, layout.turn)
     U, carry = turned((U, carry))
     steps = steps._replace(keep=turned(steps.keep), update=turned(steps.update))
@@ -122,7 +121,8 @@ def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constant
     masked = layout.masked(constants.keep, constants.scale)
 
     def equations(carry, parts):
-        gates = [gate for part in parts for gate in layout.gates(layout.turn(part), H)]
+        of_part = recurrence.gates // len(parts)
+        gates = [gate for part in parts for gate in layout.gates(layout.turn(part), of_part)]
         return recurrence.step(masked, U, carry, gates)
 
     def step(carry, now):
@@ -140,7 +140,7 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
     layout = training_layout(*h.shape[1:])
     turned = partial(jax.tree.map, layout.turn)
     d_outputs, d_last = turned(cotangents)
-    transposed_U = turned(jax.tree.map(jnp.transpose, U))
+    transposed_U = turned(tuple(leaf.mT if leaf.ndim > 1 else leaf for leaf in U))
     first, initial, keep, update = turned((first, constants.initial, steps.keep, steps.update))
     steps = steps._replace(keep=keep, update=update)
     kept_units = turned(constants.keep), constants.scale

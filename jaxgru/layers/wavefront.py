@@ -54,8 +54,8 @@ def part_length(T: int) -> int:
 def supports(layers: Sequence[RecurrentLayer], T: Size, carry: Sequence[Carry] = ()) -> bool:
     """Return whether the layers are alike and T can be cut into parts of several steps.
 
-    Alike: of one recurrence, size and dtype, which is the carry's, too; the first may take another
-    input. If T has no divisor from 2 to `PART`, each part would be a single step.
+    Alike: of one recurrence, size and dtype, which is the carry's, too, without a norm; the first
+    may take another input. If T has no divisor from 2 to `PART`, each part would be a single step.
     """
     if not isinstance(T, int):  # symbolic, within `jax.export`
         return False
@@ -65,6 +65,8 @@ def supports(layers: Sequence[RecurrentLayer], T: Size, carry: Sequence[Carry] =
     }
     inputs = {(layer.W.shape, layer.W.dtype) for layer in layers[1:]}
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, [layer.b for layer in layers]))}
+    if any(layer.norm for layer in layers):
+        return False
     return len(kinds) == len(inputs) == len(dtypes) == 1 and 1 < part_length(T) < T
 
 

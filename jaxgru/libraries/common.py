@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.products import dense
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array, is_pair
 from jaxgru.layers.unroll import bidirectional, unroll
@@ -68,12 +69,20 @@ def _split(weights: AnyArray, count: int) -> Sequence[Array]:
 
 
 def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
-    """Return one side of a layer, W, U or b, with all gates on the last axis."""
+    """Return one side of a layer, W, U or b, with all gates on the last axis.
+
+    No other library has blocks of U: they become a block-diagonal matrix.
+    """
+    layer = dense(layer)
     return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
 
 
 def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Return W (G·H, E), U (G·H, H), b and c (G·H), as PyTorch has them; a missing c is zeros."""
+    """Return W (G·H, E), U (G·H, H), b and c (G·H), as PyTorch has them; a missing c is zeros.
+
+    Blocks of U become a block-diagonal matrix.
+    """
+    layer = dense(layer)
     sides = [[getattr(layer, side + gate, None) for gate in order] for side in "WUbc"]
     zeros = np.zeros_like(sides[2][0])
     return tuple(

@@ -258,7 +258,7 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
         case _:
             raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
     kernels = {f"i{g}": getattr(p, f"W{g}") for g in gates}
-    kernels |= {f"h{g}": getattr(p, f"U{g}") for g in gates}
+    kernels |= {f"h{g}": common.joined(p, "U", [g]) for g in gates}
     return {
         name: {"kernel": kernel} | ({"bias": biases[name]} if name in biases else {})
         for name, kernel in kernels.items()

@@ -229,7 +229,7 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         weights = {f"i{g}": {"kernel": getattr(p, f"W{g}")} for g in order}
         weights["if_"] = weights.pop("if")
         for g in order:
-            weights[f"h{g}"] = {"kernel": getattr(p, f"U{g}"), "bias": getattr(p, f"b{g}")}
+            weights[f"h{g}"] = {"kernel": common.joined(p, "U", [g]), "bias": getattr(p, f"b{g}")}
     else:
         W, U, b = (common.joined(p, side, order) for side in "WUb")
         weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}

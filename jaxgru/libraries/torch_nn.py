@@ -12,12 +12,14 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
@@ -49,9 +51,9 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
         or something may change what it computes: hooks, parametrized weights, parameters of its
-        own; it has a projection (`proj_size`) or a nonlinearity other than tanh, or is on the
-        device "meta"; its dtype is neither float32 nor, where JAX has 64 bits enabled, float64; or
-        a `state_dict` has other names or shapes than those of one such module.
+        own; it has a nonlinearity other than tanh, or is on the device "meta"; its dtype is neither
+        float32 nor, where JAX has 64 bits enabled, float64; or a `state_dict` has other names or
+        shapes than those of one such module.
     """
     if isinstance(module, Mapping):
         return _layers("the state_dict", module, cell)
@@ -87,7 +89,12 @@ def to_torch(
     directions = 1 if backward is None else 2
     if backward is not None:
         layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
-    kinds = {GRUParams: torch.nn.GRU, LSTMParams: torch.nn.LSTM, RNNParams: torch.nn.RNN}
+    kinds = {
+        GRUParams: torch.nn.GRU,
+        LSTMParams: torch.nn.LSTM,
+        ProjectedLSTMParams: torch.nn.LSTM,
+        RNNParams: torch.nn.RNN,
+    }
     tensors = [_tensors(layer) for layer in layers]
     (_, E), (_, H) = tensors[0][0].shape, tensors[0][1].shape
     dtypes = {str(tensor.dtype) for layer in tensors for tensor in layer}
@@ -102,15 +109,25 @@ def to_torch(
                 f"layer {i // directions} is {W.shape[1]} → {U.shape[1]}, but in a PyTorch module "
                 f"whose first is {E} → {H} it must be {taken} → {H}."
             )
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     state = {
         f"{name}_l{i // directions}{'_reverse' * (i % directions)}": torch.from_numpy(tensor)
         for i, layer in enumerate(tensors)
-        for name, tensor in zip(names, layer, strict=True)
+        for name, tensor in zip(names, layer, strict=False)
     }
+    units, options = H, {}
+    if isinstance(layers[0], ProjectedLSTMParams):
+        units, options = len(layers[0].bf), {"proj_size": H}
+        if H >= units:
+            raise InteropError(
+                f"the projection has {H} units; in PyTorch it must have fewer than the LSTM's "
+                f"{units}."
+            )
+        if len({len(layer.bf) for layer in layers}) > 1:
+            raise InteropError("the layers of a PyTorch module must have states c of one size.")
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = kinds[type(layers[0])](
-            E, H, num_layers=len(layers) // directions, bidirectional=directions == 2
+            E, units, num_layers=len(layers) // directions, bidirectional=directions == 2, **options
         )
     module.load_state_dict(state, assign=True)
     return module
@@ -146,10 +163,6 @@ def _check_module(torch: ModuleType, module: Any) -> str:
         )
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InteropError("the module is on the device meta, where weights have no values.")
-    if getattr(module, "proj_size", 0):
-        raise InteropError(
-            f"proj_size is {module.proj_size}; an LSTM with a projection cannot be converted."
-        )
     if getattr(module, "nonlinearity", "tanh") != "tanh":
         raise InteropError(
             f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."
@@ -161,23 +174,30 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     """Return the layers with the weights of a module or a cell, by PyTorch's names."""
     shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
     first = "" if "weight_ih" in shapes else "_l0"
-    cell, E, H = _kind(where, shapes, first, cell)
+    cell, E, H, units = _kind(where, shapes, first, cell)
     directions = ("", "_reverse") if "weight_ih_l0_reverse" in shapes else ("",)
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
     suffixes = [f"_l{i}{d}" for i in range(depth) for d in directions] if first else [""]
-    rows, biases = GATES[cell] * H, ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else ()
-    want = {}
+    rows, biases = (
+        GATES[cell] * units,
+        ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else (),
+    )
+    projected, want = f"weight_hr{first}" in shapes, {}
     for i, suffix in enumerate(suffixes):
         takes = E if i < len(directions) else H * len(directions)
         want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
         want |= {f"{bias}{suffix}": (rows,) for bias in biases}
+        want |= {f"weight_hr{suffix}": (H, units)} if projected else {}
     check_shapes(where, shapes, want)
-    layers = tuple(
-        _layer(
-            cell, *(_array(state[side + suffix]) for side in ("weight_ih", "weight_hh", *biases))
-        )
-        for suffix in suffixes
-    )
+
+    def layer(suffix: str) -> CellParams:
+        arrays = {
+            name: _array(state[name + suffix]) for name in ("weight_ih", "weight_hh", *biases)
+        }
+        P = _array(state["weight_hr" + suffix]) if projected else None
+        return _layer(cell, *arrays.values(), P=P)
+
+    layers = tuple(map(layer, suffixes))
     if not first:
         return layers[0]
     return (layers[::2], layers[1::2]) if len(directions) == 2 else layers
@@ -185,8 +205,8 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
 
 def _kind(
     where: str, shapes: Mapping[str, tuple[int, ...]], first: str, cell: str | None
-) -> tuple[str, int, int]:
-    """Return the cell's name, E and H, by the shapes of the first layer's matrices."""
+) -> tuple[str, int, int, int]:
+    """Return the cell's name, E, and the sizes of h and of a gate, by the first layer's shapes."""
     names = W, U = f"weight_ih{first}", f"weight_hh{first}"
     if missing := next((name for name in names if len(shapes.get(name, ())) != 2), None):
         prefixed = next((name for name in shapes if name.endswith((f".{W}", ".weight_ih"))), None)
@@ -194,10 +214,11 @@ def _kind(
             f"{where}: there is no matrix {missing}"
             + (f", but {shown(prefixed)}: pass that module's own state_dict." if prefixed else ".")
         )
-    if f"weight_hr{first}" in shapes:
-        raise InteropError(f"{where} is of an LSTM with a projection, which cannot be converted.")
     (rows, E), (_, H) = shapes[W], shapes[U]
-    found = next((name for name, gates in GATES.items() if rows == gates * H > 0), None)
+    units = H
+    if len(projection := shapes.get(f"weight_hr{first}", ())) == 2:
+        units = projection[1]
+    found = next((name for name, gates in GATES.items() if rows == gates * units > 0), None)
     if found is None or cell not in (None, found):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(f"{where}: {W} {shapes[W]} and {U} {shapes[U]} do not fit {kinds}.")
@@ -206,7 +227,7 @@ def _kind(
             f"{where} is of an RNN and does not tell the nonlinearity: if it is tanh, pass "
             'cell="rnn".'
         )
-    return found, E, H
+    return found, E, H, units
 
 
 def _array(weight: Any) -> np.ndarray:
@@ -217,24 +238,29 @@ def _array(weight: Any) -> np.ndarray:
     return np.array(as_array("a weight", weight))  # JAX may share the memory, PyTorch write to it
 
 
-def _layer(cell: str, W, U, b=None, c=None) -> CellParams:
+def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
     if cell == "gru":
         return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
     weights["b"] = None if b is None else common.added(b, c)
+    if P is not None:
+        make = partial(ProjectedLSTMParams, P=jnp.asarray(P.T))
+        return common.layer_of(make, "ifgo", **weights)
     if cell == "lstm":
         return common.layer_of(LSTMParams, "ifgo", **weights)
     return common.layer_of(RNNParams, [""], **weights)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
-    """Return one layer's weight_ih, weight_hh, bias_ih and bias_hh."""
+    """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     match p:
         case GRUParams():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
             return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():
             return common.stacked(p, "ifgo")
+        case ProjectedLSTMParams():
+            return *common.stacked(p, "ifgo"), np.array(np.asarray(p.P).T, order="C")
         case RNNParams():
             return common.stacked(p, [""])
     raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")

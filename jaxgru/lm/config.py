@@ -105,6 +105,12 @@ class ModelConfig(_Section):
     context_length: int = recipe(
         0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
+    num_blocks: int = recipe(
+        1, "GRU and LSTM: diagonal blocks of the recurrent weights; divides hidden_dim", at_least=1
+    )
+    proj_size: int = recipe(
+        0, "projected_lstm: size of a layer's output; 0 for all other cells", at_least=0
+    )
     second_bias: bool = recipe(
         False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
     )
@@ -125,9 +131,15 @@ class ModelConfig(_Section):
                     f"model.{field.name} is {value}; it must be {field.default}: only "
                     f"{', '.join(owners)} has this option, and this cell is {self.cell}."
                 )
-        if "context_length" in CELLS[self.cell].options and self.context_length == 0:
+        for name in ("context_length", "proj_size"):
+            if name in CELLS[self.cell].options and getattr(self, name) == 0:
+                raise ConfigError(
+                    f"model.{name} is 0; it must be at least 1: this cell is {self.cell}."
+                )
+        if self.hidden_dim % self.num_blocks:
             raise ConfigError(
-                f"model.context_length is 0; it must be at least 1: this cell is {self.cell}."
+                f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
+                f"model.hidden_dim, {self.hidden_dim}."
             )
         self._check_product("vocab_size", "embedding_dim")
         self._check_product("embedding_dim", "hidden_dim")

@@ -72,7 +72,8 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     uniform ±1/√H. These are PyTorch's defaults for `nn.Embedding`, `nn.LayerNorm` and `nn.Linear`,
     of which the study builds its cells.
     """
-    V, E, H, L = config.vocab_size, config.embedding_dim, config.hidden_dim, config.num_layers
+    V, E, L = config.vocab_size, config.embedding_dim, config.num_layers
+    H = config.proj_size or config.hidden_dim  # of a layer's output
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     inputs = [E] + [H] * (L - 1)
     init_cell = CELLS[config.cell].init
@@ -81,7 +82,7 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=tuple(
-            init_cell(key, E, H, config, dtype)
+            init_cell(key, E, config.hidden_dim, config, dtype)
             for key, E in zip(jax.random.split(k_layers, L), inputs, strict=True)
         ),
         norm=norm,

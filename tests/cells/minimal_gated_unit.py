@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Cell, initializers, struct
+from jaxgru.cells.base import Cell, struct
+from jaxgru.cells.initial_weights import initializers
 
 
 @struct

@@ -31,6 +31,8 @@ KINDS = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
     "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
+    "gru, norm": partial(jaxgru.init_gru, layer_norm=True, num_blocks=2),
+    "lstm, projected": lambda key, E, H: jaxgru.init_lstm(key, E, H + 2, proj_size=H),
     "rnn": jaxgru.init_rnn,
 }
 

@@ -20,6 +20,12 @@ from jaxgru.layers.dropout import NO_MASK
 from jaxgru.layers.implementations import layer_stepper, unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
+
+def blocks_of(H):
+    """Two, if they divide H."""
+    return 1 + (H % 2 == 0)
+
+
 INIT = {
     "gru": lambda key, E, H: cells.init_gru(
         key, E, H, second_bias=True, dtype=jnp.float64, reset_gate="before"
@@ -28,10 +34,33 @@ INIT = {
         key, E, H, second_bias=True, dtype=jnp.float64
     ),
     "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
+    "gru, blocks": lambda key, E, H: cells.init_gru(
+        key, E, H, num_blocks=blocks_of(H), reset_gate="before", dtype=jnp.float64
+    ),
+    "gru, norm": lambda key, E, H: cells.init_gru(
+        key, E, H, layer_norm=True, num_blocks=blocks_of(H), dtype=jnp.float64
+    ),
+    "lstm, blocks": lambda key, E, H: cells.init_lstm(
+        key, E, H, num_blocks=blocks_of(H), dtype=jnp.float64
+    ),
+    "lstm, norm": lambda key, E, H: cells.init_lstm(key, E, H, layer_norm=True, dtype=jnp.float64),
+    "lstm, projected": lambda key, E, H: cells.init_lstm(
+        key, E, H + 2, proj_size=H, dtype=jnp.float64
+    ),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
+    "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
-KINDS = [kind for kind in INIT if kind != "gru, reset after"]
+QUICK = ["gru", "gru, reset after", "gru, blocks", "gru, norm", "lstm", "lstm, norm", "min_gru"]
+KINDS = [
+    "gru",
+    "gru, norm",
+    "lstm",
+    *slow("gru, blocks", "lstm, norm", "lstm, projected"),
+    "min_gru",
+    "rnn",
+    "mlp",
+]
 # T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none
 PROBLEMS = st.sampled_from([(1, 1, 1, 1, False), (5, 2, 3, 4, True)])
 
@@ -81,7 +110,7 @@ def value_and_gradients(function, p, x, carry, mask):
     return outputs, gradients
 
 
-@pytest.mark.parametrize("kind", ["gru", "gru, reset after", "lstm", *slow("rnn", "mlp")])
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*(kind for kind in INIT if kind not in QUICK))])
 @settings(max_examples=7)
 @given(sizes=PROBLEMS, seed=st.integers(0, 100))
 def test_equals_the_plain_scan(kind, sizes, seed):

@@ -25,16 +25,40 @@ from jaxgru import cells
 from jaxgru.layers import implementations, over_time
 from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
 
+
+def blocks_of(H):
+    """Two, if they divide H."""
+    return 1 + (H % 2 == 0)
+
+
 INIT = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
     "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
     "lstm": jaxgru.init_lstm,
+    "gru, blocks": lambda key, E, H, dtype: jaxgru.init_gru(
+        key, E, H, num_blocks=blocks_of(H), reset_gate="before", dtype=dtype
+    ),
+    "gru, norm": lambda key, E, H, dtype: jaxgru.init_gru(
+        key, E, H, layer_norm=True, num_blocks=blocks_of(H), dtype=dtype
+    ),
+    "lstm, blocks": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H, num_blocks=blocks_of(H), dtype=dtype
+    ),
+    "lstm, norm": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H, layer_norm=True, dtype=dtype
+    ),
+    "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H + 2, proj_size=H, dtype=dtype
+    ),
     "rnn": jaxgru.init_rnn,
+    "min_gru": lambda key, E, H, dtype: cells.init_min_gru(key, E, H, dtype=dtype),
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
-RECURRENT = [kind for kind in INIT if kind != "mlp"]
+RECURRENT = [kind for kind in INIT if kind not in ("mlp", "min_gru")]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
+OTHERS = [kind for kind in INIT if "," in kind and kind != "gru, reset after"]  # of plain cells
+EVERY = [*(kind for kind in INIT if kind not in OTHERS), *slow(*OTHERS)]
 F, H = 3, 4
 
 
@@ -172,12 +196,14 @@ def check_episodes(kind, resets, padding, reverse, L=2):
     [
         ("gru", False, "each_step"),
         ("lstm", True, "zoneout"),
+        ("min_gru", True, "each_step"),
         *slow(
-            ("gru, reset after", False, "each_step"),
+            *((kind, False, "each_step") for kind in RECURRENT if kind != "gru"),
             ("lstm", True, "each_step"),
-            ("rnn", False, "each_step"),
-            *((kind, False, "variational") for kind in RECURRENT),
+            *((kind, False, "variational") for kind in RECURRENT if kind != "min_gru"),
             ("gru", True, "zoneout"),
+            ("min_gru", True, "zoneout"),
+            ("projected_lstm", True, "zoneout"),
         ),
     ],
 )
@@ -216,7 +242,7 @@ def test_which_way():
     assert [over_time.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
 
 
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", EVERY)
 def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
     """The gradient of a step's output is exactly zero there, and not after."""
     layers, x = stack_of(kind, 2), random_like(np.zeros((1, 6, F)), 1)
@@ -228,7 +254,14 @@ def test_nothing_reaches_a_step_from_before_its_last_reset(kind):
     assert not any(leaf.any() for leaf in jax.tree.leaves(of_carry))
 
 
-@pytest.mark.parametrize("kind, reverse", [*((kind, False) for kind in INIT), ("gru", True)])
+@pytest.mark.parametrize(
+    "kind, reverse",
+    [
+        *((kind, False) for kind in INIT if kind not in OTHERS),
+        ("gru", True),
+        *slow(*((kind, False) for kind in OTHERS)),
+    ],
+)
 def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     """Neither outputs nor gradients: it is NaN here, at the end of rows, or within them."""
     layers = stack_of(kind, 2)
@@ -340,7 +373,10 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-QUICK, REST = ("gru",), ("gru, reset after", "lstm", "rnn", "model", "flax")
+QUICK, REST = (
+    ("gru",),
+    ("gru, reset after", "gru, norm", "lstm", "lstm, projected", "rnn", "model", "flax"),
+)
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])
@@ -784,7 +820,7 @@ ALL_OPTIONS = dict(
 
 @pytest.mark.parametrize("implementation", ["auto", "autodiff"])
 @pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
-@pytest.mark.parametrize("kind", INIT)
+@pytest.mark.parametrize("kind", EVERY)
 def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     kind, dtype, implementation
 ):

@@ -20,6 +20,9 @@ KINDS = {
     "gru": {"second_bias": True, "reset_gate": "before"},
     "gru, reset after": {},
     "lstm": {"cell": "lstm"},
+    "lstm, blocks": {"cell": "lstm", "num_blocks": 2},
+    "lstm, norm": {"cell": "layer_norm_lstm"},
+    "lstm, projected": {"cell": "projected_lstm", "proj_size": 2},
     "rnn": {"cell": "rnn"},
 }
 

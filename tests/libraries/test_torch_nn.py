@@ -262,6 +262,11 @@ class TestStateDicts:
         arrays = {name: weight.numpy() for name, weight in state.items()}
         assert same_bits(from_torch(arrays, cell=kind), want)
 
+    @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"bias": False}])
+    def test_a_projection(self, options):
+        theirs = module("lstm", 3, 4, 2, proj_size=2, **options)
+        assert same_bits(from_torch(theirs.state_dict()), from_torch(theirs))
+
     def test_on_the_cpu_with_gradients(self):
         theirs = module("lstm", 3, 4, 1)
         assert same_bits(from_torch(dict(theirs.named_parameters())), from_torch(theirs))
@@ -277,7 +282,7 @@ class TestStateDicts:
                 "a tensor scale that does not belong",
             ),
             (lambda s: s.update(weight_ih_l0=s["bias_ih_l0"]), None, "no matrix weight_ih_l0"),
-            (lambda s: s.update(weight_hr_l0=s["weight_hh_l0"]), None, "LSTM with a projection"),
+            (lambda s: s.update(weight_hr_l0=s["weight_hh_l0"]), None, "weight_hr_l0 has shape"),
             (
                 lambda s: None,
                 "lstm",
@@ -350,7 +355,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "make, says",
         [
-            (lambda: torch.nn.LSTM(2, 3, proj_size=1), "proj_size is 1"),
             (lambda: torch.nn.RNN(2, 3, nonlinearity="relu"), "nonlinearity is relu"),
             (lambda: torch.nn.Linear(2, 3), "a Linear cannot be converted"),
             (lambda: torch.nn.RNNCell(2, 3, nonlinearity="relu"), "nonlinearity is relu"),

@@ -340,6 +340,8 @@ BAD_VALUES = {
     "model.hidden_dim": ["0", "-128", "wide", "128.0", TOO_MANY],
     "model.num_layers": ["0", "true", "1024", TOO_MANY],
     "model.context_length": ["-1", "1024", "3.5", "7"],
+    "model.num_blocks": ["0", "-1", "1.5", "3"],
+    "model.proj_size": ["-1", "2.5", "7"],
     "model.second_bias": ["1", "yes", "Falsch"],
     "model.reset_gate": ["never", "true"],
     "model.final_norm": ["0", "no"],
@@ -461,6 +463,14 @@ class TestRefusals:
     def test_a_context_length_belongs_to_an_mlp(self, cell, length):
         with pytest.raises(ConfigError, match=f"context_length is {length};.*this cell is {cell}"):
             ModelConfig(cell=cell, context_length=length)
+
+    def test_a_projection_has_a_size(self):
+        with pytest.raises(ConfigError, match="proj_size is 0; it must be at least 1"):
+            ModelConfig(cell="projected_lstm")
+        with pytest.raises(
+            ConfigError, match="num_blocks is 2.*only gru, layer_norm_gru, lstm, la"
+        ):
+            ModelConfig(cell="rnn", num_blocks=2)
 
     def test_an_unknown_config_lists_the_known_ones(self):
         with pytest.raises(ConfigError) as refusal:

@@ -1,0 +1,129 @@
+"""Initial weights: how each gate's W, U and b are drawn. Letters as in `base.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer, zeros
+from jax.typing import DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxgru.cells.base import is_whole, widest
+from jaxgru.errors import a_type, shown
+
+
+def initializers(
+    E: int,
+    H: int,
+    dtype: DTypeLike,
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+    state_size: int | None = None,
+    num_blocks: int = 1,
+) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
+    """Return functions that draw W, U and b from a key, for one gate.
+
+    W is (E, H), U (H, H), or (S, H) for a state h of `state_size` S, or the n diagonal blocks of U,
+    (n, H/n, H/n), each drawn by itself; b is (H,).
+
+    The default is uniform ±1/√fan_in (PyTorch's Linear). A given initializer draws in float32 or
+    wider, because not all of JAX's can draw narrower numbers.
+
+    Raises:
+      ValueError: a size is not a positive whole number, the dtype is not floating-point, or an
+        initializer is no function or returns something else than such numbers of the shape.
+    """
+    for name, size in (("in_features", E), ("hidden_dim", H)):
+        check_size(name, size)
+    try:
+        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:  # it names none
+        floating = False
+    if not floating:
+        raise ValueError(f"dtype is {shown(dtype)}; it must be one of floating-point numbers.")
+
+    check_size("num_blocks", num_blocks)
+    if H % num_blocks:
+        raise ValueError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
+    rows = columns = H // num_blocks
+    if state_size is not None:
+        check_size("proj_size", state_size)
+        rows, columns = state_size, H
+
+    def draw(
+        name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int
+    ) -> Callable[[PRNGKeyArray], Array]:
+        if given is None:
+            bound = fan_in**-0.5
+            return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
+        if not callable(given):
+            raise ValueError(
+                f"{name} is {a_type(given)}; it must be an initializer, such as "
+                "jax.nn.initializers.orthogonal()."
+            )
+
+        def drawn(key: PRNGKeyArray) -> Array:
+            values: Any = given(key, shape, widest(dtype, jnp.float32))
+            kind = getattr(values, "dtype", None)
+            if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
+                seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
+                raise ValueError(
+                    f"{name} returns {seen}; it must return floating-point numbers {shape} "
+                    "(jax.nn.initializers.orthogonal is none, but orthogonal() is one)."
+                )
+            return values.astype(dtype)
+
+        return drawn
+
+    W, b = draw("kernel_init", kernel_init, (E, H), E), draw("bias_init", bias_init, (H,), E)
+    U = draw("recurrent_kernel_init", recurrent_kernel_init, (rows, columns), rows)
+    if num_blocks == 1:
+        return W, U, b
+    return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b
+
+
+def check_size(name: str, size: Any) -> None:
+    """Raise ValueError if a size is not a positive whole number."""
+    if not is_whole(size) or size < 1:
+        raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
+
+
+def gru_weights(
+    key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
+) -> dict[str, Array]:
+    """Draw W, U and b of a GRU's gates z, r and n. The options are those of `initializers`."""
+    W, U, b = initializers(E, H, dtype, **options)
+    k = jax.random.split(key, 9)
+    return dict(
+        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
+        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
+        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
+    )  # fmt: skip
+
+
+def lstm_weights(
+    key: PRNGKeyArray,
+    E: int,
+    H: int,
+    dtype: DTypeLike = jnp.float32,
+    bias_init: Initializer | None = None,
+    **options: Any,
+) -> dict[str, Array]:
+    """Draw W, U and b of an LSTM's gates f, i, o and g. The options are those of `initializers`.
+
+    Without a `bias_init`, b is zeros, but ones in the forget gate.
+    """
+    opened = bias_init is None
+    W, U, b = initializers(E, H, dtype, bias_init=zeros if opened else bias_init, **options)
+    k = jax.random.split(key, 8)
+    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
+    return dict(
+        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(H, dtype) if opened else b(k_bias[0]),
+        Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
+        Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
+        Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""Layer normalisation inside a cell (Ba et al. 2016, arXiv 1607.06450), and its gradient.
+
+LN(x) = (x − μ) / √(σ² + ε), with the mean μ and the variance σ² of the units of one row, ε = 10⁻⁵
+(the paper has none; PyTorch and Keras add this one or a larger one). Gains and biases are the
+cell's.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+EPSILON = 1e-5
+
+
+def layer_norm(x: Array, gain: Float[Array, "units"], axis: int = -1) -> Array:
+    """Return LN(x) ⊙ gain, differentiated by JAX."""
+    return standardized(x, axis)[0] * jax.lax.broadcast_to_rank(gain.astype(x.dtype), x.ndim)
+
+
+def standardized(x: Array, axis: int = -1) -> tuple[Array, Array]:
+    """Return LN(x), and 1 / √(σ² + ε), which its gradient needs."""
+    x = x - x.mean(axis, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.square(x).mean(axis, keepdims=True) + EPSILON)
+    return x * scale, scale
+
+
+def standardized_gradient(d: Array, x: Array, scale: Array, axis: int = -1) -> Array:
+    """Return the gradient of the argument of LN, given that of LN, and what LN returned."""
+    mean = lambda a: a.mean(axis, keepdims=True)
+    return scale * (d - mean(d) - x * mean(d * x))

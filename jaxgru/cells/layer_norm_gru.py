@@ -1,0 +1,164 @@
+"""The GRU with layer normalisation (Ba et al. 2016, arXiv 1607.06450, supplementary material).
+
+z, r = σ(LN(x·[Wz Wr]) ⊙ [wz wr] + LN(h·[Uz Ur]) ⊙ [uz ur] + [bz br])
+n    = tanh(LN(x·Wn) ⊙ wn + r ⊙ (LN(h·Un) ⊙ un + cn) + bn)
+h'   = (1 − z) ⊙ h + z ⊙ n
+
+As in the paper, z and r are normalised together, over 2·H units, the candidate by itself, and the
+input's part apart from the state's. So LN(x·W) is computed for all steps at once, before the first.
+The paper's two biases of z and r act only as their sum, which is bz and br here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.nn import sigmoid
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    Recurrence,
+    RecurrentLayer,
+    Size,
+    StateWeights,
+    aligned,
+    sizes_of_gates,
+    struct,
+)
+from jaxgru.cells.initial_weights import gru_weights
+from jaxgru.cells.layer_norm import layer_norm, standardized, standardized_gradient
+from jaxgru.cells.products import dense, gradient_of
+
+
+@struct
+class LayerNormGRUParams:
+    """Parameters of a GRU layer with layer normalisation.
+
+    W, U and b as in `GRUParams`, whose reset gate is "after"; w and u are the gains of the
+    normalised x·W and h·U.
+    """
+
+    Wz: Float[Array, "E H"]
+    Uz: StateWeights
+    bz: Float[Array, "H"]
+    Wr: Float[Array, "E H"]
+    Ur: StateWeights
+    br: Float[Array, "H"]
+    Wn: Float[Array, "E H"]
+    Un: StateWeights
+    bn: Float[Array, "H"]
+    cn: Float[Array, "H"]
+    wz: Float[Array, "H"]
+    uz: Float[Array, "H"]
+    wr: Float[Array, "H"]
+    ur: Float[Array, "H"]
+    wn: Float[Array, "H"]
+    un: Float[Array, "H"]
+
+
+def init_layer_norm_gru(
+    key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
+) -> LayerNormGRUParams:
+    """Draw initial parameters, with ones as gains. See `init_gru`."""
+    weights, ones = gru_weights(key, E, H, dtype, **options), jnp.ones(H, dtype)
+    gains = dict.fromkeys(("wz", "uz", "wr", "ur", "wn", "un"), ones)
+    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), **gains)
+
+
+def layer_norm_gru_cell(p: LayerNormGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+    """Compute one step: h → h'."""
+    p, h, x = aligned(dense(p), h, x)
+    pair = lambda a, b: jnp.concatenate([a, b], axis=-1)
+    LN = lambda a: standardized(a)[0]
+    of_x = LN(x @ pair(p.Wz, p.Wr)) * pair(p.wz, p.wr)
+    of_h = LN(h @ pair(p.Uz, p.Ur)) * pair(p.uz, p.ur)
+    z, r = jnp.split(sigmoid(of_x + of_h + pair(p.bz, p.br)), 2, axis=-1)
+    n = jnp.tanh(LN(x @ p.Wn) * p.wn + r * (LN(h @ p.Un) * p.un + p.cn) + p.bn)
+    return (1 - z) * h + z * n
+
+
+def sizes(p: LayerNormGRUParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    gains = [p.wz, p.uz, p.wr, p.ur, p.wn, p.un]
+    return sizes_of_gates([p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, p.cn, *gains])
+
+
+def zero_carry(p: LayerNormGRUParams, batch_size: Size) -> Hidden:
+    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
+    return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
+
+
+# --- Many steps. a (T, B, 3H) is the input's part and b of z, r, n. U (H, 3H), u (2H), un, cn (H).
+
+
+def prepare(p: LayerNormGRUParams) -> RecurrentLayer:
+    """Prepare a layer for many steps."""
+    W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
+    b = jnp.concatenate([p.bz, p.br, p.bn])
+    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
+    w, u, H = jnp.concatenate([p.wz, p.wr]), jnp.concatenate([p.uz, p.ur]), len(p.bz)
+
+    def norm(xW: Array) -> Array:
+        zr, n = xW[..., : 2 * H], xW[..., 2 * H :]
+        return jnp.concatenate([layer_norm(zr, w), layer_norm(n, p.wn)], axis=-1)
+
+    return RecurrentLayer(W, b, (U, u, p.un, p.cn), RECURRENCE, norm)
+
+
+def _step(layout, U, h, a):
+    (U, u, un, cn), (a_z, a_r, a_n) = U, a
+    *zr, n = layout.gates(layout.times(U, h), 3)
+    zr, zr_scale = standardized(layout.join(*zr), layout.axis)
+    n_hat, n_scale = standardized(n, layout.axis)
+    y_z, y_r = layout.gates(zr * u, 2)
+    z, r = sigmoid(a_z + y_z), sigmoid(a_r + y_r)
+    m = n_hat * un + cn
+    n = jnp.tanh(a_n + r * m)
+    return (1 - z) * h + z * n, (layout.join(z, r), m, n, zr, zr_scale, n_hat, n_scale)
+
+
+def _factors(layout, h, after, saved):
+    """Return the factors of da_n, da_zr, dm and dh, each of them dh·(…), and what LN returned."""
+    zr, m, n, *normalised = saved
+    z, r = layout.gates(zr, 2)
+    of_n = z * (1 - n * n)
+    return of_n, layout.join(n - h, of_n * m) * zr * (1 - zr), of_n * r, 1 - z, *normalised
+
+
+def _step_gradient(layout, U, dh, factors):
+    U, u, un, _ = U
+    of_n, of_zr, of_m, of_h, zr, zr_scale, n, n_scale = factors
+    da_zr, dm = layout.join(dh, dh) * of_zr, dh * of_m
+    d_Uh = layout.join(
+        standardized_gradient(da_zr * u, zr, zr_scale, layout.axis),
+        standardized_gradient(dm * un, n, n_scale, layout.axis),
+    )
+    return dh * of_h + layout.times(U, d_Uh), (da_zr, dh * of_n, dm, d_Uh)
+
+
+def _gradients(layout, U, h, after, saved, kept):
+    U, (_, _, _, zr, _, n, _), (da_zr, da_n, dm, d_Uh) = U[0], saved, kept
+    total = lambda d: d.sum((0, 1))
+    gradients = gradient_of(U, h, d_Uh), total(da_zr * zr), total(dm * n), total(dm)
+    return gradients, layout.join(da_zr, da_n)
+
+
+RECURRENCE = Recurrence(3, _step, _factors, _step_gradient, _gradients)
+
+
+LAYER_NORM_GRU = Cell(
+    name="layer_norm_gru",
+    params=LayerNormGRUParams,
+    init=lambda key, E, H, options, dtype: init_layer_norm_gru(
+        key, E, H, dtype, num_blocks=options.num_blocks
+    ),
+    sizes=sizes,
+    step=layer_norm_gru_cell,
+    zero_carry=zero_carry,
+    options=frozenset({"num_blocks"}),
+    prepare=prepare,
+)

@@ -1,0 +1,170 @@
+"""The LSTM with layer normalisation (Ba et al. 2016, arXiv 1607.06450, supplementary material).
+
+a_f, a_i, a_o, a_g = LN(x·[Wf Wi Wo Wg]) ⊙ w + LN(h·[Uf Ui Uo Ug]) ⊙ u + b
+f, i, o, g = σ(a_f), σ(a_i), σ(a_o), tanh(a_g)
+c' = f ⊙ c + i ⊙ g
+h' = o ⊙ tanh(LN(c') ⊙ wc + bc)
+
+As in the paper, all gates are normalised together, over 4·H units, the input's part apart from the
+state's, and the c that is carried on is not normalised. So LN(x·W) is computed for all steps at
+once, before the first. The paper's three biases of the gates act only as their sum b.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.nn import sigmoid
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    LSTMState,
+    Recurrence,
+    RecurrentLayer,
+    Size,
+    StateWeights,
+    aligned,
+    sizes_of_gates,
+    struct,
+)
+from jaxgru.cells.initial_weights import lstm_weights
+from jaxgru.cells.layer_norm import layer_norm, standardized, standardized_gradient
+from jaxgru.cells.products import dense, gradient_of
+
+
+@struct
+class LayerNormLSTMParams:
+    """Parameters of an LSTM layer with layer normalisation.
+
+    W, U and b as in `LSTMParams`; w and u are the gains of the normalised x·W and h·U; wc and bc
+    are gain and bias of the normalised c.
+    """
+
+    Wf: Float[Array, "E H"]
+    Uf: StateWeights
+    bf: Float[Array, "H"]
+    Wi: Float[Array, "E H"]
+    Ui: StateWeights
+    bi: Float[Array, "H"]
+    Wo: Float[Array, "E H"]
+    Uo: StateWeights
+    bo: Float[Array, "H"]
+    Wg: Float[Array, "E H"]
+    Ug: StateWeights
+    bg: Float[Array, "H"]
+    wf: Float[Array, "H"]
+    uf: Float[Array, "H"]
+    wi: Float[Array, "H"]
+    ui: Float[Array, "H"]
+    wo: Float[Array, "H"]
+    uo: Float[Array, "H"]
+    wg: Float[Array, "H"]
+    ug: Float[Array, "H"]
+    wc: Float[Array, "H"]
+    bc: Float[Array, "H"]
+
+
+def init_layer_norm_lstm(
+    key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
+) -> LayerNormLSTMParams:
+    """Draw initial parameters, with ones as gains. See `init_lstm`."""
+    weights, ones = lstm_weights(key, E, H, dtype, **options), jnp.ones(H, dtype)
+    gains = {side + gate: ones for gate in "fiog" for side in "wu"}
+    return LayerNormLSTMParams(**weights, **gains, wc=ones, bc=jnp.zeros(H, dtype))
+
+
+def layer_norm_lstm_cell(
+    p: LayerNormLSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]
+) -> LSTMState:
+    """Compute one step: (h, c) → (h', c')."""
+    p, (h, c), x = aligned(dense(p), carry, x)
+    gates = lambda *parts: jnp.concatenate(parts, axis=-1)
+    LN = lambda a: standardized(a)[0]
+    of_x = LN(x @ gates(p.Wf, p.Wi, p.Wo, p.Wg)) * gates(p.wf, p.wi, p.wo, p.wg)
+    of_h = LN(h @ gates(p.Uf, p.Ui, p.Uo, p.Ug)) * gates(p.uf, p.ui, p.uo, p.ug)
+    a = of_x + of_h + gates(p.bf, p.bi, p.bo, p.bg)
+    f, i, o, g = jnp.split(a, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+    return LSTMState(sigmoid(o) * jnp.tanh(LN(c) * p.wc + p.bc), c)
+
+
+def sizes(p: LayerNormLSTMParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    vectors = [leaf for name, leaf in vars(p).items() if name[0] in "bwu"]
+    return sizes_of_gates([p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], vectors)
+
+
+def zero_carry(p: LayerNormLSTMParams, batch_size: Size) -> LSTMState:
+    """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
+    part = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
+    return LSTMState(part(), part())
+
+
+# --- Many steps. a (T, B, 4H) is the input's part and b of f, i, o, g. U (H, 4H), u (4H), wc, bc.
+
+
+def prepare(p: LayerNormLSTMParams) -> RecurrentLayer:
+    """Prepare a layer for many steps."""
+    W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
+    b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
+    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=-1)
+    w = jnp.concatenate([p.wf, p.wi, p.wo, p.wg])
+    u = jnp.concatenate([p.uf, p.ui, p.uo, p.ug])
+    norm = lambda xW: layer_norm(xW, w)
+    return RecurrentLayer(W, b, (U, u, p.wc, p.bc), RECURRENCE, norm)
+
+
+def _step(layout, U, carry, a):
+    (U, u, wc, bc), (h, c) = U, carry
+    Uh, Uh_scale = standardized(layout.times(U, h), layout.axis)
+    a_f, a_i, a_o, a_g = map(jnp.add, a, layout.gates(Uh * u, 4))
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
+    c = f * c + i * g
+    c_hat, c_scale = standardized(c, layout.axis)
+    m = jnp.tanh(c_hat * wc + bc)
+    return LSTMState(o * m, c), (layout.join(f, i, o), g, m, Uh, Uh_scale, c_hat, c_scale)
+
+
+def _factors(layout, before, after, saved):
+    """Return the factors of dy = dh·(…), where m = tanh(y), of da and of dc; what LN returned."""
+    fio, g, m, *normalised = saved
+    f, i, o = layout.gates(fio, 3)
+    of_fio = layout.join(before.c, g, m) * fio * (1 - fio)
+    return o * (1 - m * m), layout.join(of_fio, i * (1 - g * g)), f, *normalised
+
+
+def _step_gradient(layout, U, d_carry, factors):
+    (U, u, wc, _), (dh, dc) = U, d_carry
+    of_y, of_a, f, Uh, Uh_scale, c, c_scale = factors
+    dy = dh * of_y
+    dc = dc + standardized_gradient(dy * wc, c, c_scale, layout.axis)
+    da = layout.join(dc, dc, dh, dc) * of_a
+    d_Uh = standardized_gradient(da * u, Uh, Uh_scale, layout.axis)
+    return LSTMState(layout.times(U, d_Uh), dc * f), (da, d_Uh, dy)
+
+
+def _gradients(layout, U, before, after, saved, kept):
+    U, (_, _, _, Uh, _, c, _), (da, d_Uh, dy) = U[0], saved, kept
+    total = lambda d: d.sum((0, 1))
+    return (gradient_of(U, before.h, d_Uh), total(da * Uh), total(dy * c), total(dy)), da
+
+
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)
+
+
+LAYER_NORM_LSTM = Cell(
+    name="layer_norm_lstm",
+    params=LayerNormLSTMParams,
+    init=lambda key, E, H, options, dtype: init_layer_norm_lstm(
+        key, E, H, dtype, num_blocks=options.num_blocks
+    ),
+    sizes=sizes,
+    step=layer_norm_lstm_cell,
+    zero_carry=zero_carry,
+    options=frozenset({"num_blocks"}),
+    prepare=prepare,
+)

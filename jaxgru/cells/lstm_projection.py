@@ -1,0 +1,163 @@
+"""The LSTM with a recurrent projection (Sak et al. 2014, arXiv 1402.1128), as in `torch.nn.LSTM`.
+
+f, i, o = σ(x·W + h·U + b) each
+g  = tanh(x·Wg + h·Ug + bg)
+c' = f ⊙ c + i ⊙ g
+h' = (o ⊙ tanh(c'))·P
+
+The output h has p units and the cell state c has H: U (p, H), P (H, p). PyTorch has no second
+projection, which the paper calls non-recurrent, and neither has this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn import sigmoid
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import (
+    Cell,
+    Hidden,
+    LSTMState,
+    Recurrence,
+    RecurrentLayer,
+    Size,
+    aligned,
+    sizes_of_gates,
+    struct,
+)
+from jaxgru.cells.initial_weights import initializers, lstm_weights
+from jaxgru.cells.products import outer
+
+
+@struct
+class ProjectedLSTMParams:
+    """Parameters of an LSTM layer with a projection: those of `LSTMParams`, and P."""
+
+    Wf: Float[Array, "E H"]
+    Uf: Float[Array, "p H"]
+    bf: Float[Array, "H"]
+    Wi: Float[Array, "E H"]
+    Ui: Float[Array, "p H"]
+    bi: Float[Array, "H"]
+    Wo: Float[Array, "E H"]
+    Uo: Float[Array, "p H"]
+    bo: Float[Array, "H"]
+    Wg: Float[Array, "E H"]
+    Ug: Float[Array, "p H"]
+    bg: Float[Array, "H"]
+    P: Float[Array, "H p"]
+
+
+def init_projected_lstm(
+    key: PRNGKeyArray,
+    E: int,
+    H: int,
+    proj_size: int,
+    dtype: DTypeLike = jnp.float32,
+    recurrent_kernel_init: Initializer | None = None,
+    **options: Any,
+) -> ProjectedLSTMParams:
+    """Draw initial parameters. See `init_lstm`."""
+    weights = lstm_weights(
+        key, E, H, dtype,
+        recurrent_kernel_init=recurrent_kernel_init, state_size=proj_size, **options,
+    )  # fmt: skip
+    _, P, _ = initializers(
+        E, proj_size, dtype, recurrent_kernel_init=recurrent_kernel_init, state_size=H
+    )
+    return ProjectedLSTMParams(**weights, P=P(jax.random.fold_in(key, 9)))
+
+
+def projected_lstm_cell(
+    p: ProjectedLSTMParams,
+    carry: tuple[Hidden, Float[Array, "B units"]],
+    x: Float[Array, "B E"],
+) -> LSTMState:
+    """Compute one step: (h, c) → (h', c')."""
+    p, (h, c), x = aligned(p, carry, x)
+    f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
+    i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
+    o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
+    g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
+    c = f * c + i * g
+    return LSTMState((o * jnp.tanh(c)) @ p.P, c)
+
+
+def sizes(p: ProjectedLSTMParams) -> tuple[int, int] | None:
+    """Return (E, p), or None if the shapes contradict each other."""
+    proj_size = p.P.shape[-1]
+    known = sizes_of_gates(
+        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg], proj_size
+    )
+    return known and (known[0], proj_size)
+
+
+def zero_carry(p: ProjectedLSTMParams, batch_size: Size) -> LSTMState:
+    """Return the state before the first step: zeros, h (B, p) and c (B, H)."""
+    H, proj_size = p.P.shape
+    zeros = lambda size: jnp.zeros((batch_size, size), p.bf.dtype)
+    return LSTMState(zeros(proj_size), zeros(H))
+
+
+# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (p, 4H), P (H, p).
+
+
+def prepare(p: ProjectedLSTMParams) -> RecurrentLayer:
+    """Prepare a layer for many steps."""
+    W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
+    b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
+    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
+    return RecurrentLayer(W, b, (U, p.P), RECURRENCE)
+
+
+def _step(layout, U, carry, a):
+    (U, P), (h, c) = U, carry
+    Uh = layout.gates(layout.times(U, h), 4)
+    a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
+    c = f * c + i * g
+    m = o * jnp.tanh(c)
+    return LSTMState(layout.times(P, m), c), (layout.join(f, i, o), g, m)
+
+
+def _factors(layout, before, after, saved):
+    """Return the factors of dc + dm·(…), da = (dc, dc, dm, dc)·(…) and dc·(…)."""
+    fio, g, _ = saved
+    f, i, o = layout.gates(fio, 3)
+    tanh_c = jnp.tanh(after.c)
+    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
+    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
+
+
+def _step_gradient(layout, U, d_carry, factors):
+    (U, P), (dh, dc), (of_m, of_a, f) = U, d_carry, factors
+    dm = layout.times(P, dh)
+    dc = dc + dm * of_m
+    da = layout.join(dc, dc, dm, dc) * of_a
+    return LSTMState(layout.times(U, da), dc * f), (da, dh)
+
+
+def _gradients(layout, U, before, after, saved, kept):
+    (U, P), (_, _, m), (da, dh) = U, saved, kept
+    return (outer(before.h, da, U.dtype), outer(m, dh, P.dtype)), da
+
+
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)
+
+
+PROJECTED_LSTM = Cell(
+    name="projected_lstm",
+    params=ProjectedLSTMParams,
+    init=lambda key, E, H, options, dtype: init_projected_lstm(key, E, H, options.proj_size, dtype),
+    sizes=sizes,
+    step=projected_lstm_cell,
+    zero_carry=zero_carry,
+    options=frozenset({"proj_size"}),
+    prepare=prepare,
+)
