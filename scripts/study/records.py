@@ -1,6 +1,6 @@
 """What is kept of the study: docs/study.json, and the metrics.jsonl and study.json of each run.
 
-Also docs/early_stopping.json and docs/plateau.json.
+Also docs/early_stopping.json, docs/plateau.json and docs/dynamic.json.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Orders = Annotated[list[Number], Meta(min_length=8, max_length=8)]
 NGrams = Annotated[dict[Literal["astra_alpha", "scribe_alpha"], Orders], Meta(min_length=2)]
 """The losses of counted n-grams, orders 1 to 8, by config."""
 PLATEAU_MEAN = 25  # training steps whose mean loss is one number in docs/plateau.json
+DYNAMIC_PARTS = 50  # of the text, for the figure
 
 
 class RunMeasures(StateCost, frozen=True, kw_only=True):
@@ -108,6 +109,25 @@ class EarlyStopping(Record, kw_only=True):
     def share(self, epoch: int) -> str:
         """Return the share of the draws in which this epoch, from 1 on, was the best."""
         return f"{self.best[epoch - 1] / self.draws:.1%}" if epoch <= len(self.best) else "0%"
+
+
+class DynamicEvaluation(Record, kw_only=True):
+    """One of docs/dynamic.json: losses in nats per token, of weights that learn as they read."""
+
+    model: str
+    learning_rate: Number
+    decay: Number
+    every: Count
+    static: Number
+    dynamic: Number
+    num_tokens: Count
+    num_characters: Count
+    resets: list[tuple[Count, Number, Number]]  # of the state, every so many tokens: both losses
+    static_parts: Annotated[list[Number], Meta(min_length=1)]  # of equal parts of the text
+    dynamic_parts: Annotated[list[Number], Meta(min_length=1)]
+    date: str
+    hardware: str
+    commit: str | None = None
 
 
 class Plateau(Record, kw_only=True):
