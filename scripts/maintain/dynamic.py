@@ -1,4 +1,4 @@
-"""Evaluate models that go on learning as they read (dynamic evaluation), and write docs/dynamic.json.
+"""Evaluate models that learn as they read (dynamic evaluation), and write docs/dynamic.json.
 
 For each pretrained model with a state: its settings, chosen on the end of the training text; the
 losses of the validation split, static and dynamic, in one stream and with the state (never the
