@@ -34,8 +34,8 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm import config_names, load_config
 from jaxgru.lm.config import Config
-from jaxgru.lm.parallel import hardware
 from jaxgru.lm.runs.published import load_published
+from jaxgru.parallel import hardware
 from pages.markdown import versions
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")

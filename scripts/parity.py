@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.lm.parallel.hardware import describe_hardware
+from jaxgru.parallel.hardware import describe_hardware
 from maintain import plant_errors
 from pages.markdown import DOCS, ROOT, table, versions, write_page
 from pages.records import grouped

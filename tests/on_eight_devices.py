@@ -24,7 +24,6 @@ from jaxgru.lm import evaluation  # noqa: E402
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.lm.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.lm.model import init  # noqa: E402
-from jaxgru.lm.parallel.sharding import ROWS, row_shardings, shard, shardings  # noqa: E402
 from jaxgru.lm.runs.checkpoints import restore, save  # noqa: E402
 from jaxgru.lm.runs.orbax import open_checkpoints  # noqa: E402
 from jaxgru.lm.sampling import generate  # noqa: E402
@@ -35,6 +34,7 @@ from jaxgru.lm.training import (  # noqa: E402
     state_shardings,
     train_steps,
 )
+from jaxgru.parallel.sharding import ROWS, shard, shard_rows, shardings  # noqa: E402
 
 MODEL = ModelConfig("gru", 64, 24, 16, 2)  # every axis divides by 8
 RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10, dropout=0.3)
@@ -173,7 +173,7 @@ def of_sampling():
     prompt = TOKENS[:48].reshape(24, 2)
     one, _, _ = generate(params, key, prompt, 20, top_k=5)
     mesh = mesh_of(8)
-    rows = shard(prompt, row_shardings(prompt, mesh))
+    rows = shard_rows(prompt)
     sample = jax.jit(lambda *x: generate(*x, 20, top_k=5)[0])
     placed = *jax.device_put((params, key), NamedSharding(mesh, P())), rows
     program = sample.lower(*placed).compile()

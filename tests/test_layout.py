@@ -8,8 +8,8 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "errors", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.config", "lm.data",
-    "lm.parallel", "lm.model", "lm.sampling", "lm.generation", "lm.dynamic", "lm.evaluation",
+    "errors", "parallel", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.config",
+    "lm.data", "lm.model", "lm.sampling", "lm.generation", "lm.dynamic", "lm.evaluation",
     "lm.training", "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent

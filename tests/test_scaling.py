@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.parallel import processes
-from jaxgru.lm.parallel.processes import all_or_raise, join
-from jaxgru.lm.parallel.sharding import partition_spec
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.training import Observer, Progress, fit, init_state
+from jaxgru.parallel import processes
+from jaxgru.parallel.processes import all_or_raise, join
+from jaxgru.parallel.sharding import partition_spec
 
 TESTS = Path(__file__).parent
 TRAIN = TESTS.parent / "scripts" / "train.py"

@@ -19,8 +19,8 @@ import jax
 from jaxgru.errors import UserError, command
 from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, field_types, nearest
 from jaxgru.lm.load import Found, find_model
-from jaxgru.lm.parallel.hardware import no_device
 from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.parallel.hardware import no_device
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 ALSO_CALLED = {

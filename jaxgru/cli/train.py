@@ -8,11 +8,11 @@ from jaxgru.cli.options import Parser, config_overrides, early_value
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.load import find_model
-from jaxgru.lm.parallel import processes
-from jaxgru.lm.parallel.hardware import keep_freed_memory
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.runs.initial import config_from
 from jaxgru.lm.runs.orbax import silence_orbax
+from jaxgru.parallel import processes
+from jaxgru.parallel.hardware import keep_freed_memory
 
 
 def make_parser() -> Parser:

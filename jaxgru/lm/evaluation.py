@@ -24,7 +24,7 @@ from jaxgru.layers.arguments import as_tokens
 from jaxgru.lm.data.batching import random_crops, windows
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
-from jaxgru.lm.parallel.sharding import ROWS, one_copy, shard
+from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024

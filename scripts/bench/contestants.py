@@ -32,9 +32,9 @@ from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.model import round_weights, token_nll
-from jaxgru.lm.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
+from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 
 
 def why_absent(name: str) -> str | None:

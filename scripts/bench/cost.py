@@ -25,8 +25,8 @@ from bench.timing import Contestant, calling, compiled, measure, planned_memory,
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
-from jaxgru.lm.parallel.hardware import describe_hardware, keep_freed_memory
 from jaxgru.lm.training import init_state, train_step
+from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
 from pages.markdown import table, write_page
 from pages.records import dumps, load_or
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench.timing import Contestant, LayerTask, calling, compiled, planned_memory
-from jaxgru.lm.parallel.sharding import ROWS
+from jaxgru.parallel.sharding import ROWS
 
 
 class Layer(NamedTuple):

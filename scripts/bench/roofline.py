@@ -31,7 +31,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
-from jaxgru.lm.parallel.sharding import partition_spec
+from jaxgru.parallel.sharding import partition_spec
 from pages.markdown import fill
 from pages.markdown import table as markdown_table
 

@@ -22,8 +22,8 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.dynamic import choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import stream_nll, window_nll
 from jaxgru.lm.files import write_text
-from jaxgru.lm.parallel.hardware import describe_hardware
 from jaxgru.lm.runs.commits import current_commit
+from jaxgru.parallel.hardware import describe_hardware
 from pages.records import dumps, load_or
 from study.records import DYNAMIC_PARTS, DynamicEvaluation
 

@@ -35,11 +35,11 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import check_writable, write_text
-from jaxgru.lm.parallel.hardware import describe_hardware
-from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.training import init_state, train_steps
 from jaxgru.lm.training.step import state_shardings
+from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.parallel.sharding import data_mesh, one_copy, shard
 from pages.records import dumps, load_or
 from study.records import PLATEAU_MEAN, Plateau
 

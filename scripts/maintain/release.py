@@ -14,10 +14,10 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import Losses, evaluate
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
-from jaxgru.lm.parallel.hardware import describe_hardware
 from jaxgru.lm.pretrained import FOLDER
 from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import RunError, find_run, is_finished, load_info
+from jaxgru.parallel.hardware import describe_hardware
 from pages.markdown import table
 from study.records import Epoch, load_metrics
 

@@ -45,7 +45,7 @@ from jaxgru.layers import implementations
 from jaxgru.lm import load_config
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.model import init, initial_carry, step
-from jaxgru.lm.parallel.hardware import peak_resident_bytes
+from jaxgru.parallel.hardware import peak_resident_bytes
 
 TINY_TOML = """\
 name = "tiny"
@@ -169,7 +169,7 @@ class TestTiming:
     @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
     def test_a_started_process_does_not_report_its_parents_peak(self):
         """If a process was larger than what it executes, ru_maxrss keeps its larger peak."""
-        code = "from jaxgru.lm.parallel.hardware import peak_resident_bytes as p; print(p())"
+        code = "from jaxgru.parallel.hardware import peak_resident_bytes as p; print(p())"
         filled = b"1" * 2**30
         assert len(filled) < peak_resident_bytes()
         run = [sys.executable, "-c", code]

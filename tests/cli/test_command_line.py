@@ -19,7 +19,7 @@ from conftest import ROOT, SCRIPTS, Outcome, slow
 from jaxgru.cli.options import Parser, config_overrides, parse_fields, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import config_names, dotted_names, load_config
-from jaxgru.lm.parallel.processes import join
+from jaxgru.parallel.processes import join
 
 
 class TestSpelling:

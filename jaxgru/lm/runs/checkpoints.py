@@ -23,7 +23,6 @@ from jaxgru.errors import shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.model import Params, flatten, init
-from jaxgru.lm.parallel.processes import is_first
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_run_config, saved_steps
 from jaxgru.lm.runs.orbax import (
     ARRAYS,
@@ -36,6 +35,7 @@ from jaxgru.lm.runs.orbax import (
     open_checkpoints,
 )
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
+from jaxgru.parallel.processes import is_first
 
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),

@@ -29,7 +29,7 @@ from jaxgru.errors import UserError, command
 from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.lm.files import check_writable, locked, read_bytes, reason, resolved, write_text
-from jaxgru.lm.parallel.processes import is_first
+from jaxgru.parallel.processes import is_first
 
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it

@@ -22,9 +22,6 @@ from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params
-from jaxgru.lm.parallel.hardware import share_cpu
-from jaxgru.lm.parallel.processes import all_or_raise, from_first, is_distributed, is_first
-from jaxgru.lm.parallel.sharding import data_mesh, one_copy, shard
 from jaxgru.lm.runs import checkpoints, folders, initial, study_record
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
@@ -41,6 +38,9 @@ from jaxgru.lm.training import (
     learning_rate,
     state_shardings,
 )
+from jaxgru.parallel.hardware import share_cpu
+from jaxgru.parallel.processes import all_or_raise, from_first, is_distributed, is_first
+from jaxgru.parallel.sharding import data_mesh, one_copy, shard
 
 MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import load_safetensors
 from jaxgru.lm.model import Params
-from jaxgru.lm.parallel.hardware import describe_hardware
 from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import EPOCHS_FOLDER, RunError
+from jaxgru.parallel.hardware import describe_hardware
 
 FILE_NAME = "study.json"
 

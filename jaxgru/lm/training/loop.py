@@ -20,12 +20,12 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
-from jaxgru.lm.parallel.hardware import peak_memory_mb
-from jaxgru.lm.parallel.processes import from_first, in_any_process
-from jaxgru.lm.parallel.sharding import one_copy, shard
 from jaxgru.lm.training.optimizer import learning_rate
 from jaxgru.lm.training.records import Epoch, Progress
 from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
+from jaxgru.parallel.hardware import peak_memory_mb
+from jaxgru.parallel.processes import from_first, in_any_process
+from jaxgru.parallel.sharding import one_copy, shard
 
 CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
 

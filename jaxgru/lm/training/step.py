@@ -20,7 +20,8 @@ from jaxgru.layers.implementations import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights, token_nll
-from jaxgru.lm.parallel.sharding import (
+from jaxgru.lm.training.optimizer import optimizer
+from jaxgru.parallel.sharding import (
     ROWS,
     gather,
     row_shardings,
@@ -28,7 +29,6 @@ from jaxgru.lm.parallel.sharding import (
     shardings,
     specs,
 )
-from jaxgru.lm.training.optimizer import optimizer
 
 with needs("train"):
     import optax

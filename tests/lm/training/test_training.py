@@ -19,8 +19,6 @@ from random_models import random_params
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.model import Dropout, apply, token_nll
-from jaxgru.lm.parallel import hardware
-from jaxgru.lm.parallel.sharding import data_mesh
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
@@ -37,6 +35,8 @@ from jaxgru.lm.training import (
     train_step,
     train_steps,
 )
+from jaxgru.parallel import hardware
+from jaxgru.parallel.sharding import data_mesh
 
 CONFIG = Config(
     model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, reset_gate="before"),

@@ -9,7 +9,7 @@ import pytest
 FAULTS = """
 import resource
 if {kept}:
-    from jaxgru.lm.parallel.hardware import keep_freed_memory
+    from jaxgru.parallel.hardware import keep_freed_memory
     keep_freed_memory()
 
 def work():

@@ -65,6 +65,22 @@ def row_shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: NamedSharding(mesh, P(ROWS)), tree)
 
 
+def shard_rows(tree: Any) -> Any:
+    """Place a batch on all devices: each has its share of the rows, the first axis of every array.
+
+    A function under `jax.jit` that takes the batch, and parameters that no device has been chosen
+    for, then computes each row on its device; a gradient is summed over the devices.
+
+    Raises:
+      UserError: the arrays have different numbers of rows, or the rows do not divide by the
+        devices; the message names the nearest sizes that do.
+    """
+    rows = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
+    if len(rows) != 1:
+        raise UserError(f"the arrays have {sorted(rows)} rows; they must have equally many.")
+    return shard(tree, row_shardings(tree, data_mesh(rows.pop())))
+
+
 def shard(tree: Any, shardings: Any) -> Any:
     """Place arrays on a mesh. An array that every process has gives each device its part."""
 

@@ -1,0 +1,16 @@
+"""A batch on all devices; `tests/on_eight_devices.py` shows that each computes its rows alone."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxgru.errors import UserError
+from jaxgru.parallel import shard_rows
+
+
+def test_the_rows_of_all_arrays_are_of_one_batch():
+    batch = {"x": jnp.ones((4, 3)), "y": jnp.arange(4)}
+    placed = shard_rows(batch)
+    assert [leaf.sharding.spec[0] for leaf in placed.values()] == ["data", "data"]
+    assert (placed["y"] == batch["y"]).all()
+    with pytest.raises(UserError, match=r"the arrays have \[3, 4\] rows; they must have equally"):
+        shard_rows({"x": jnp.ones((4, 3)), "y": jnp.arange(3)})
