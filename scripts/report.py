@@ -31,7 +31,16 @@ from jaxgru.lm.runs.published import recipe
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
 from study.jobs import NANOGPT, SEEDS, is_measured
-from study.records import EarlyStopping, Kept, Plateau, Run, RunMeasures, load_metrics, may_change
+from study.records import (
+    DynamicEvaluation,
+    EarlyStopping,
+    Kept,
+    Plateau,
+    Run,
+    RunMeasures,
+    load_metrics,
+    may_change,
+)
 from study.sentences import expected_sentences
 from study.study_page import Page
 
@@ -48,6 +57,7 @@ def main() -> None:
     kept = load_or(Kept([]), docs / "study.json", Kept)
     stopping = load_or(None, docs / "early_stopping.json", EarlyStopping)
     plateaus = load_or([], docs / "plateau.json", list[Plateau])
+    dynamics = load_or([], docs / "dynamic.json", list[DynamicEvaluation])
     records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
@@ -62,7 +72,7 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        page = Page(runs, ngrams, stopping, plateaus)
+        page = Page(runs, ngrams, stopping, plateaus, dynamics)
         page.draw(docs / "figures")
         write_page(docs / "study.md", page.tables(), expected_sentences(page))
     except OSError as error:

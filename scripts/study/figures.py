@@ -148,6 +148,35 @@ def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     save_figure(figure, path)
 
 
+def plot_dynamic(
+    path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> None:
+    """Draw each model's loss along the text, with fixed weights and with weights that learn.
+
+    Args:
+      curves: by model, the losses of equal parts of the text, static and dynamic; nats per
+        character.
+    """
+    figure = new_figure(8, 4.5)
+    axes = figure.subplots()
+    for name, (static, dynamic) in curves.items():
+        places = [100 * (i + 0.5) / len(static) for i in range(len(static))]
+        color = style_of(name)["color"]
+        axes.plot(places, static, lw=0.8, color=color, ls=":")
+        axes.plot(places, dynamic, lw=1.3, color=color)
+        axes.annotate(name, (places[-1], dynamic[-1]), xytext=(4, 0), va="center",
+                      textcoords="offset points", fontsize=8, color=color)  # fmt: skip
+    axes.set(
+        title="What a model gains that learns as it reads (dotted: fixed weights)",
+        xlabel="place in the validation split (%)",
+        ylabel="loss (nats per character)",
+        xlim=(0, 115),
+        xticks=range(0, 101, 20),
+    )
+    axes.grid(alpha=0.2)
+    save_figure(figure, path)
+
+
 def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]]) -> None:
     """Draw the stateful loss and the sensitivity against the number of parameters.
 

@@ -129,6 +129,10 @@ class DynamicEvaluation(Record, kw_only=True):
     hardware: str
     commit: str | None = None
 
+    def per_character(self, loss: float) -> float:
+        """Convert nats per token to nats per character."""
+        return in_units(loss, self.num_tokens, self.num_characters)["nats_per_character"]
+
 
 class Plateau(Record, kw_only=True):
     """One of docs/plateau.json: the first training losses of a config, by one framework."""

@@ -17,9 +17,15 @@ from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
 from pages.markdown import table
 from pages.records import grouped
 from study.claims import CLAIMS, SIZE_FIELDS
-from study.figures import in_quarter_octaves, plot_memory, plot_recovery, plot_sensitivity
+from study.figures import (
+    in_quarter_octaves,
+    plot_dynamic,
+    plot_memory,
+    plot_recovery,
+    plot_sensitivity,
+)
 from study.jobs import SEEDS, all_jobs
-from study.records import EarlyStopping, Plateau, Run
+from study.records import DynamicEvaluation, EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
@@ -40,8 +46,10 @@ class Page:
         ngrams: Mapping[str, list[float]],
         stopping: EarlyStopping | None = None,
         plateaus: Sequence[Plateau] = (),
+        dynamics: Sequence[DynamicEvaluation] = (),
     ) -> None:
         self.runs, self.ngrams, self.stopping = runs, ngrams, stopping
+        self.dynamics = sorted(dynamics, key=lambda record: -record.per_character(record.static))
         self.plateaus = grouped(plateaus, lambda plateau: plateau.config)
         self.plain = [run for run in runs if not run.changes]
         self.first: dict[str, Run] = {}  # of each config, the run with the lowest seed
@@ -99,6 +107,10 @@ class Page:
                             [[claim, *verdict(self)] for claim, verdict in CLAIMS]),
             "as nanoGPT": table(["model", "seed", "parameters", "last epoch", "best of all epochs",
                                  "minutes of training"], self.as_nanogpt()),
+            "dynamic": table(["model", "η", "λ", "static", "dynamic", "gain"], self.dynamic()),
+            "dynamic resets": table(
+                ["model", *(f"every {k}" for k in self.dynamic_resets), "never"],
+                self.dynamic_by_reset()),
             "last five": table(["model", "published losses", "their mean and range",
                                 "standard error", "measured", "difference", "in standard errors"],
                                self.last_five()),
@@ -126,6 +138,11 @@ class Page:
             plot_memory(figures / "memory.png", curves, self.ngrams["astra_alpha"])
         if self.recoveries:
             plot_recovery(figures / "recovery.png", self.recoveries)
+        if self.dynamics:
+            curves = {r.model: ([*map(r.per_character, r.static_parts)],
+                                [*map(r.per_character, r.dynamic_parts)])
+                      for r in self.dynamics}  # fmt: skip
+            plot_dynamic(figures / "dynamic.png", curves)
         if self.sized:
             points = {title(run): (run.parameters, *per_character(run, "stream", "sensitivity"))
                       for run in self.sized}  # fmt: skip
@@ -303,6 +320,29 @@ class Page:
              f"{minutes(run):.0f}"]
             for run in self.plain
             if (loss := run.measured.random_batches)
+        ]  # fmt: skip
+
+    def dynamic(self) -> list[Row]:
+        """Return a row per model whose weights went on learning, nats per character."""
+        return [
+            [record.model, f"{record.learning_rate:g}", f"{record.decay:g}",
+             *(f"{record.per_character(loss):.3f}"
+               for loss in (record.static, record.dynamic, record.static - record.dynamic))]
+            for record in self.dynamics
+        ]  # fmt: skip
+
+    @property
+    def dynamic_resets(self) -> list[int]:
+        """The numbers of tokens between two resets of the state with which weights learned."""
+        return [every for every, *_ in self.dynamics[0].resets] if self.dynamics else []
+
+    def dynamic_by_reset(self) -> list[Row]:
+        """Return a row per such model: static → dynamic loss by the tokens between two resets."""
+        return [
+            [record.model,
+             *(f"{record.per_character(static):.3f} → {record.per_character(dynamic):.3f}"
+               for _, static, dynamic in [*record.resets, (0, record.static, record.dynamic)])]
+            for record in self.dynamics
         ]  # fmt: skip
 
     def by_recipe(self, name: str, framework: str) -> list[Plateau]:
