@@ -9,8 +9,8 @@ import jaxgru
 
 ROOMS = [
     "errors", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.config", "lm.data",
-    "lm.parallel", "lm.model", "lm.sampling", "lm.generation", "lm.evaluation", "lm.training",
-    "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
+    "lm.parallel", "lm.model", "lm.evaluation", "lm.processors", "lm.sampling", "lm.generation",
+    "lm.training", "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
