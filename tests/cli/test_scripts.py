@@ -331,6 +331,15 @@ class TestSample:
         assert (done.code, done.err) == (0, "")
         assert done.out == self.expected(tiny_run, 12) + "\n"
 
+    def test_ends_before_what_it_shall_stop_at(self, script, tiny_run):
+        r"""A backslash and an n, as the shell passes them, are a newline."""
+        free = self.expected(tiny_run, 100).removeprefix(self.PROMPT)
+        stop, newline = free[20:22], r"\n"
+        done = script("sample", "--run", tiny_run, "--num-tokens", 100, "--stop", newline, "--stop",
+                      stop.replace("\n", newline))  # fmt: skip
+        end = min(free.index(stop), free.find("\n") % 1000)
+        assert (done.code, done.out) == (0, f"{self.PROMPT}{free[:end]}\n")
+
     def test_every_option_reaches_the_sampler(self, script, tiny_run):
         done = script("sample", "--run", tiny_run, "--prompt", "east", "--num-tokens", 12,
                       "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
