@@ -448,8 +448,12 @@ class TestResumeRefuses:
         for option in (["--name", "other"], ["--summary"]):
             message = refused("train", "--resume", run_copy, *option)
             assert "leave out --name and --summary" in message
-        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1")
+        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1e-4")
         assert "training.learning_rate cannot change within a run" in message
+        options = f"train.py --init {run_copy} --training.learning_rate 0.0001\n"
+        assert "start a new run from its weights: python " in message and message.endswith(options)
+        message = refused("train", "--resume", run_copy, "--model.hidden_dim", "4")
+        assert message.endswith("can; start a new run.\n")
 
     def test_a_checkpoint_that_does_not_fit(self, refused, run_copy):
         edit(run_copy / "config.toml", "hidden_dim = 9", "hidden_dim = 8")
