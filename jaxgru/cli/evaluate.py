@@ -92,10 +92,14 @@ def main() -> None:
             parser.error("--save writes into a run folder; give one with --run.")
         if arguments.text is not None:
             parser.error("--save is for the run's own text; it does not go with --text.")
+        if arguments.epoch is not None:
+            parser.error("--save is for the run's result; it does not go with --epoch.")
         try:
             check_writable(run)
         except OSError as error:
             parser.error(f"--save: {arguments.run} cannot be written: {error.strerror}.")
+    if arguments.epoch and counted:
+        parser.error("--epoch is for a run; it does not go with --ngram.")
     if arguments.random_batches and counted:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
     if arguments.output is not None:
@@ -109,7 +113,7 @@ def main() -> None:
         name = _title(config.name, arguments.text)
         console.print(_in_units(name, "counted n-grams", rows, scores, losses=True))
     else:
-        params, config, tokenizer = model.load()
+        params, config, tokenizer = model.load(arguments.epoch)
         sha256, window = model.text_sha256(), config.training.sequence_length
         if text is not None and (arguments.text == "-" or text.sha256 != sha256):
             with console.status("compiling"):

@@ -66,6 +66,8 @@ def main() -> None:
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
     if arguments.ngram is not None and (arguments.stateless or arguments.compare):
         parser.error("an n-gram model has no state to reset; leave out --stateless and --compare.")
+    if arguments.ngram is not None and arguments.epoch:
+        parser.error("an n-gram model is not trained in epochs; leave out --epoch.")
     options = Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
@@ -82,7 +84,7 @@ def main() -> None:
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
         found = trained_model(arguments)
-        (model, _, tokenizer), text_sha256 = found.load(), found.text_sha256()
+        (model, _, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
     prompt = arguments.prompt
     if prompt is None:
         prompt = default_prompt(text_sha256, tokenizer)

@@ -281,15 +281,19 @@ class _Run:
     def _finish(self, params: Params, progress: Progress) -> None:
         write_samples(self.folder, params, self.info, self.dataset.tokenizer)
         lowest, epoch = progress.best_val_loss, progress.best_epoch
-        best = f"best validation loss is {lowest:.4f}, in epoch {epoch}"
-        if epoch < progress.epoch and not self.config.training.patience:
-            last = progress.records[-1].val_loss
-            best = f"model is the last epoch's, whose validation loss is {last:.4f}; the {best}"
+        last, other = progress.records[-1].val_loss, ""
+        done = f"the best validation loss is {lowest:.4f}, in epoch {epoch}"
+        if epoch < progress.epoch and self.config.training.patience:
+            done, other = f"{done}, whose model this is; the last epoch's is {last:.4f}", "last"
+        elif epoch < progress.epoch:
+            ours = f"the model is the last epoch's, whose validation loss is {last:.4f}"
+            done, other = f"{ours}; {done}", "best"
         console.print(
-            f"Done: the {best}. Sample from the model with:\n"
-            f"  {command('sample')} --run {self.folder}",
+            f"Done: {done}. Sample from the model with:\n  {command('sample')} --run {self.folder}",
             soft_wrap=True,
         )
+        if other:
+            console.print(f"and from the {other} epoch's by adding --epoch {other}.")
 
 
 Start = tuple[Path, Config, Dataset, InitialModel | None]
