@@ -28,7 +28,7 @@ class Found(NamedTuple):
         """Load it. Raises as the function `load` does."""
         if self.format:
             if epoch:
-                raise UserError(f"{self.path} holds one model; only of a run is there the {epoch}.")
+                raise UserError(f"{self.path} holds one model; only a run has a {epoch} epoch.")
             return self.format.load(self.path)
         from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
 

@@ -331,6 +331,19 @@ class TestSample:
         assert (done.code, done.err) == (0, "")
         assert done.out == self.expected(tiny_run, 12) + "\n"
 
+    def test_the_epoch_that_is_asked_for(self, script, tiny_run):
+        """Of its one epoch, both are the same; a file has one model, a counted one none."""
+        options = "--num-tokens", 3, "--run"
+        expected = script("sample", *options, tiny_run).out
+        for epoch in ("best", "last"):
+            done = script("sample", *options, tiny_run, "--epoch", epoch)
+            assert (done.code, done.out) == (0, expected)
+        save_safetensors(Path("m.safetensors"), *jaxgru.lm.load(tiny_run, "best"))
+        done = script("sample", *options, "m.safetensors", "--epoch", "best")
+        assert "m.safetensors holds one model; only a run has a best epoch" in done.err
+        done = script("sample", "--ngram", 2, "--epoch", "best")
+        assert "an n-gram model is not trained in epochs" in done.err
+
     def test_ends_before_what_it_shall_stop_at(self, script, tiny_run):
         r"""A backslash and an n, as the shell passes them, are a newline."""
         free = self.expected(tiny_run, 100).removeprefix(self.PROMPT)
@@ -601,6 +614,7 @@ class TestEvaluateNGram:
         ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
         ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
         ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
+        ("evaluate", ["--ngram", "2", "--epoch", "best"], "--epoch is for a run"),
         ("evaluate", ["--run", "astra_beta", "--save"], "--save writes into a run folder"),
         ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
         ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),
