@@ -395,6 +395,8 @@ ALSO_CALLED = {
     "training.gradient_accumulation": "grad_accum accumulation_steps accumulate",
     "training.sequence_length": "seq_len seq_length block_size context bptt",
     "training.learning_rate": "lr step_size rate",
+    "training.schedule": "scheduler lr_scheduler lr_schedule",
+    "training.warmup_steps": "warmup warmup_iters",
     "training.weight_decay": "wd decay l2",
     "training.beta1": "b1 momentum",
     "training.beta2": "b2",
