@@ -9,7 +9,8 @@ import jaxgru
 
 ROOMS = [
     "errors", "parallel", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.config",
-    "lm.data", "lm.model", "lm.sampling", "lm.generation", "lm.dynamic", "lm.evaluation",
+    "lm.data", "lm.model", "lm.dynamic", "lm.evaluation", "lm.processors", "lm.sampling",
+    "lm.generation",
     "lm.training", "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent

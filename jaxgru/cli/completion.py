@@ -12,7 +12,7 @@ from jaxgru.lm.config import SECTIONS, config_names, dotted_names, field_types
 from jaxgru.lm.pretrained import pretrained_names
 
 PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--corpus", "--path", "--output",
-         "--tokenizer")  # fmt: skip
+         "--text", "--tokenizer")  # fmt: skip
 
 
 def completion_script(

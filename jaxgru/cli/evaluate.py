@@ -1,23 +1,41 @@
-"""Evaluate a trained model on its validation split or on another text, with and without its state.
+"""Evaluate a model: what it loses without its state, or how likely each token of a text is.
 
-With --ngram, print the loss of a counted n-gram model on that split.
+Without --text, a trained model is measured on the validation split of its own text, with and
+without its state, and a counted one is evaluated on that split.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import dataclasses
+import hashlib
+import io
+import os
+import sys
+from pathlib import Path
 
 from jaxgru.analysis import state_cost
-from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.data.corpus import load_corpus
+from jaxgru.lm.data.corpus import Corpus, CorpusError, load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.evaluation import in_units
-from jaxgru.lm.files import check_writable
+from jaxgru.lm.evaluation import (
+    NLL,
+    Model,
+    Scores,
+    in_units,
+    perplexity,
+    score,
+    stream_nll,
+    window_loss,
+)
+from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
+from jaxgru.lm.model import Params
 from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
 
 with needs("train"):
@@ -33,14 +51,22 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         ["evaluate --run runs/astra_alpha", "evaluate --pretrained astra_alpha",
-         "evaluate --run astra_alpha.safetensors --text hamlet.txt", "evaluate --ngram 2"],
+         "evaluate --run astra_alpha.safetensors --text hamlet.txt --output hamlet.csv",
+         "evaluate --ngram 2"],
     )  # fmt: skip
     parser.add_model()
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="UTF-8 text to evaluate on, the whole of it (default: the validation split of the "
-        "text that the model was trained on, which may be given here if it was moved)",
+        help="UTF-8 text to score, the whole of it; - reads standard input. The text that the "
+        "model was trained on may be given here if it was moved; it is split as in training",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="table to write, .csv: position, token and nats of each token but the first, over one "
+        "stream; an older file is replaced",
     )
     parser.add_argument(
         "--save", action="store_true", help="also write the results into the run folder"
@@ -66,37 +92,181 @@ def main() -> None:
             parser.error("--save writes into a run folder; give one with --run.")
         if arguments.text is not None:
             parser.error("--save is for the run's own text; it does not go with --text.")
+        if arguments.epoch is not None:
+            parser.error("--save is for the run's result; it does not go with --epoch.")
         try:
             check_writable(run)
         except OSError as error:
             parser.error(f"--save: {arguments.run} cannot be written: {error.strerror}.")
+    if arguments.epoch and counted:
+        parser.error("--epoch is for a run; it does not go with --ngram.")
     if arguments.random_batches and counted:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
-    if arguments.text is not None and counted:
-        parser.error("--text is for a model; --ngram counts the text of --config.")
+    if arguments.output is not None:
+        check_output(arguments.output)
+    text = None if arguments.text is None else read_text(arguments.text)
     console = Console(highlight=False)
     if model is None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-        console.print(_ngram(config.name, arguments.ngram, dataset))
-        return
+        scores = _counted(arguments.ngram, dataset, text)
+        rows = [(f"order {arguments.ngram}", scores.loss)]
+        name = _title(config.name, arguments.text)
+        console.print(_in_units(name, "counted n-grams", rows, scores, losses=True))
+    else:
+        params, config, tokenizer = model.load(arguments.epoch)
+        sha256, window = model.text_sha256(), config.training.sequence_length
+        if text is not None and (arguments.text == "-" or text.sha256 != sha256):
+            with console.status("compiling"):
+                rows, scores = _scored(params, tokenizer, text, window, arguments.random_batches)
+            name = _title(config.name, arguments.text)
+            console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
+        else:
+            dataset = load_text(config, tokenizer, sha256, arguments.text)
+            name = _title(config.name, arguments.text, "the validation split of ")
+            prompt = default_prompt(sha256, tokenizer)
+            record = _measured(params, dataset, window, prompt, arguments, run, console)
+            console.print(_losses(name, window, record), _text(record.text), sep="\n")
+            if record.chain:
+                console.print(_markov_chain(record.chain))
+            if arguments.save and run:
+                save_record(run, record.to_dict())
+            scores = None
+            if arguments.output is not None:
+                tokens, pieces = dataset.validation, tokenizer.pieces
+                nats = stream_nll(params, tokens)
+                scores = Scores([pieces[t] for t in tokens[1:]], nats, dataset.num_characters)
+    if arguments.output is not None and scores is not None:
+        write_table(arguments.output, scores)
 
-    params, config, tokenizer = model.load()
-    text_sha256 = model.text_sha256()
-    dataset = load_text(config, tokenizer, text_sha256, arguments.text)
-    window, whole = config.training.sequence_length, dataset.train is dataset.validation
-    name = config.name
-    if arguments.text is not None:
-        part = "all" if whole else "the validation split"
-        name += f" on {part} of {escape(printable(arguments.text))}"
+
+def read_text(place: str) -> Corpus:
+    """Read the text to score from a file, or from standard input (-).
+
+    Raises:
+      CorpusError: as `load_corpus`, or standard input is not UTF-8.
+    """
+    if place != "-":
+        return load_corpus(place)
+    data = sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"standard input is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} "
+            f"({error.reason})."
+        ) from None
+    return Corpus(text, "standard input", hashlib.sha256(data).hexdigest())
+
+
+def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
+    """Load the text that a model was trained on, by its SHA-256, split as in training.
+
+    Args:
+      text: where it is; None: where it was.
+
+    Raises:
+      UserError: the text cannot be read, or was moved, has changed, or cannot be told from others
+        for lack of a SHA-256.
+    """
+    if text is not None:
+        data = dataclasses.replace(config.data, corpus=text)
+        return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]
+    if not sha256:
+        raise UserError(
+            f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
+            "on; give a text with --text."
+        )
+    return load_dataset(config, tokenizer, sha256, "--text")[1]
+
+
+def check_output(path: Path) -> None:
+    """Raise UserError, before anything slow starts, where a table cannot be written."""
+    if path.suffix != ".csv":
+        raise UserError(f"--output is {path}; it must end in .csv.")
+    if os.path.isdir(path):
+        raise UserError(f"--output is {path}, which is a folder; it must be a file.")
+    try:
+        check_writable(path.parent)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {reason(error)}.") from error
+
+
+def write_table(path: Path, scores: Scores) -> None:
+    """Write a row per token as comma-separated values (RFC 4180): position from 1, token, nats.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    rows.writerow(["position", "token", "nats"])
+    for position, (piece, nats) in enumerate(zip(scores.pieces, scores.nats, strict=True), 1):
+        rows.writerow([position, piece, float(f"{nats:.7g}")])
+    try:
+        write_text(resolved(path), table.getvalue())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {reason(error)}.") from error
+
+
+def _title(name: str, text: str | None, part: str = "all of ") -> str:
+    if text is None:
+        return name
+    return f"{name} on {part}{'standard input' if text == '-' else escape(printable(text))}"
+
+
+def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
+    """Score a text, or the validation split, with n-grams counted in the training split."""
+    tokenizer, tokens = dataset.tokenizer, dataset.validation
+    model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
+    if text is not None:
+        return _score(model, tokenizer, text, NGram.token_nll)
+    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+    return Scores(pieces, model.token_nll(tokens), dataset.num_characters)
+
+
+def _scored(
+    params: Params, tokenizer: Tokenizer, text: Corpus, window: int, random_batches: bool
+) -> tuple[list[tuple[str, float]], Scores]:
+    """Return the loss of a text for each treatment of the state, and its scores as one stream."""
+    scores = _score(params, tokenizer, text)
+    tokens = tokenizer.encode(text.text)
+    rows = [
+        ("never: one stream", scores.loss),
+        (_windows(window), window_loss(params, tokens, window)),
+        ("every token: stateless", window_loss(params, tokens, 1)),
+    ]
+    if random_batches:
+        rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
+    return rows, scores
+
+
+def _score(
+    model: Model, tokenizer: Tokenizer, text: Corpus, nll: NLL[Model] = stream_nll
+) -> Scores:
+    try:
+        return score(model, tokenizer, text.text, nll)
+    except TokenizerError as error:
+        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
+
+
+def _measured(
+    params: Params,
+    dataset: Dataset,
+    window: int,
+    prompt: str,
+    arguments: argparse.Namespace,
+    run: Path | None,
+    console: Console,
+) -> state_cost.StateCost:
     with console.status("compiling") as status:
         record = state_cost.measure(
             params,
-            tokenizer,
+            dataset.tokenizer,
             dataset,
             window,
             lambda what: status.update(f"measuring {what}"),
             arguments.random_batches,
-            default_prompt(text_sha256, tokenizer),
+            prompt,
         )
         if arguments.random_batches and run:
             status.update("measuring the best epoch")
@@ -104,41 +274,8 @@ def main() -> None:
             if best and record.random_batches:
                 epoch, params = best
                 found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
-                batches = replace(record.random_batches, best=found)
-                record = replace(record, random_batches=batches)
-    console.print(_losses(name, window, record), _text(record.text, whole), sep="\n")
-    if record.chain:
-        console.print(_markov_chain(record.chain))
-    if arguments.save and run:
-        save_record(run, record.to_dict())
-
-
-def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
-    """Load the text that a model is evaluated on; None: the one that it was trained on, by SHA-256.
-
-    That one is split as in training, wherever it is now. Of another, both splits are all of it.
-
-    Raises:
-      UserError: the text cannot be read, or the model cannot encode it; without `text`, also if the
-        model's own was moved, has changed, or cannot be told from others for lack of a SHA-256.
-    """
-    if text is None:
-        if not sha256:
-            raise UserError(
-                f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
-                "on; give a text with --text."
-            )
-        return load_dataset(config, tokenizer, sha256, "--text")[1]
-    corpus = load_corpus(text)
-    if corpus.sha256 == sha256:
-        data = dataclasses.replace(config.data, corpus=text)
-        return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]
-    try:
-        tokens = tokenizer.encode(corpus.text)
-    except TokenizerError as error:
-        raise TokenizerError(f"the model cannot be evaluated on {text}: {error}") from error
-    num_characters = len(corpus.text) - tokenizer.num_characters(tokens[:1], corpus.text)
-    return Dataset(tokens, tokens, tokenizer, corpus.source, num_characters, corpus.sha256)
+                record = replace(record, random_batches=replace(record.random_batches, best=found))
+    return record
 
 
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
@@ -148,51 +285,55 @@ def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
     ]
     rows += [
         ("never: one stream", record.stream),
-        (f"windows of {window}, as in training", record.windows),
+        (_windows(window), record.windows),
         ("sensitivity: stateless minus one stream", record.sensitivity),
     ]
     if batches := record.random_batches:
-        what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
-        for found in filter(None, (batches, batches.best)):
-            whose = f", epoch {found.epoch}" if found.epoch else ""
-            error = f" (± {found.standard_error:.4f} nats/token)"
-            rows.append((what + whose + error, found.mean))
-    sizes = record.num_tokens, record.num_characters
-    return _in_units(name, "state reset to zero", rows, *sizes)
+        rows += map(_random_batches, filter(None, (batches, batches.best)))
+    return _in_units(name, "state reset to zero", rows, record)
 
 
-def _ngram(name: str, order: int, dataset: Dataset) -> Table:
-    tokens = dataset.validation
-    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
-    rows = [(f"order {order}", float(model.token_nll(tokens).mean()))]
-    return _in_units(name, "counted n-grams", rows, len(tokens) - 1, dataset.num_characters)
+def _windows(window: int) -> str:
+    return f"windows of {window}, as in training"
+
+
+def _random_batches(found: state_cost.MeanLoss) -> tuple[str, float]:
+    whose = f", epoch {found.epoch}" if found.epoch else ""
+    what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}{whose}"
+    return f"{what} (± {found.standard_error:.4f} nats/token)", found.mean
 
 
 def _in_units(
-    name: str, what: str, rows: list[tuple[str, float]], num_tokens: int, num_characters: int
+    name: str,
+    what: str,
+    rows: list[tuple[str, float]],
+    text: Scores | state_cost.StateCost,
+    losses: bool = False,
 ) -> Table:
-    table = Table(title=f"{name}: {num_tokens:,} tokens, {num_characters:,} characters")
+    """losses: all rows are losses, so each has a perplexity, in place of bits per token."""
+    sizes = text.num_tokens, text.num_characters
+    table = Table(title=f"{name}: {sizes[0]:,} tokens, {sizes[1]:,} characters")
     table.add_column(what)
-    for unit in ("nats/token", "bits/token", "nats/char", "bits/char"):
+    second = "perplexity" if losses else "bits/token"
+    for unit in ("nats/token", second, "nats/char", "bits/char"):
         table.add_column(unit, justify="right")
     for row, loss in rows:
-        units = in_units(loss, num_tokens, num_characters)
-        table.add_row(row, *(f"{value:.4f}" for value in units.values()))
+        nats, bits, *per_character = in_units(loss, *sizes).values()
+        values = nats, perplexity(loss) if losses else bits, *per_character
+        table.add_row(row, *(f"{value:.4f}" for value in values))
     return table
 
 
-def _text(texts: dict[str, state_cost.Text], whole: bool) -> Table:
-    """whole: the text has no splits, so no words are known from training."""
+def _text(texts: dict[str, state_cost.Text]) -> Table:
     table = Table(
         title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
         f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}"
     )
     table.add_column("")
     for name in texts:
-        table.add_column(name.removeprefix("validation ") if whole else name, justify="right")
+        table.add_column(name, justify="right")
     for measure, title in state_cost.TEXT_MEASURES.items():
         cells = [getattr(text, measure) for text in texts.values()]
-        title = title.replace("the training text", "the text") if whole else title
         table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
     return table
 

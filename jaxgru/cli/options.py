@@ -119,6 +119,12 @@ class Parser(argparse.ArgumentParser):
             "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"
         )
         group.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
+        group.add_argument(
+            "--epoch",
+            choices=["best", "last"],
+            help="of a run: the epoch of the lowest validation loss, or the last (default: its "
+            "result, which is the best where training stops early)",
+        )
 
     def add_config_fields(self, config: Config) -> None:
         """Add `--section.field` for every field, with the config's values as the defaults shown."""

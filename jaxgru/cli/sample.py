@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.cli.printing import print_comparison, print_samples
@@ -18,6 +20,7 @@ def make_parser() -> Parser:
         [
             "sample --pretrained astra_beta --prompt 'ROMEO: '",
             "sample --run runs/astra_alpha --temperature 0.8 --top-k 30",
+            "sample --pretrained astra_beta --stop '\\n\\n' --num-samples 8",
             "sample --run runs/astra_alpha --compare --temperature 0",
         ],
     )
@@ -32,6 +35,14 @@ def make_parser() -> Parser:
     add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens (all)")
     add("--top-p", type=float, metavar="P",
         help="sample from the likeliest tokens that have probability P together (all)")  # fmt: skip
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        type=unescaped,
+        help="end the text before TEXT, in which \\n is a newline; may be given several times",
+    )
     add("--stateless", action="store_true", help="reset the state to zero before every token")
     add("--last-token-only", action="store_true",
         help="read only the prompt's last token, as the study does")  # fmt: skip
@@ -39,6 +50,12 @@ def make_parser() -> Parser:
     add("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
     add("--compare", action="store_true", help="print stateless and stateful text side by side")
     return parser
+
+
+def unescaped(text: str) -> str:
+    r"""Return a text with what \n, \t and \\ stand for, as no shell passes them on."""
+    meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+    return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
 
 
 def main() -> None:
@@ -49,6 +66,8 @@ def main() -> None:
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
     if arguments.ngram is not None and (arguments.stateless or arguments.compare):
         parser.error("an n-gram model has no state to reset; leave out --stateless and --compare.")
+    if arguments.ngram is not None and arguments.epoch:
+        parser.error("an n-gram model is not trained in epochs; leave out --epoch.")
     options = Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
@@ -57,6 +76,7 @@ def main() -> None:
         stateful=not arguments.stateless,
         last_token_only=arguments.last_token_only,
         seed=arguments.seed,
+        stop=tuple(arguments.stop),
     )
     if arguments.ngram is not None:
         _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -64,7 +84,7 @@ def main() -> None:
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
         found = trained_model(arguments)
-        (model, _, tokenizer), text_sha256 = found.load(), found.text_sha256()
+        (model, _, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
     prompt = arguments.prompt
     if prompt is None:
         prompt = default_prompt(text_sha256, tokenizer)

@@ -9,7 +9,7 @@ The state of a model, `carry`, is an argument and a result.
 """
 
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
-from jaxgru.lm.evaluation import evaluate
+from jaxgru.lm.evaluation import Scores, evaluate, score
 from jaxgru.lm.generation import stream_text
 from jaxgru.lm.load import load, save
 from jaxgru.lm.model import Params, apply, init, initial_carry, num_params, step
@@ -17,7 +17,7 @@ from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.sampling import generate
 
 __all__ = [
-    "Config", "ModelConfig", "Params", "apply", "config_names", "evaluate", "generate", "init",
-    "initial_carry", "load", "load_config", "num_params", "pretrained_names", "save", "step",
-    "stream_text",
+    "Config", "ModelConfig", "Params", "Scores", "apply", "config_names", "evaluate", "generate",
+    "init", "initial_carry", "load", "load_config", "num_params", "pretrained_names", "save",
+    "score", "step", "stream_text",
 ]  # fmt: skip

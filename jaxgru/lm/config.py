@@ -182,9 +182,16 @@ class TrainingConfig(_Section):
         1, "batches per optimizer step, one after another, in the memory of one", at_least=1
     )
     sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
-    learning_rate: float = recipe(
-        3e-3, "of the first epoch; decays towards 0 along a cosine, epoch by epoch", above=0
+    learning_rate: float = recipe(3e-3, "where the schedule begins", above=0)
+    schedule: Literal["cosine", "linear", "constant"] = recipe(
+        "cosine",
+        "of the learning rate: cosine, towards 0 epoch by epoch; linear, towards 0 step by step; "
+        "or constant",
     )
+    warmup_steps: int = recipe(
+        0, "first steps, in which the learning rate grows to the schedule's in equal parts",
+        at_least=0, below=2**31,
+    )  # fmt: skip
     weight_decay: float = recipe(0.01, "AdamW's, on every parameter", at_least=0)
     beta1: float = recipe(0.9, "AdamW's first-moment decay", at_least=0, below=1)
     beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
@@ -400,6 +407,8 @@ ALSO_CALLED = {
     "training.gradient_accumulation": "grad_accum accumulation_steps accumulate",
     "training.sequence_length": "seq_len seq_length block_size context bptt",
     "training.learning_rate": "lr step_size rate",
+    "training.schedule": "scheduler lr_scheduler lr_schedule",
+    "training.warmup_steps": "warmup warmup_iters",
     "training.weight_decay": "wd decay l2",
     "training.beta1": "b1 momentum",
     "training.beta2": "b2",

@@ -6,10 +6,11 @@ errors do not grow with the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import log
+from math import exp, log
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,17 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.layers.arguments import as_tokens
 from jaxgru.lm.data.batching import random_crops, windows
+from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
+
+Model = TypeVar("Model")
+NLL: TypeAlias = Callable[[Model, Int[np.ndarray, "N"]], Float[np.ndarray, "N-1"]]
+"""Computes the nats of each prediction in a text: `stream_nll`, or `window_nll` of a window."""
 
 
 def window_nll(
@@ -158,6 +164,72 @@ def recovery(
     inputs, targets = np.asarray(tokens)[padded], np.asarray(tokens)[padded + 1]
     nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)
     return (nll[: len(at)] - stream[at]).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model makes of a text, token by token.
+
+    The first token is missing, because it has nothing before it: the model only reads it.
+
+    Attributes:
+      pieces: what each token stands for in the vocabulary. SentencePiece writes a space as "▁".
+      nats: −log p of each, given all before it.
+      num_characters: of the text that these tokens stand for, as it was given.
+    """
+
+    pieces: list[str]
+    nats: Float[np.ndarray, "N"]
+    num_characters: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of predictions."""
+        return len(self.nats)
+
+    @property
+    def loss(self) -> float:
+        """The mean, nats per token."""
+        return float(self.nats.mean())
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), per token: a model that guesses among so many tokens loses as much."""
+        return perplexity(self.loss)
+
+    @property
+    def bits_per_character(self) -> float:
+        """The sum in bits, per character of the text: it can be compared between tokenizers."""
+        return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
+
+
+def score(
+    model: Model,
+    tokenizer: Tokenizer,
+    text: str,
+    nll: NLL[Model] = stream_nll,
+) -> Scores:
+    """Compute how likely each token of a text is, given all before it.
+
+    Args:
+      model: the parameters, or whatever `nll` takes in their place.
+      text: at least two tokens.
+      nll: computes the nats of each prediction from the model and the tokens. The default reads the
+        text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
+
+    Raises:
+      UserError: fewer than two tokens.
+      TokenizerError: the tokenizer cannot encode the text.
+    """
+    tokens = tokenizer.encode(text)
+    nats = nll(model, tokens)
+    num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
+    return Scores([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
+
+
+def perplexity(nats_per_token: float) -> float:
+    """Return exp(loss): infinite where a float cannot hold it."""
+    return exp(nats_per_token) if nats_per_token < 709 else float("inf")
 
 
 @dataclass(frozen=True)

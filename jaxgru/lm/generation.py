@@ -1,11 +1,12 @@
-"""Text from a prompt, chunk by chunk: the prompt is encoded, tokens are sampled and decoded."""
+"""Text from a prompt, token by token: the prompt is encoded, tokens are sampled and decoded."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
-from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry
+from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
+from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
 
 PROMPT = "ROMEO: "  # of Tiny Shakespeare, where the user gives none
@@ -43,10 +45,6 @@ class NGramModel(Protocol):
         ...
 
 
-Next: TypeAlias = Callable[[Bool[np.ndarray, "V"] | None], Int[np.ndarray, "N"]]
-"""Returns the next CHUNK tokens, or only the next one, of those that may come first."""
-
-
 @dataclass(frozen=True)
 class Options:
     """How text is sampled: the arguments of `jaxgru.lm.generate`, and two more.
@@ -54,6 +52,8 @@ class Options:
     Attributes:
       last_token_only: give the model only the last token of the prompt, as the study's samplers do.
       seed: of the random key; with the same seed, the text is the same.
+      stop: the text ends before the first of these strings, which is not in it.
+      logits_processor: as for `generate`; its counts are those of the prompt and the new text.
     """
 
     num_tokens: int = 400
@@ -63,6 +63,8 @@ class Options:
     stateful: bool = True
     last_token_only: bool = False
     seed: int = 0
+    stop: tuple[str, ...] = ()
+    logits_processor: Processor | tuple[Processor, ...] = ()
 
     @property
     def per_token(self) -> dict[str, Any]:
@@ -88,25 +90,57 @@ def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
     raise UserError("the tokenizer has no piece that a text could begin with.")
 
 
-def stream_text(
-    model: Params | NGramModel, tokenizer: Tokenizer, prompt: str, options: Options, sample: int = 0
-) -> Iterator[str]:
-    """Yield the prompt, then the text generated from it, in chunks of CHUNK tokens.
+class TextStream(Iterator[str]):
+    """A text while it is generated: iterating over it gives the prompt, then a piece per token."""
 
-    Each chunk starts from the state after the one before it; the last may be shorter. Where the
+    def __init__(self, texts: Iterator[str], tokens: _Recurrent | _Counted) -> None:
+        self._texts, self._tokens = texts, tokens
+
+    def __next__(self) -> str:
+        return next(self._texts)
+
+    @property
+    def carry(self) -> ModelCarry | None:
+        """The state after the text so far, prompt included, from which another text can go on.
+
+        If the text has ended before a stop string, this state has read that string, too. None where
+        no state is carried: with `stateful=False`, and of a counted model.
+        """
+        return self._tokens.carry()
+
+
+def stream_text(
+    model: Params | NGramModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: Options,
+    sample: int = 0,
+    carry: ModelCarry | None = None,
+) -> TextStream:
+    """Return an iterator over the prompt and the text generated from it, in pieces of one token.
+
+    CHUNK tokens at once are generated, each chunk from the state after the one before it. Where the
     tokenizer loses white space at the end of the prompt, the text begins with a new word.
+
+        story = stream_text(params, tokenizer, "Once", options)
+        for piece in story: print(piece, end="")
+        more = stream_text(params, tokenizer, " And then", options, carry=story.carry)
 
     Args:
       sample: the sample's index; each index gives another text for the same seed.
+      carry: the state before the prompt, the `carry` of another text; None: zeros.
 
     Raises:
-      UserError: the prompt is empty or has unknown characters, or an option is out of range; raised
-        at the call, before anything is generated.
+      UserError: the prompt is empty or has unknown characters, an option is out of range, or a
+        counted model is given a carry or a processor; raised at the call, before anything is
+        generated.
     """
     check_sampling(tokenizer.vocab_size, **options.per_token)
     if not 0 <= options.seed < 2**32:
         raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
     check_num_tokens(options.num_tokens)
+    if "" in options.stop:
+        raise UserError("a string to stop at is empty; it must have at least one character.")
     known = tokenizer.encode(prompt)
     if prompt == "":
         raise UserError("the prompt is empty; give at least one character to begin with.")
@@ -115,70 +149,120 @@ def stream_text(
             f"the prompt {prompt!r} gives no token, because SentencePiece drops white space and "
             "control characters; give at least one word to begin with."
         )
-    return _text(model, tokenizer, prompt, known, options, sample)
+    read = known[-1:] if options.last_token_only else known
+    if isinstance(model, Params):
+        tokens = _Recurrent(model, read, options, sample, carry)
+    elif carry is None and not options.logits_processor:
+        tokens = _Counted(model, read, options, sample)
+    else:
+        raise UserError("a counted model has no carry, and no logits to process; leave them out.")
+    return TextStream(_text(tokens, tokenizer, prompt, options), tokens)
 
 
 def _text(
-    model: Params | NGramModel,
-    tokenizer: Tokenizer,
-    prompt: str,
-    known: Int[np.ndarray, "P"],
-    options: Options,
-    sample: int,
+    tokens: _Recurrent | _Counted, tokenizer: Tokenizer, prompt: str, options: Options
 ) -> Iterator[str]:
-    read = known[-1:] if options.last_token_only else known
-    if isinstance(model, Params):
-        next_tokens = _recurrent(model, read, options, sample)
-    else:
-        next_tokens = _counted(model, read, options, sample)
     first = tokenizer.may_follow(prompt)
     yield prompt
-    texts = tokenizer.continuation(_chunks(next_tokens, first, options.num_tokens))
+    texts = tokenizer.continuation(_each(tokens, first, options.num_tokens))
     if first is not None:
-        yield next(texts).removeprefix(" ")  # the prompt ends with it
-    yield from texts
+        texts = itertools.chain([next(texts).removeprefix(" ")], texts)  # the prompt ends with it
+    yield from _until(options.stop, texts) if options.stop else texts
 
 
-def _chunks(
-    next_tokens: Next, first: Bool[np.ndarray, "V"] | None, num_tokens: int
-) -> Iterator[Int[np.ndarray, "N"]]:
-    while num_tokens > 0:
-        tokens = next_tokens(first)[:num_tokens]
-        yield tokens
-        num_tokens, first = num_tokens - len(tokens), None
+def _each(
+    tokens: _Recurrent | _Counted, first: Bool[np.ndarray, "V"] | None, num_tokens: int
+) -> Iterator[Int[np.ndarray, "1"]]:
+    for _ in range(num_tokens):
+        yield tokens.next_token(first)
+        first = None
 
 
-def _recurrent(params: Params, prompt: Int[np.ndarray, "P"], options: Options, sample: int) -> Next:
-    """Return a function that generates the next tokens, from the state after the last ones.
+def _until(stop: tuple[str, ...], texts: Iterable[str]) -> Iterator[str]:
+    """Yield a text up to the first of some strings; what might be the beginning of one waits."""
+    held = ""
+    for text in texts:
+        held += text
+        if ends := [held.index(end) for end in stop if end in held]:
+            yield held[: min(ends)]
+            return
+        begun = (n for end in stop for n in range(1, len(end)) if held.endswith(end[:n]))
+        settled = len(held) - max(begun, default=0)
+        yield held[:settled]
+        held = held[settled:]
+    yield held
 
-    All chunks run one compiled program. The first starts from the prompt's last token; the last may
-    have more tokens than are needed.
+
+class _Recurrent:
+    """The tokens that a model generates. All chunks run one compiled program.
+
+    The first chunk starts from the prompt's last token; the last may have more tokens than are
+    asked for.
     """
-    key = jax.random.fold_in(jax.random.key(options.seed), sample)
-    tokens: Any = prompt[None, -1:]
-    carry = initial_carry(params, 1)
-    # On the device where `generate` leaves them: with others, its second call compiles anew
-    if len(devices := params.embedding.devices()) == 1:
-        tokens, carry, key = jax.device_put((tokens, carry, key), *devices)
-    before = prompt[:-1] if options.stateful else prompt[:0]  # the state after it would be reset
-    for start in range(0, len(before), READ):
-        carry = _read(params, before[None, start : start + READ], carry)
 
-    def next_tokens(first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "N"]:
-        nonlocal tokens, carry, key
-        model, num_tokens = params, CHUNK
+    def __init__(
+        self,
+        params: Params,
+        prompt: Int[np.ndarray, "P"],
+        options: Options,
+        sample: int,
+        carry: ModelCarry | None,
+    ) -> None:
+        self.params, self.options = params, options
+        key = jax.random.fold_in(jax.random.key(options.seed), sample)
+        last: Any = prompt[None, -1:]
+        if carry is None:
+            carry = initial_carry(params, 1)
+        # On the device where `generate` leaves them: with others, its second call compiles anew
+        if len(devices := params.embedding.devices()) == 1:
+            last, carry, key = jax.device_put((last, carry, key), *devices)
+        before = (
+            prompt[:-1] if options.stateful else prompt[:0]
+        )  # the state after it would be reset
+        for start in range(0, len(before), READ):
+            carry = _read(params, before[None, start : start + READ], carry)
+        self.counts = None
+        if options.logits_processor:
+            self.counts = np.bincount(prompt[:-1], minlength=len(params.head.bo))[None]
+        # the state before the next chunk, and its prompt
+        self.key, self.ahead = key, (cast(ModelCarry, carry), last)
+        self.behind, self.new, self.given = self.ahead, prompt[:0], 0  # of the chunk being given
+
+    def next_token(self, first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "1"]:
+        """Return the next token, one of those that may come first."""
+        if self.given == len(self.new):
+            self._generate(first)
+        self.given += 1
+        return self.new[self.given - 1 : self.given]
+
+    def _generate(self, first: Bool[np.ndarray, "V"] | None) -> None:
+        params, options, num_tokens = self.params, self.options, CHUNK
         if first is not None:
             bo = jnp.where(first, params.head.bo, -jnp.inf)
-            model, num_tokens = replace(params, head=replace(params.head, bo=bo)), 1
-        new, carry, key = generate(
-            model, key, tokens, num_tokens, carry, stateful=options.stateful, **options.per_token
-        )
-        tokens, found = new[:, -1:], np.asarray(new[0])
-        if (found < 0).any():
+            params, num_tokens = replace(params, head=replace(params.head, bo=bo)), 1
+        (carry, last), processor = self.ahead, options.logits_processor
+        new, after, self.key = generate(
+            params, self.key, last, num_tokens, carry, stateful=options.stateful,
+            logits_processor=processor, counts=self.counts, **options.per_token,
+        )  # fmt: skip
+        self.behind, self.ahead, self.given = self.ahead, (after, new[:, -1:]), 0
+        self.new = np.asarray(new[0])
+        if (self.new < 0).any():
             raise UserError("the model's logits are NaN: its weights are damaged.")
-        return found
+        if self.counts is not None:
+            read = np.concatenate([np.asarray(last[0]), self.new[:-1]])
+            self.counts = self.counts + np.bincount(read, minlength=self.counts.shape[1])
 
-    return next_tokens
+    def carry(self) -> ModelCarry | None:
+        """Return the state after the tokens given so far."""
+        if not self.options.stateful:
+            return None
+        (carry, last), new = self.behind, self.new[: self.given]
+        if self.given and self.given == len(self.new):
+            (carry, last), new = self.ahead, new[:0]
+        for token in (last[0], *new[:, None]):
+            _, carry = step(self.params, token, carry)
+        return carry
 
 
 @jax.jit
@@ -187,17 +271,23 @@ def _read(params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry) -> Mo
     return apply(params, tokens, carry)[1]
 
 
-def _counted(
-    model: NGramModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
-) -> Next:
-    """Return such a function for a model whose state is the end of the text so far."""
-    rng, text = np.random.default_rng([options.seed, sample]), prompt
+class _Counted:
+    """The tokens of a model whose state is the end of the text so far."""
 
-    def next_tokens(first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "N"]:
-        nonlocal text
-        num_tokens = CHUNK if first is None else 1
-        new = model.generate(rng, text, num_tokens, first=first, **options.per_token)
-        text = np.concatenate([text, new])[-READ:]  # it reads less
-        return new
+    def __init__(
+        self, model: NGramModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+    ) -> None:
+        self.model, self.options, self.text = model, options, prompt
+        self.rng, self.new = np.random.default_rng([options.seed, sample]), prompt[:0]
 
-    return next_tokens
+    def next_token(self, first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "1"]:
+        """Return the next token, one of those that may come first."""
+        if not len(self.new):
+            num_tokens, how = CHUNK if first is None else 1, self.options.per_token
+            self.new = self.model.generate(self.rng, self.text, num_tokens, first=first, **how)
+            self.text = np.concatenate([self.text, self.new])[-READ:]  # it reads less
+        token, self.new = self.new[:1], self.new[1:]
+        return token
+
+    def carry(self) -> None:
+        """Return None: it has no state but the text."""

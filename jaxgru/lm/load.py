@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
@@ -15,6 +15,8 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
 from jaxgru.lm.runs.folders import find_run, load_info
 
+Which = Literal["best", "last"]  # epoch of a run
+
 
 class Found(NamedTuple):
     """Where a model is: the file and its format, or a run's folder."""
@@ -22,13 +24,15 @@ class Found(NamedTuple):
     path: Path
     format: Format | None  # None: a run
 
-    def load(self) -> tuple[Params, Config, Tokenizer]:
+    def load(self, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
         """Load it. Raises as the function `load` does."""
         if self.format:
+            if epoch:
+                raise UserError(f"{self.path} holds one model; only a run has a {epoch} epoch.")
             return self.format.load(self.path)
         from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
 
-        return load_folder(self.path)
+        return load_folder(self.path, epoch)
 
     def text_sha256(self) -> str:
         """Return the SHA-256 of its text; "": it does not say. Raises as the function `load`."""
@@ -60,7 +64,7 @@ def find_model(model: str | Path) -> Found:
     return Found(find_run(model), None)
 
 
-def load(model: str | Path) -> tuple[Params, Config, Tokenizer]:
+def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
     """Load the parameters, config and tokenizer of a model.
 
     The parameters of a run are its result: the best epoch's where training stops early, else the
@@ -70,13 +74,15 @@ def load(model: str | Path) -> tuple[Params, Config, Tokenizer]:
 
     Args:
       model: as for `find_model`: "astra_beta", "runs/astra_alpha", "mine.safetensors".
+      epoch: of a run, "best" or "last": its epoch of the lowest validation loss, or its newest
+        parameters; None: its result.
 
     Raises:
-      UserError: there is no such model, it is damaged or has no checkpoint; or a package that it
-        needs is not installed (`MissingPackage`): for a run's folder the extra `[train]`, for an
-        .onnx `[onnx]`.
+      UserError: there is no such model, it is damaged or has no checkpoint; the best epoch is asked
+        for and none is finished, or an epoch of a file; or a package that it needs is not installed
+        (`MissingPackage`): for a run's folder the extra `[train]`, for an .onnx `[onnx]`.
     """
-    return find_model(model).load()
+    return find_model(model).load(epoch)
 
 
 def save(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray, check_flags
-from jaxgru.errors import UserError, shown
+from jaxgru.cells.products import rows
+from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.unroll import unroll
+from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.model import (
     ModelCarry,
     Params,
@@ -32,6 +35,7 @@ from jaxgru.lm.model import (
     on_device,
     stepper,
 )
+from jaxgru.lm.processors import Processor
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
@@ -49,11 +53,16 @@ def generate(
     top_k: SupportsIndex | None = None,
     top_p: Scalar | None = None,
     stateful: bool | Bool[Array, ""] = True,
-) -> tuple[Int[Array, "B N"], ModelCarry, PRNGKeyArray]:
+    lengths: Integer[AnyArray, "B"] | None = None,
+    stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"] | None = None,
+    logits_processor: Processor | tuple[Processor, ...] = (),
+    counts: Integer[AnyArray, "B V"] | None = None,
+    return_logprobs: bool = False,
+) -> Any:
     """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
 
-    It is compiled once per prompt shape, top_k, set of options in use, and power of two to which
-    num_tokens is rounded up; within `jit`, `grad` or `vmap`, for each num_tokens.
+    It is compiled once per prompt shape, top_k, processor, set of options in use, and power of two
+    to which num_tokens is rounded up; within `jit`, `grad` or `vmap`, for each num_tokens.
 
     Args:
       key: for the random choices; returned as the key of the next call.
@@ -78,10 +87,11 @@ def generate(
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: the prompt is empty or has a wrong shape or dtype, or a token is outside the
-        vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative or not
-        finite, top_k is outside [1, V], or top_p is outside (0, 1]; or one of these is a bool. Of
-        traced values only the shape and the dtype are checked.
+      UserError: the prompt is empty or has a wrong shape or dtype, or a token of it or of `stop` is
+        outside the vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative
+        or not finite, top_k is outside [1, V], top_p is outside (0, 1], or a length is outside [1,
+        P]; or one of these is a bool; or a processor is not a function. Of traced values only the
+        shape and the dtype are checked.
       ValueError: the carry does not fit this model and batch, or `stateful` is neither True nor
         False.
       TypeError: num_tokens or top_k is not a whole number.
@@ -93,21 +103,44 @@ def generate(
     temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
     if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
         stateful = stateful.item() if not stateful.shape else stateful
-    check_flags(stateful=stateful)
+    check_flags(stateful=stateful, return_logprobs=return_logprobs)
     if carry is not None:
         carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
+    if lengths is not None:
+        lengths = _as_lengths(lengths, *prompt.shape)
+    if stop is not None:
+        stop = _as_stop(stop, V)
+    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
+    for processor in processors:
+        if not callable(processor):
+            raise UserError(
+                f"logits_processor is {a_type(processor)}; it must be a function of logits and "
+                "counts, or a tuple of such functions."
+            )
+    if not processors:
+        counts = None
+    elif counts is None:
+        counts = jnp.zeros((prompt.shape[0], V), jnp.int32)
+    else:
+        counts = jnp.asarray(as_array("counts", counts), jnp.int32)
+        if counts.shape != (prompt.shape[0], V):
+            wanted = prompt.shape[0], V
+            raise UserError(f"the counts are {counts.shape}; they must be (B, V), {wanted}.")
     traced = isinstance(temperature, Tracer)
     greedy = not traced and temperature == 0
     near_zero = traced or temperature < _near_zero(params.head.bo.dtype)
-    arguments = params, key, jnp.asarray(prompt), carry, temperature, top_p
-    options = top_k, greedy, near_zero, bool(stateful)
+    arguments = params, key, jnp.asarray(prompt), carry, temperature, top_p, lengths, stop, counts
+    options = top_k, greedy, near_zero, bool(stateful), processors, return_logprobs
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
-        return _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
-    most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
-    tokens, *state = _generate(most, *options, *arguments, num_tokens)
-    if num_tokens < most:
-        tokens = jax.lax.slice_in_dim(tokens, 0, num_tokens, axis=1)
-    return tokens, *state
+        new, *state = _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
+    else:
+        most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
+        new, *state = _generate(most, *options, *arguments, num_tokens)
+        if num_tokens < most:
+            cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=num_tokens, axis=1)
+            new = jax.tree.map(cut, new)
+    tokens, *logprobs = new
+    return tokens, *state, *logprobs
 
 
 def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
@@ -117,12 +150,40 @@ def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
         raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
     if isinstance(prompt, Tracer) or not getattr(prompt, "is_fully_addressable", True):
         return
-    tokens = np.asarray(prompt)
+    _check_tokens("the prompt", np.asarray(prompt), vocab_size)
+
+
+def _check_tokens(name: str, tokens: Integer[np.ndarray, "..."], vocab_size: int) -> None:
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if outside.size:
         raise UserError(
-            f"the prompt has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
+            f"{name} has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
         )
+
+
+def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyArray, "B"]:
+    lengths = as_array("lengths", lengths)
+    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise UserError(
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
+        )
+    if not isinstance(lengths, Tracer) and lengths.size:
+        least, most = int(np.min(lengths)), int(np.max(lengths))
+        if not 1 <= least <= most <= P:
+            raise UserError(f"lengths go from {least} to {most}; they must be in 1 … P = {P}.")
+    return jnp.asarray(lengths, jnp.int32)
+
+
+def _as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
+    """Return the stop tokens as an array; None where there are none."""
+    stop = as_array("stop", stop)
+    if not stop.size:
+        return None
+    if stop.ndim != 1 or not jnp.issubdtype(stop.dtype, jnp.integer):
+        raise UserError(f"stop is {stop.dtype} {stop.shape}; it must be tokens, (S,).")
+    if not isinstance(stop, Tracer):
+        _check_tokens("stop", np.asarray(stop), vocab_size)
+    return jnp.asarray(stop)
 
 
 def check_num_tokens(num_tokens: SupportsIndex) -> int:
@@ -181,43 +242,98 @@ def _near_zero(dtype: DTypeLike) -> float:
     return float(jnp.finfo(dtype).tiny) ** 0.5
 
 
-@partial(jax.jit, static_argnums=range(5))
+class _State(NamedTuple):
+    """What one token hands on to the next; None is what no option in use needs."""
+
+    carry: ModelCarry
+    token: Int[Array, "B"]
+    key: PRNGKeyArray
+    counts: Int[Array, "B V"] | None
+    stopped: Bool[Array, "B"] | None
+
+
+@partial(jax.jit, static_argnums=range(7))
 def _generate(
-    most, top_k, greedy, near_zero, stateful, params, key, prompt, carry, temperature, top_p,
-    num_tokens=None,
+    most, top_k, greedy, near_zero, stateful, processors, return_logprobs,
+    params, key, prompt, carry, temperature, top_p, lengths, stop, counts, num_tokens=None,
 ):  # fmt: skip
     """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
     prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
-    start = initial_carry(params, prompt.shape[0])
+    B, P = prompt.shape
+    start = initial_carry(params, B)
     carry = start if carry is None else carry
-    if stateful and prompt.shape[1] > 1:
-        _, carry = apply(params, prompt[:, :-1], carry)
+    if lengths is None:
+        last = prompt[:, -1]
+        if stateful and P > 1:
+            _, carry = apply(params, prompt[:, :-1], carry)
+    else:
+        last = jnp.take_along_axis(prompt, lengths[:, None] - 1, axis=1)[:, 0]
+        if stateful and P > 1:
+            x = rows(params.embedding, prompt[:, :-1])
+            _, carry = unroll(params.layers, x, carry, lengths=lengths - 1)
+    if counts is not None:
+        real = prompt == prompt if lengths is None else jnp.arange(P) < lengths[:, None]
+        counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)
 
-    def next_token(state, _):
-        carry, token, key = state
-        logits, carry = step(token, carry if stateful else start)
-        key, subkey = jax.random.split(key)
+    def next_token(state: _State, _: Any = None) -> tuple[_State, tuple[Array, ...]]:
+        logits, carry = step(state.token, state.carry if stateful else start)
+        key, subkey = jax.random.split(state.key)
+        processed = logits
+        for process in processors:
+            processed = process(processed, state.counts)
         if greedy:
-            token = _unless_nan(logits.max(axis=-1), jnp.argmax(logits, axis=-1))
+            top = processed.max(axis=-1)
+            token = _unless_nan(top, jnp.argmax(processed, axis=-1))
         else:
-            token = draw(subkey, filter_logits(logits, temperature, top_k, top_p, near_zero))
+            token = draw(subkey, filter_logits(processed, temperature, top_k, top_p, near_zero))
         token = token.astype(prompt.dtype)
-        return (carry, token, key), token
+        new = [token]
+        if return_logprobs:
+            new.append(-token_nll(logits, token))
+        counts, stopped = state.counts, state.stopped
+        if counts is not None:
+            counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
+        if stopped is not None:  # such a row keeps its stop token, and the state before it
+            carry = jax.tree.map(partial(_where_rows, stopped), state.carry, carry)
+            new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
+            stopped |= (new[0][:, None] == stop).any(axis=1)
+        return _State(carry, new[0], key, counts, stopped), tuple(new)
 
-    def write_next(i, state_and_tokens):
-        state, tokens = state_and_tokens
-        state, token = next_token(state, None)
-        return state, jax.lax.dynamic_update_index_in_dim(tokens, token, i, 0)
-
-    state = (carry, prompt[:, -1], key)
+    stopped = None
+    if stop is not None:
+        stop, stopped = stop.astype(prompt.dtype), last != last
+    state = _State(carry, last, key, counts, stopped)
     if num_tokens is None:
-        (carry, _, key), tokens = jax.lax.scan(next_token, state, length=most)
+        state, new = jax.lax.scan(next_token, state, length=most)
     else:
-        tokens = jnp.zeros((most, len(prompt)), prompt.dtype)
-        (carry, _, key), tokens = jax.lax.fori_loop(0, num_tokens, write_next, (state, tokens))
-    return tokens.T, carry, key
+
+        def unfinished(loop: tuple) -> Array:
+            i, state, _ = loop
+            return i < num_tokens if stop is None else (i < num_tokens) & ~state.stopped.all()
+
+        def write_next(loop: tuple) -> tuple:
+            i, state, written = loop
+            state, new = next_token(state)
+            write = lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, i, 0)
+            return i + 1, state, jax.tree.map(write, written, new)
+
+        shapes = jax.eval_shape(next_token, state)[1]
+        empty = jax.tree.map(lambda one: jnp.zeros((most, *one.shape), one.dtype), shapes)
+        i, state, new = jax.lax.while_loop(unfinished, write_next, (0, state, empty))
+        if stop is not None:  # as if those steps had been computed
+            later = jnp.arange(most)[:, None] >= i
+            new = (jnp.where(later, state.token, new[0]), *new[1:])
+            next_key = lambda _, key: jax.random.split(key)[0]
+            state = state._replace(key=jax.lax.fori_loop(i, num_tokens, next_key, state.key))
+    return jax.tree.map(jnp.transpose, new), state.carry, state.key
+
+
+def _where_rows(
+    rows: Bool[Array, "B"], x: Float[Array, "B ..."], y: Float[Array, "B ..."]
+) -> Float[Array, "B ..."]:
+    return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
 def filter_logits(

@@ -63,7 +63,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "the state thrown away while sampling": (
         ("parity_tests/test_sampling.py", "-k", "greedy and float64"),
-        ("lm/sampling.py", "carry if stateful else start", "start"),
+        ("lm/sampling.py", "state.carry if stateful else start", "start"),
     ),
     "weight decay left off biases": (
         FIFTY_STEPS,

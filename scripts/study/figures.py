@@ -148,9 +148,7 @@ def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
     save_figure(figure, path)
 
 
-def plot_dynamic(
-    path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-) -> None:
+def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
     """Draw each model's loss along the text, with fixed weights and with weights that learn.
 
     Args:

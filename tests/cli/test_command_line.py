@@ -121,7 +121,7 @@ class TestMeant:
         assert done == refused("sample", given, meant)
 
     @pytest.mark.parametrize("name", ["train", "sample", "evaluate"])
-    @pytest.mark.parametrize("option", ["--foo", "--model.heads", "--training.warmup", "--x.y"])
+    @pytest.mark.parametrize("option", ["--foo", "--model.heads", "--training.heads", "--x.y"])
     def test_none_that_is_spelled_alike(self, script, name, option):
         """Then none is better than a wrong one."""
         said = f"{name}.py: there is no option {option}; --help lists the options.\n"

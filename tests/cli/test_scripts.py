@@ -5,7 +5,9 @@ Most of it runs in this process (see `script` in conftest.py); a few real proces
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
@@ -233,14 +235,21 @@ class TestEvaluate:
         monkeypatch.setattr(state_cost, "measure", only_windows)
         text = "what light through yonder Juliet\n" * 3
         (tmp_path / "other [b].txt").write_text(text)
-        done = script("evaluate", *run, "--text", "other [b].txt")
+        done = script("evaluate", *run, "--text", "other [b].txt", "--output", "scores.csv")
         assert (done.code, done.err) == (0, "")
         assert f"{config.name} on all of other [b].txt: 98 tokens, 98 characters" in done.out
-        assert "words that the text has, share" in done.out and "validation" not in done.out
-        window = config.training.sequence_length
-        loss = numpy_gru_losses(params, tokenizer.encode(text), window).mean()
-        row = table_rows(done.out)[f"windows of {window}, as in training"]
-        assert row[0] == pytest.approx(loss, abs=1e-4)
+        window, rows, tokens = config.training.sequence_length, {}, tokenizer.encode(text)
+        for name, every in (("never: one stream", len(tokens)), ("every token: stateless", 1),
+                            (f"windows of {window}, as in training", window)):  # fmt: skip
+            nats = numpy_gru_losses(params, tokens, every)
+            loss, bits = nats.mean(), nats.mean() / np.log(2)
+            rows[name] = pytest.approx([loss, np.exp(loss), loss, bits], rel=1e-5, abs=6e-5)
+        assert table_rows(done.out) == rows
+        table = list(csv.reader((tmp_path / "scores.csv").open(newline="")))
+        assert table[0] == ["position", "token", "nats"]
+        assert [(int(i), token) for i, token, _ in table[1:]] == list(enumerate(text))[1:]
+        expected = numpy_gru_losses(params, tokens, len(tokens))
+        np.testing.assert_allclose([float(row[2]) for row in table[1:]], expected, rtol=1e-4)
         if model == "pretrained":
             return
         (tmp_path / "moved.txt").write_bytes(tiny_text.read_bytes())
@@ -249,6 +258,22 @@ class TestEvaluate:
         assert "words that the training text has, share" in done.out
         (tmp_path / "tiny.txt").write_bytes(tiny_text.read_bytes())  # the name in the shared file
         assert "astra_alpha: 299 tokens, 299 characters" in script("evaluate", *run).out
+
+    def test_on_standard_input(self, script, tiny_run, tiny_text, monkeypatch):
+        """Its own text, too, is scored as a whole, because nobody asked for its split."""
+        text = tiny_text.read_bytes()[:200]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + text)))
+        done = script("evaluate", "--run", tiny_run, "--text", "-")
+        assert (done.code, done.err) == (0, "")
+        assert "on all of standard input: 199 tokens, 199 characters" in done.out
+        params, _, tokenizer = jaxgru.lm.load(tiny_run)
+        loss = numpy_gru_losses(params, tokenizer.encode(text.decode()), 200).mean()
+        assert table_rows(done.out)["never: one stream"][0] == pytest.approx(loss, abs=1e-4)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xe9")))
+        assert (
+            "standard input is not UTF-8: byte 2 is 0xe9"
+            in script("evaluate", "--run", tiny_run, "--text", "-").err
+        )
 
     def test_a_folder_that_cannot_be_written_is_refused_first(
         self, script, run_copy, tiny_text, monkeypatch
@@ -305,6 +330,28 @@ class TestSample:
         done = script("sample", "--run", tiny_run, "--num-tokens", 12)
         assert (done.code, done.err) == (0, "")
         assert done.out == self.expected(tiny_run, 12) + "\n"
+
+    def test_the_epoch_that_is_asked_for(self, script, tiny_run):
+        """Of its one epoch, both are the same; a file has one model, a counted one none."""
+        options = "--num-tokens", 3, "--run"
+        expected = script("sample", *options, tiny_run).out
+        for epoch in ("best", "last"):
+            done = script("sample", *options, tiny_run, "--epoch", epoch)
+            assert (done.code, done.out) == (0, expected)
+        save_safetensors(Path("m.safetensors"), *jaxgru.lm.load(tiny_run, "best"))
+        done = script("sample", *options, "m.safetensors", "--epoch", "best")
+        assert "m.safetensors holds one model; only a run has a best epoch" in done.err
+        done = script("sample", "--ngram", 2, "--epoch", "best")
+        assert "an n-gram model is not trained in epochs" in done.err
+
+    def test_ends_before_what_it_shall_stop_at(self, script, tiny_run):
+        r"""A backslash and an n, as the shell passes them, are a newline."""
+        free = self.expected(tiny_run, 100).removeprefix(self.PROMPT)
+        stop, newline = free[20:22], r"\n"
+        done = script("sample", "--run", tiny_run, "--num-tokens", 100, "--stop", newline, "--stop",
+                      stop.replace("\n", newline))  # fmt: skip
+        end = min(free.index(stop), free.find("\n") % 1000)
+        assert (done.code, done.out) == (0, f"{self.PROMPT}{free[:end]}\n")
 
     def test_every_option_reaches_the_sampler(self, script, tiny_run):
         done = script("sample", "--run", tiny_run, "--prompt", "east", "--num-tokens", 12,
@@ -414,8 +461,12 @@ class TestResumeRefuses:
         for option in (["--name", "other"], ["--summary"]):
             message = refused("train", "--resume", run_copy, *option)
             assert "leave out --name and --summary" in message
-        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1")
+        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1e-4")
         assert "training.learning_rate cannot change within a run" in message
+        options = f"train.py --init {run_copy} --training.learning_rate 0.0001\n"
+        assert "start a new run from its weights: python " in message and message.endswith(options)
+        message = refused("train", "--resume", run_copy, "--model.hidden_dim", "4")
+        assert message.endswith("can; start a new run.\n")
 
     def test_a_checkpoint_that_does_not_fit(self, refused, run_copy):
         edit(run_copy / "config.toml", "hidden_dim = 9", "hidden_dim = 8")
@@ -484,10 +535,11 @@ class TestEvaluateRefuses:
         "options, says",
         [
             (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
-            (["--run", "RUN", "--text", "odd.txt"], "evaluated on odd.txt: .* lacks '1', 'é'"),
+            (["--run", "RUN", "--text", "odd.txt"], "on the file odd.txt: .* lacks '1', 'é'"),
             (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
             (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
-            (["--ngram", "2", "--text", "odd.txt"], "--text is for a model; --ngram counts the"),
+            (["--run", "RUN", "--text", "odd.txt", "--output", "x.tsv"], "it must end in .csv"),
+            (["--run", "RUN", "--output", "no/x.csv"], "no/x.csv cannot be written: No such file"),
         ],
         ids=str,
     )
@@ -533,11 +585,14 @@ class TestEvaluateNGram:
         tokens = tokenizer.encode(tiny_text.read_text())
         model = count_ngrams(tokens[:2700], tokenizer.vocab_size, 4)
         loss = model.token_nll(tokens[2700:]).mean()
-        bits = loss / np.log(2)
-        assert table_rows(done.out) == {
-            "order 4": pytest.approx([loss, bits, loss, bits], abs=6e-5)
-        }
+        row = [loss, np.exp(loss), loss, loss / np.log(2)]
+        assert table_rows(done.out) == {"order 4": pytest.approx(row, abs=6e-5)}
         assert "tiny: 299 tokens, 299 characters" in done.out
+        (tmp_path / "other.txt").write_text("But soft")
+        done = script("evaluate", "--ngram", 4, "--config", config, "--text", "other.txt")
+        assert "tiny on all of other.txt: 7 tokens, 7 characters" in done.out
+        loss = model.token_nll(tokenizer.encode("But soft")).mean()
+        assert table_rows(done.out)["order 4"][0] == pytest.approx(loss, abs=6e-5)
 
     def test_the_readme_s_bigram(self, script):
         """On the canonical corpus, in nats per character."""
@@ -559,6 +614,7 @@ class TestEvaluateNGram:
         ("sample", ["--ngram", "3", "--pretrained", "astra_alpha"], "not allowed with argument"),
         ("evaluate", ["--ngram", "9"], "the order is 9; it must be 1 to 8."),
         ("evaluate", ["--ngram", "2", "--save"], "--save writes into a run folder"),
+        ("evaluate", ["--ngram", "2", "--epoch", "best"], "--epoch is for a run"),
         ("evaluate", ["--run", "astra_beta", "--save"], "--save writes into a run folder"),
         ("evaluate", ["--ngram", "2", "--run", "x"], "not allowed with argument"),
         ("evaluate", ["--ngram", "2", "--config", "x"], "there is no config 'x'"),

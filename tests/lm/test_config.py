@@ -345,6 +345,8 @@ BAD_VALUES = {
     "model.second_bias": ["1", "yes", "Falsch"],
     "model.reset_gate": ["never", "true"],
     "model.final_norm": ["0", "no"],
+    "training.schedule": ["Cosine", "step", "0"],
+    "training.warmup_steps": ["-1", "2.5", "true", str(2**31)],
     "training.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
     "training.dropout_site": ["input", "0"],
     "training.compute_dtype": ["float16", "16"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +17,19 @@ import jaxgru
 from jaxgru.errors import UserError
 from jaxgru.lm import evaluation
 from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.evaluation import (
     Losses,
     evaluate,
     memory_curve,
+    perplexity,
     random_batch_losses,
     recovery,
+    score,
     stream_loss,
+    stream_nll,
     window_loss,
+    window_nll,
 )
 from jaxgru.lm.model import token_nll
 
@@ -198,6 +205,44 @@ class TestEvaluate:
             },
             rel=1e-12,
         )
+
+
+class TestScore:
+    """Of a text: the first token is read, all others are scored."""
+
+    @pytest.mark.parametrize("window", [None, 3])
+    def test_of_characters_is_numpys(self, params, window):
+        tokenizer, text = CharacterTokenizer('\nabc,"日'), 'ab,c\n"日"\nca'
+        nll = stream_nll if window is None else partial(window_nll, window=window)
+        scores = score(params, tokenizer, text, nll)
+        expected = numpy_gru_losses(params, tokenizer.encode(text), window or N)
+        np.testing.assert_allclose(scores.nats, expected, rtol=1e-4, atol=1e-5)
+        assert scores.pieces == list(text[1:])
+        assert (scores.num_tokens, scores.num_characters) == (len(text) - 1, len(text) - 1)
+        loss = expected.mean()
+        assert scores.loss == pytest.approx(loss, rel=1e-5)
+        assert scores.perplexity == pytest.approx(np.exp(loss), rel=1e-5)
+        assert scores.bits_per_character == pytest.approx(loss / np.log(2), rel=1e-5)
+
+    def test_of_subwords_is_per_character_of_the_text_as_it_is(self, tiny_text):
+        """SentencePiece reads the white space as one; the text has it all, and so is divided by."""
+        tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+        params = random_params(dataclasses.replace(MODEL, vocab_size=60))
+        text = "what   light\n\nthrough yonder"
+        scores = score(params, tokenizer, text)
+        tokens = tokenizer.encode(text)
+        assert scores.pieces == [tokenizer.pieces[token] for token in tokens[1:]]
+        first = len(tokenizer.pieces[tokens[0]]) - 1  # its "▁" stands for no character here
+        assert scores.num_characters == len(text) - first
+        bits = numpy_gru_losses(params, tokens, N).sum() / np.log(2)
+        assert scores.bits_per_character == pytest.approx(bits / scores.num_characters, rel=1e-5)
+
+    def test_of_one_token(self, params):
+        with pytest.raises(UserError, match="at least 2 tokens; these are 1"):
+            score(params, CharacterTokenizer("abcdefg"), "a")
+
+    def test_a_perplexity_no_float_can_hold(self):
+        assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
 
 
 class TestRefusals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,8 @@ from jaxgru.lm import generation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
-from jaxgru.lm.generation import Options, default_prompt, stream_text
+from jaxgru.lm.generation import Options, _until, default_prompt, stream_text
+from jaxgru.lm.processors import MinP, RepetitionPenalty
 
 TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
 
@@ -94,9 +96,9 @@ class TestChunks:
         monkeypatch.setattr(generation, "generate", generate)
         text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=10))
         assert next(text) == "a bad" and asked == []
-        assert len(next(text)) == 4 and asked == [4]
-        assert len(next(text)) == 4 and asked == [4, 4]
-        assert [len(piece) for piece in text] == [2] and asked == [4, 4, 4]
+        for chunk in (1, 2):
+            assert [len(next(text)) for _ in range(4)] == [1] * 4 and asked == [4] * chunk
+        assert [len(piece) for piece in text] == [1, 1] and asked == [4, 4, 4]
 
     def test_the_state_matters_to_this_model(self, params):
         """Without this, agreement might come from a model that has no use for its state."""
@@ -135,6 +137,78 @@ class TestChunks:
         assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []
 
 
+class TestCarry:
+    @pytest.mark.parametrize("num_tokens", [0, 1, 4, 9])
+    def test_another_text_goes_on_from_it(self, params, monkeypatch, num_tokens):
+        """After any number of tokens, within a chunk and at its end: as of one long prompt."""
+        monkeypatch.setattr(generation, "CHUNK", 4)
+        options = Options(num_tokens=12, temperature=0)
+        story = stream_text(params, TOKENIZER, "a bad", options)
+        before = "".join(next(story) for _ in range(num_tokens + 1))
+        assert len(before) == 5 + num_tokens
+        more = stream_text(params, TOKENIZER, " bee", options, carry=story.carry)
+        whole = stream_text(params, TOKENIZER, before + " bee", options)
+        assert before + "".join(more) == "".join(whole)
+        seen, expected = more.carry, whole.carry
+        chex.assert_trees_all_close(seen, expected, rtol=1e-4, atol=1e-5)
+        alone = stream_text(params, TOKENIZER, " bee", options).carry
+        assert np.abs(seen[0] - alone[0]).max() > 0.1  # or this would show nothing
+
+    def test_there_is_none_without_a_state(self, params):
+        text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=3, stateful=False))
+        assert "".join(text) and text.carry is None
+
+    def test_a_counted_model_refuses_one_and_processors(self, params):
+        model = count_ngrams(TOKENIZER.encode("a bad cab"), TOKENIZER.vocab_size, 2)
+        carry = jaxgru.lm.initial_carry(params, 1)
+        with pytest.raises(UserError, match="a counted model has no carry"):
+            stream_text(model, TOKENIZER, "a", Options(), carry=carry)
+        with pytest.raises(UserError, match="no logits to process"):
+            stream_text(model, TOKENIZER, "a", Options(logits_processor=MinP(0.1)))
+        assert stream_text(model, TOKENIZER, "a", Options()).carry is None
+
+
+class TestStops:
+    @pytest.mark.parametrize(
+        "text, stop, expected",
+        [
+            ("abcabd", ("abd",), "abc"),
+            ("abcabd", ("bd", "abd"), "abc"),
+            ("aaab", ("aab",), "a"),
+            ("abab", ("abc", "ba"), "a"),
+            ("abcab", ("abd",), "abcab"),
+            ("ab", ("ab",), ""),
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 2, 6])
+    def test_are_found_whatever_the_pieces(self, text, stop, expected, size):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert "".join(_until(stop, pieces)) == expected
+
+    def test_only_what_may_begin_a_stop_waits(self):
+        assert list(_until(("ab\n",), "xxab.")) == ["x", "x", "", "", "ab.", ""]
+
+    def test_the_text_ends_before_the_first_one_and_the_carry_after_it(self, params):
+        """The prompt may have it. What is generated is the text without stops, up to there."""
+        free = text_of(params, "a bad", num_tokens=40)
+        new = free[5:]
+        stop = new[10:12]
+        end = new.index(stop)
+        options = Options(num_tokens=40, stop=(stop, "never"))
+        text = stream_text(params, TOKENIZER, "a bad", options)
+        assert "".join(text) == "a bad" + new[:end]
+        read = TOKENIZER.encode("a bad" + new[: end + 2])[None]
+        chex.assert_trees_all_close(text.carry, jaxgru.lm.apply(params, read)[1], atol=1e-5)
+
+    def test_processors_count_over_chunks(self, params, monkeypatch):
+        """As one call of `generate` does."""
+        monkeypatch.setattr(generation, "CHUNK", 3)
+        processor = (RepetitionPenalty(20), MinP(0.01))
+        text = text_of(params, "a bad", logits_processor=processor)
+        assert text == "a bad" + generated(params, "a bad", logits_processor=processor)
+        assert text != text_of(params, "a bad")
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny_text) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
@@ -152,7 +226,8 @@ def test_each_token_is_decoded_once(tokenizer, monkeypatch, kind):
         generation, "generate", lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
     )
     assert text_of(wild(used.vocab_size), "a", used, num_tokens=64 * generation.CHUNK)
-    assert 64 * generation.CHUNK <= sum(decoded) <= 64 * (generation.CHUNK + 2)
+    per_token = 1 if kind == "characters" else 2  # SentencePiece needs one before it
+    assert sum(decoded) in range(64 * generation.CHUNK * per_token + 2)
 
 
 class TestPromptsOfSubwords:
@@ -225,6 +300,7 @@ class TestRefusals:
             ({"top_p": 1.1}, "top_p is 1.1"),
             ({"num_tokens": 0}, "num_tokens is 0"),
             ({"seed": 2**64}, "seed is 18446744073709551616"),
+            ({"stop": ("a", "")}, "a string to stop at is empty"),
         ],
         ids=str,
     )

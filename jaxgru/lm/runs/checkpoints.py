@@ -1,9 +1,9 @@
 """Checkpoints of a run: what they hold, saving, and restoring the newest one that is intact.
 
 A checkpoint has five items: `params`, `optimizer` (AdamW's moments, key, step, the streams' carry),
-the `best` parameters where training stops early, and as JSON `progress` and `made_with`: everything
-else that decides the numbers, which must be the same when the run is resumed. `orbax.py` says how
-they are stored.
+the `best` epoch's parameters once an epoch is done, and as JSON `progress` and `made_with`:
+everything else that decides the numbers, which must be the same when the run is resumed. `orbax.py`
+says how they are stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -46,7 +46,9 @@ MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 T = TypeVar("T")
 
 
-def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
+def load_folder(
+    path: Path, epoch: Literal["best", "last"] | None = None
+) -> tuple[Params, Config, Tokenizer]:
     """Load parameters, config and tokenizer from a run folder: see `jaxgru.lm.load`."""
     run = find_run(path)
     config = load_run_config(run)
@@ -69,7 +71,11 @@ def load_folder(path: Path) -> tuple[Params, Config, Tokenizer]:
 
         def read(checkpoint: Checkpoint) -> Params:
             _check_made_with(checkpoint, now, ("model.", "tokenizer"))
-            return checkpoint.read_tree("best" if _has_best(checkpoint, config) else "params", like)
+            has_best = _has_best(checkpoint, config)
+            if epoch == "best" and not has_best:
+                raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
+            which = epoch or ("best" if config.training.patience and has_best else "last")
+            return checkpoint.read_tree("best" if which == "best" else "params", like)
 
         params, step, broken = _read_newest(manager, run, like, read)
     for checkpoint, fault in broken.items():
@@ -229,9 +235,8 @@ def restore(
 
 def _has_best(checkpoint: Checkpoint, config: Config) -> bool:
     """Return whether a checkpoint has the best epoch's parameters, or should have them."""
-    training = config.training
-    an_epoch_is_done = checkpoint.step >= training.steps_per_epoch
-    return (training.patience > 0 and an_epoch_is_done) or "best" in checkpoint.items()
+    an_epoch_is_done = checkpoint.step >= config.training.steps_per_epoch
+    return an_epoch_is_done or "best" in checkpoint.items()
 
 
 def _read_newest(

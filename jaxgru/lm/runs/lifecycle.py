@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -94,10 +95,10 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
             "folder."
         )
-    for name in overrides.keys() - MAY_CHANGE_AT_RESUME:
+    for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
         raise folders.RunError(
-            f"{name} cannot change within a run; start a new run, or change one of "
-            f"{', '.join(sorted(MAY_CHANGE_AT_RESUME))}."
+            f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
+            f"can; {_started_anew(path, overrides)}"
         )
     with deferred_signals() as interrupted:
         found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
@@ -280,15 +281,19 @@ class _Run:
     def _finish(self, params: Params, progress: Progress) -> None:
         write_samples(self.folder, params, self.info, self.dataset.tokenizer)
         lowest, epoch = progress.best_val_loss, progress.best_epoch
-        best = f"best validation loss is {lowest:.4f}, in epoch {epoch}"
-        if epoch < progress.epoch and not self.config.training.patience:
-            last = progress.records[-1].val_loss
-            best = f"model is the last epoch's, whose validation loss is {last:.4f}; the {best}"
+        last, other = progress.records[-1].val_loss, ""
+        done = f"the best validation loss is {lowest:.4f}, in epoch {epoch}"
+        if epoch < progress.epoch and self.config.training.patience:
+            done, other = f"{done}, whose model this is; the last epoch's is {last:.4f}", "last"
+        elif epoch < progress.epoch:
+            ours = f"the model is the last epoch's, whose validation loss is {last:.4f}"
+            done, other = f"{ours}; {done}", "best"
         console.print(
-            f"Done: the {best}. Sample from the model with:\n"
-            f"  {command('sample')} --run {self.folder}",
+            f"Done: {done}. Sample from the model with:\n  {command('sample')} --run {self.folder}",
             soft_wrap=True,
         )
+        if other:
+            console.print(f"and from the {other} epoch's by adding --epoch {other}.")
 
 
 Start = tuple[Path, Config, Dataset, InitialModel | None]
@@ -363,6 +368,16 @@ def _devices(config: Config) -> Mesh:
     return data_mesh(config.training.batch_size)
 
 
+def _started_anew(path: str | Path, overrides: Mapping[str, Any]) -> str:
+    """Return how a new run gets the values that a run cannot be resumed with."""
+    if any(name.startswith("model.") for name in overrides):
+        return "start a new run."
+    as_typed = lambda value: str(value).lower() if isinstance(value, bool) else str(value)
+    values = {"init": path, **overrides}
+    options = [f"--{name} {shlex.quote(as_typed(value))}" for name, value in values.items()]
+    return f"start a new run from its weights: {command('train')} {' '.join(options)}"
+
+
 def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
     """Return a run's config with the values given at --resume.
 
@@ -378,8 +393,8 @@ def _schedule(training: TrainingConfig, progress: Progress) -> str:
     """Return a message about the learning rates of the remaining epochs."""
     if progress.epoch >= training.epochs:
         return ""
-    epochs = np.array([progress.epoch, training.epochs - 1])
-    first, last = np.asarray(learning_rate(training)(epochs * training.steps_per_epoch))
+    schedule, steps = learning_rate(training), training.steps_per_epoch
+    first, last = (schedule(np.array(e * steps)) for e in (progress.epoch, training.epochs - 1))
     rates = f"{first:.3g} in epoch {progress.epoch + 1}"
     if progress.epoch + 1 < training.epochs:
         rates += f", {last:.3g} in the last"

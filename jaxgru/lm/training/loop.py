@@ -67,8 +67,7 @@ def fit(
 
     Args:
       state: it is donated, so the caller must not use it again.
-      best: the best epoch's parameters, if a run with early stopping is resumed; None: no epoch is
-        finished, or there is no early stopping.
+      best: the best epoch's parameters, if a run is resumed; None: no epoch is finished.
       mesh: the devices that share each batch and the validation; None: the default device.
 
     Returns:
@@ -138,8 +137,7 @@ def fit(
         progress.epoch_losses, progress.epoch_seconds = [], 0.0
         if val_loss < progress.best_val_loss:
             progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
-            if training.patience:
-                best = jax.tree.map(jnp.copy, state.params)  # the next step donates the state
+            best = jax.tree.map(jnp.copy, state.params)  # the next step donates the state
         progress.finished = progress.is_over(training)
         observer.on_epoch(state, best, progress)
     return state, one_copy(best if training.patience else state.params, mesh)

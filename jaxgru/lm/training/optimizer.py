@@ -16,16 +16,34 @@ with needs("train"):
 
 
 def learning_rate(training: TrainingConfig) -> optax.Schedule:
-    """Return the cosine schedule, stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1.
+    """Return the learning rate of each step, from 0.
 
-    Loshchilov & Hutter 2016 (arXiv 1608.03983), eq. 5, without restarts and down to 0.
+    "cosine" is stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1. (Loshchilov & Hutter
+    2016, arXiv 1608.03983, eq. 5, without restarts and down to 0.) "linear" is lr·(1 − s/S) in step
+    s = 0 … S−1 of all S. In the first W steps, the warm-up, each is multiplied by (s + 1)/W.
     """
+    decayed = _SCHEDULES[training.schedule](training)
+    if not training.warmup_steps:
+        return decayed
+    warm = optax.linear_schedule(0.0, 1.0, training.warmup_steps)
+    return lambda step: warm(step + 1) * decayed(step)
 
+
+def _cosine(training: TrainingConfig) -> optax.Schedule:
     def schedule(step: Any) -> Array:
         epoch = jnp.asarray(step // training.steps_per_epoch).astype(float)
         return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
 
     return schedule
+
+
+_SCHEDULES = {
+    "cosine": _cosine,
+    "linear": lambda training: optax.linear_schedule(
+        training.learning_rate, 0.0, training.epochs * training.steps_per_epoch
+    ),
+    "constant": lambda training: optax.constant_schedule(training.learning_rate),
+}
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:

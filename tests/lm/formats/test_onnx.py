@@ -300,6 +300,16 @@ class TestWholeModels:
         assert json.loads(seen.pop("tensors")) == shapes
         assert seen == expected
 
+    def test_scores_are_onnxruntimes(self, saved):
+        """Of a text, token by token, by who has the file alone."""
+        params, _, tokenizer = load_onnx(saved)
+        scores = jaxgru.lm.score(params, tokenizer, text := 'é"a\n漢aa"')
+        tokens = tokenizer.encode(text)
+        logits, _ = Runtime(onnx.load(saved))(tokens[None, :-1])
+        p = np.exp(logits[0].astype(np.float64))
+        expected = -np.log((p / p.sum(-1, keepdims=True))[np.arange(len(text) - 1), tokens[1:]])
+        np.testing.assert_allclose(scores.nats, expected, rtol=1e-4, atol=1e-5)
+
     def test_the_same_model_gives_the_same_bytes(self, saved, tmp_path):
         save_onnx(tmp_path / "again.onnx", *load_onnx(saved))
         assert (tmp_path / "again.onnx").read_bytes() == saved.read_bytes()

@@ -63,7 +63,7 @@ def made(tmp_path_factory, state) -> Path:
     with open_checkpoints(run) as manager:
         for step in (1, 2):
             progress = Progress([Epoch(**RECORD)], [1.5], 0.5, 1.25, 1)
-            save(manager, state.replace(step=jax.numpy.array(step)), None, progress)
+            save(manager, state.replace(step=jax.numpy.array(step)), state.params, progress)
     return run
 
 

@@ -380,12 +380,16 @@ class TestTraining:
         loss = window_loss(params, dataset.validation, config.training.sequence_length)
         first, last = (record["val_loss"] for record in records(run))
         assert first < last and loss == pytest.approx(first if patience else last, rel=1e-6)
-        best = f"the best validation loss is {first:.4f}, in epoch 1. Sample from"
+        best = f"the best validation loss is {first:.4f}, in epoch 1"
         if patience:
-            assert f"Done: {best}" in said
+            assert f"Done: {best}, whose model this is; the last epoch's is {last:.4f}." in said
         else:
             ours = f"the model is the last epoch's, whose validation loss is {loss:.4f}"
-            assert f"Done: {ours}; {best}" in said
+            assert f"Done: {ours}; {best}." in said
+        other = "last" if patience else "best"
+        assert f"--run {run}\nand from the {other} epoch's by adding --epoch {other}.\n" in said
+        loss = window_loss(jaxgru.lm.load(run, other)[0], dataset.validation, 16)
+        assert loss == pytest.approx(last if patience else first, rel=1e-6)
 
     def test_output_that_is_gone(self, start, monkeypatch, capfd):
         with open("/dev/full", "w", buffering=1) as full:

@@ -79,6 +79,23 @@ def test_learning_rate_is_stepped_once_an_epoch():
     np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 4, 3, 3, 1, 1], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options, rates",
+    [
+        ({"schedule": "linear"}, [6, 5, 4, 3, 2, 1]),
+        ({"schedule": "constant"}, [6, 6, 6, 6, 6, 6]),
+        ({"schedule": "constant", "warmup_steps": 4}, [1.5, 3, 4.5, 6, 6, 6]),
+        ({"schedule": "linear", "warmup_steps": 2}, [3, 5, 4, 3, 2, 1]),
+        ({"warmup_steps": 3}, [2, 4, 4.5, 4.5, 1.5, 1.5]),
+        ({"warmup_steps": 1}, [6, 6, 4.5, 4.5, 1.5, 1.5]),
+    ],
+)
+def test_other_schedules_by_hand(options, rates):
+    training = TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=6.0, **options)
+    schedule = jax.jit(learning_rate(training))
+    np.testing.assert_allclose([schedule(step) for step in range(6)], rates, rtol=1e-6)
+
+
 @pytest.mark.parametrize("max_norm, factor", [(1.0, 1 / (5 + 1e-6)), (5.0, 5 / (5 + 1e-6)), (9, 1)])
 def test_clipping_by_hand(max_norm, factor):
     """The 3-4-5 triangle spread over two parameters: one norm over all of them."""

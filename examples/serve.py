@@ -1,0 +1,129 @@
+"""Serve a page on which a model types, token by token, and goes on from its state.
+
+    python examples/serve.py
+    python examples/serve.py --model runs/astra_alpha --port 8000
+
+What you add to a text is read from the state after it: the server keeps that state, some hundred
+numbers, and never reads the text again. The answer to `POST /` with {"prompt": "ROMEO: "} is plain
+text that comes while it is generated. Its header State is the number to send as "after" with the
+next prompt; the other fields are those of `jaxgru.lm.generation.Options`:
+
+    curl --no-buffer -d '{"prompt": "ROMEO: ", "num_tokens": 400}' http://127.0.0.1:8000
+
+It needs the standard library only, and listens to this machine alone.
+"""
+
+import argparse
+import itertools
+import json
+from collections import OrderedDict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from jaxgru import UserError, lm
+from jaxgru.lm.generation import Options
+
+MOST_STATES = 1000  # kept; the oldest go first, and a text after one of them begins anew
+MOST_BYTES = 2**16  # of a question
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>jaxgru</title>
+<style>
+  body { max-width: 40em; margin: 2em auto; font: 1.1em/1.5 serif; }
+  pre { white-space: pre-wrap; font: inherit; }
+  input[name=prompt] { width: 25em; font: inherit; }
+</style>
+<pre id="text"></pre>
+<form>
+  <input name="prompt" value="ROMEO: " autofocus>
+  <button>type</button>
+</form>
+<script>
+  let after = null;
+  const [form, text] = [document.querySelector("form"), document.querySelector("#text")];
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    form.querySelector("button").disabled = true;
+    const question = { prompt: form.prompt.value || "\\n", after };
+    const answer = await fetch("/", { method: "POST", body: JSON.stringify(question) });
+    if (answer.ok) after = Number(answer.headers.get("State"));
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let part; !(part = await reader.read()).done; ) text.append(part.value);
+    form.prompt.value = "";
+    form.querySelector("button").disabled = false;
+  };
+</script>
+"""
+
+
+def server_of(model: str, port: int) -> ThreadingHTTPServer:
+    """Return the server of a model that `lm.load` knows; port 0 is any that is free."""
+    params, _, tokenizer = lm.load(model)
+    states, numbers = OrderedDict(), itertools.count(1)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.begin(200, "text/html")
+            self.wfile.write(PAGE.encode())
+
+        def do_POST(self):
+            try:
+                size = int(self.headers.get("Content-Length", 0))
+                if size > MOST_BYTES:
+                    raise UserError(f"the question has {size} bytes, more than {MOST_BYTES}.")
+                question = json.loads(self.rfile.read(size))
+                prompt, after = question.pop("prompt"), question.pop("after", None)
+                stop = tuple(question.pop("stop", ()))
+                given = {"num_tokens": 200, "seed": next(numbers), **question}
+                options = Options(**given, stop=stop)
+                text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                self.begin(400, "text/plain")
+                self.wfile.write(f"{error}\n".encode())
+                return
+            state = next(numbers)
+            self.begin(200, "text/plain", State=state)
+            try:
+                for piece in text:
+                    self.wfile.write(piece.encode())
+                    self.wfile.flush()
+            except ConnectionError:
+                return  # the reader has gone, so nothing more is generated
+            finally:
+                states[state] = text.carry
+                while len(states) > MOST_STATES:
+                    states.popitem(last=False)
+
+        def begin(self, code, kind, **headers):
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            for name, value in headers.items():
+                self.send_header(name, str(value))
+            self.end_headers()  # without a length: HTTP/1.0 ends an answer with the connection
+
+        def log_message(self, format, *args):
+            """Print nothing for each request."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="astra_beta", help="name, run or file (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any (%(default)s)")
+    arguments = parser.parse_args()
+    try:
+        server = server_of(arguments.model, arguments.port)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    with server:
+        print(f"http://127.0.0.1:{server.server_port} (Ctrl-C ends it)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+
+
+if __name__ == "__main__":
+    main()

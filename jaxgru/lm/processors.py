@@ -1,0 +1,102 @@
+"""What `generate` may do to the logits before it draws: `logits_processor=`.
+
+A processor is a pure function (logits, counts) → logits, both (B, V). The logits are the model's,
+before temperature, top_k and top_p. The counts say how often the text so far has each token, its
+prompt included. −∞ excludes a token. A processor is a static argument of the compiled program: the
+same function, or an equal one of those here, compiles nothing anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxgru.errors import UserError, shown
+
+Processor: TypeAlias = Callable[
+    [Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Divide the logits of tokens that the text has by `penalty` (Keskar et al. 2019, §4.1).
+
+    arXiv 1909.05858. A negative logit is multiplied, because dividing it would make its token
+    likelier; Hugging Face's transformers do so, too. The authors use 1.2; 1 changes nothing.
+
+    Raises:
+      UserError: the penalty is not a positive number.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _check("the penalty", self.penalty, math.inf)
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return jnp.where(counts > 0, penalised, logits)
+
+
+@dataclass(frozen=True)
+class MinP:
+    """Exclude tokens less likely than `fraction` × the likeliest one (Nguyen et al. 2024, §3).
+
+    arXiv 2407.01082. The authors use 0.05 to 0.1; 1 leaves only the likeliest.
+
+    Raises:
+      UserError: the fraction is not in (0, 1].
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        _check("the fraction", self.fraction, 1)
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        least = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
+        return jnp.where(logits < least, -jnp.inf, logits)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Keep tokens whose surprise is nearest to its mean, until they are as likely as `mass`.
+
+    Locally typical sampling (Meister et al. 2023, TACL 11, arXiv 2202.00666, eq. 10): tokens in the
+    order of |−log p − H|, where H is the entropy of p. Those that tie with the last one are kept,
+    too. The authors use 0.2 to 0.95; 1 excludes nothing.
+
+    Raises:
+      UserError: the mass is not in (0, 1].
+    """
+
+    mass: float
+
+    def __post_init__(self) -> None:
+        _check("the mass", self.mass, 1)
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        if self.mass == 1:
+            return logits
+        log_p = jax.nn.log_softmax(jax.lax.stop_gradient(logits), axis=-1)
+        p = jnp.exp(log_p)
+        entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0), axis=-1, keepdims=True)
+        distance = jnp.abs(-log_p - entropy)
+        nearest, likely = jax.lax.sort((distance, p), num_keys=1)
+        kept = jnp.cumsum(likely, axis=-1) - likely < self.mass
+        most = jnp.max(jnp.where(kept, nearest, 0), axis=-1, keepdims=True)
+        return jnp.where(distance > most, -jnp.inf, logits)
+
+
+def _check(name: str, value: float, most: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value <= most and math.isfinite(value)):
+        wanted = "a finite number above 0" if most == math.inf else "above 0 and at most 1"
+        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")

@@ -1,0 +1,300 @@
+"""Stops, processors, log-probabilities and lengths, against a plain loop over `lm.step`."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annotations import unchecked
+from random_models import random_params
+
+import jaxgru
+from jaxgru.lm import ModelConfig, generate, step
+from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
+from jaxgru.lm.sampling import draw
+
+V, N = 7, 12
+KEY = jax.random.key(5)
+PROMPT = jnp.array([[1, 2, 3, 3], [4, 0, 0, 0], [5, 6, 2, 0]], jnp.int32)
+LENGTHS = np.array([4, 1, 3])
+
+
+@pytest.fixture(scope="module", params=["gru", "lstm", "mlp"])
+def params(request):
+    memory = {"context_length": 3} if request.param == "mlp" else {}
+    return random_params(ModelConfig(request.param, V, 5, 8, num_layers=2, **memory), scale=0.7)
+
+
+def softmax(logits):
+    p = np.exp(logits - logits.max())
+    return p / p.sum()
+
+
+def repetition(penalty):
+    """Keskar et al., with the negative logits of Hugging Face's."""
+
+    def process(logits, text):
+        for token in set(text):
+            logits[token] *= penalty if logits[token] < 0 else 1 / penalty
+        return logits
+
+    return process
+
+
+def min_p(fraction):
+    def process(logits, text):
+        p = softmax(logits)
+        return np.where(p < fraction * p.max(), -np.inf, logits)
+
+    return process
+
+
+def typical(mass):
+    """Meister et al., eq. 10: tokens in the order of | −log p − H | until they reach the mass."""
+
+    def process(logits, text):
+        p = softmax(logits)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = -np.nansum(p * np.log(p))
+            order = np.argsort(np.abs(-np.log(p) - entropy), kind="stable")
+        kept, total = [], 0.0
+        while total < mass:
+            kept.append(order[len(kept)])
+            total += p[kept[-1]]
+        return np.where(np.isin(np.arange(len(p)), kept), logits, -np.inf)
+
+    return process
+
+
+PROCESSORS = {
+    "none": ((), []),
+    "repetition": (RepetitionPenalty(1.7), [repetition(1.7)]),
+    "min_p": ((MinP(0.3),), [min_p(0.3)]),
+    "typical": (Typical(0.6), [typical(0.6)]),
+    "all": ((RepetitionPenalty(3), MinP(0.1), Typical(0.8)),
+            [repetition(3), min_p(0.1), typical(0.8)]),
+}  # fmt: skip
+
+
+def by_hand(params, rows, num_tokens, processors=(), stop=(), temperature=0.8):
+    """Row by row, token by token; NumPy in float64 but for `step` and `draw`."""
+    carries, logprobs, key = [], [[] for _ in rows], KEY
+    texts, new, done = [list(row) for row in rows], [[] for _ in rows], [False] * len(rows)
+    for text in texts:
+        carry = jaxgru.lm.initial_carry(params, 1)
+        for token in text[:-1]:
+            _, carry = step(params, jnp.array([token]), carry)
+        carries.append(carry)
+    for _ in range(num_tokens):
+        key, subkey = jax.random.split(key)
+        raw, processed, after = [], [], []
+        for text, carry in zip(texts, carries, strict=True):
+            logits, carry = step(params, jnp.array(text[-1:]), carry)
+            raw.append(np.array(logits[0], np.float64))
+            logits = raw[-1].copy()
+            for process in processors:
+                logits = process(logits, text)
+            processed.append(logits)
+            after.append(carry)
+        drawn = draw(subkey, jnp.asarray(np.array(processed) / temperature, jnp.float32))
+        for i, token in enumerate(drawn.tolist()):
+            if done[i]:
+                new[i].append(texts[i][-1])
+                logprobs[i].append(0.0)
+                continue
+            carries[i] = after[i]
+            texts[i].append(token)
+            new[i].append(token)
+            logprobs[i].append(np.log(softmax(raw[i])[token]))
+            done[i] = token in stop
+    carry = jax.tree.map(lambda *rows: np.concatenate(rows), *carries)
+    return np.array(new), carry, key, np.array(logprobs)
+
+
+@pytest.mark.parametrize(
+    "params, name, stop",
+    [
+        *(("gru", name, stop) for name in PROCESSORS for stop in ((), (3, 6))),
+        ("lstm", "all", (3, 6)),
+        ("mlp", "all", (3, 6)),
+    ],
+    indirect=["params"],
+)
+def test_are_those_of_a_plain_loop(params, name, stop):
+    """Compiled for 16 tokens, of which 12 are drawn; the prompts have 4, 1 and 3 tokens."""
+    processor, numpys = PROCESSORS[name]
+    rows = [row[:n] for row, n in zip(PROMPT.tolist(), LENGTHS, strict=True)]
+    expected, carry_by_hand, key_by_hand, logprobs_by_hand = by_hand(params, rows, N, numpys, stop)
+    tokens, carry, key, logprobs = generate(
+        params, KEY, PROMPT, N, temperature=0.8, lengths=LENGTHS, stop=stop,
+        logits_processor=processor, return_logprobs=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_allclose(logprobs, logprobs_by_hand, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(carry, carry_by_hand, rtol=1e-4, atol=1e-5)
+    assert (jax.random.key_data(key) == jax.random.key_data(key_by_hand)).all()
+
+
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
+class TestGenerate:
+    def test_these_rows_stop_at_different_times_and_one_not_at_all(self, params):
+        """Without this, the loop above might have shown nothing."""
+        tokens, *_ = generate(params, KEY, PROMPT, N, temperature=0.8, lengths=LENGTHS, stop=[3, 6])
+        ends = [np.flatnonzero(np.isin(row, [3, 6]))[:1].tolist() for row in np.asarray(tokens)]
+        assert len({str(end) for end in ends}) > 1
+
+    def test_compiled_within_another_program_it_is_the_same(self, params):
+        """A scan, which cannot end early: tokens, carry, key and log-probabilities."""
+        options = dict(stop=[3, 6], logits_processor=RepetitionPenalty(1.5), return_logprobs=True)
+        run = lambda key, lengths: generate(params, key, PROMPT, N, lengths=lengths, **options)
+        lengths = jnp.array(LENGTHS)
+        (tokens, carry, key, logprobs), seen = run(KEY, lengths), jax.jit(run)(KEY, lengths)
+        np.testing.assert_array_equal(seen[0], tokens)
+        chex.assert_trees_all_close((seen[1], seen[3]), (carry, logprobs), rtol=1e-4, atol=1e-5)
+        assert (jax.random.key_data(seen[2]) == jax.random.key_data(key)).all()
+
+    def test_it_ends_with_the_last_row(self, params):
+        """Every token is a stop: one step of 10,000, and the token fills the rest."""
+        steps = []
+
+        def count(logits, counts):
+            jax.debug.callback(lambda: steps.append(1))
+            return logits
+
+        options = dict(stop=list(range(V)), logits_processor=count)
+        tokens, carry, _ = generate(params, KEY, PROMPT, 10_000, **options)
+        jax.effects_barrier()
+        assert len(steps) == 1 and tokens.shape == (3, 10_000)
+        first, before, _ = generate(params, KEY, PROMPT, 1)
+        np.testing.assert_array_equal(tokens, np.repeat(first, 10_000, axis=1))
+        chex.assert_trees_all_close(carry, before, rtol=1e-5, atol=1e-6)
+
+    def test_after_a_stop_a_text_goes_on_from_its_stop_token(self, params):
+        """As if there had been no stop: the carry has seen all but this token."""
+        (row,) = PROMPT[:1].tolist()
+        free, *_ = generate(params, KEY, PROMPT[:1], 30, temperature=0)
+        stop = int(free[0, 4])
+        end = free[0].tolist().index(stop)
+        tokens, carry, key = generate(params, KEY, PROMPT[:1], N, temperature=0, stop=[stop])
+        assert tokens[0].tolist() == free[0, :end].tolist() + [stop] * (N - end)
+        rest, *_ = generate(params, key, tokens[:, -1:], 29 - end, carry, temperature=0)
+        assert rest[0].tolist() == free[0, end + 1 :].tolist()
+
+    def test_a_row_is_greedily_as_it_is_alone(self, params):
+        options = dict(temperature=0, return_logprobs=True)
+        tokens, carry, _, logprobs = generate(params, KEY, PROMPT, N, lengths=LENGTHS, **options)
+        for i, n in enumerate(LENGTHS):
+            alone, last, _, p = generate(params, KEY, PROMPT[i : i + 1, :n], N, **options)
+            np.testing.assert_array_equal(tokens[i : i + 1], alone)
+            np.testing.assert_allclose(logprobs[i : i + 1], p, rtol=1e-4, atol=1e-5)
+            row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], carry)
+            chex.assert_trees_all_close(row, last, rtol=1e-4, atol=1e-5)
+
+    def test_without_a_state_the_last_real_token_decides(self, params):
+        options = dict(stateful=False, temperature=0)
+        tokens, *_ = generate(params, KEY, PROMPT, N, lengths=LENGTHS, **options)
+        expected, *_ = generate(params, KEY, jnp.array([[3], [4], [2]]), N, **options)
+        np.testing.assert_array_equal(tokens, expected)
+
+    def test_counts_continue_a_text_exactly(self, params):
+        """8 tokens and 4 more are the 12, given how often the text before has each token."""
+        options = dict(temperature=0.8, logits_processor=RepetitionPenalty(30))
+        whole, *_ = generate(params, KEY, PROMPT, N, **options)
+        first, carry, key = generate(params, KEY, PROMPT, 8, **options)
+        before = np.concatenate([PROMPT, first[:, :-1]], axis=1)
+        counts = np.stack([np.bincount(row, minlength=V) for row in before])
+        rest, *_ = generate(params, key, first[:, -1:], 4, carry, counts=counts, **options)
+        np.testing.assert_array_equal(np.concatenate([first, rest], axis=1), whole)
+        none, *_ = generate(params, key, first[:, -1:], 4, carry, **options)
+        assert (none != rest).any()
+
+    def test_log_probabilities_are_the_scores_of_the_text(self, params):
+        tokens, _, _, logprobs = generate(
+            params, KEY, PROMPT, N, temperature=0.3, top_k=2, return_logprobs=True
+        )
+        for row, prompt, p in zip(tokens, PROMPT, logprobs, strict=True):
+            nats = jaxgru.lm.evaluation.stream_nll(params, np.concatenate([prompt, row]))
+            np.testing.assert_allclose(p, -nats[len(prompt) - 1 :], rtol=1e-4, atol=1e-5)
+
+    def test_equal_processors_and_other_values_compile_nothing(self, params, compilations):
+        def call(n, penalty, lengths, stop, key):
+            return generate(
+                params, key, PROMPT, n, lengths=np.array(lengths), stop=np.array(stop),
+                logits_processor=(RepetitionPenalty(penalty), MinP(0.1)), return_logprobs=True,
+            )  # fmt: skip
+
+        call(N, 1.5, [4, 1, 3], [2, 3], KEY)
+        key = jax.random.key(9)
+        compilations.clear()
+        call(16, 1.5, [1, 2, 2], [5, 0], key)
+        call(N, 1.5, [4, 1, 3], [5, 0], KEY)
+        call(16, 1.5, [1, 2, 2], [5, 0], key)
+        assert compilations == []
+
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ({"stop": [V]}, f"stop has a token {V}; the vocabulary's are 0 to {V - 1}"),
+            ({"stop": [-1]}, "stop has a token -1"),
+            ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be tokens"),
+            ({"lengths": [4, 0, 3]}, "lengths go from 0 to 4; they must be in 1 … P = 4"),
+            ({"lengths": [4, 5, 3]}, "lengths go from 3 to 5; they must be in 1 … P = 4"),
+            ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers, one per row"),
+            ({"logits_processor": 1.2}, "logits_processor is a float; it must be a function"),
+            ({"logits_processor": MinP(1), "counts": np.ones((3, 2), int)}, r"counts are \(3, 2\)"),
+        ],
+        ids=str,
+    )
+    def test_refusals(self, params, options, says):
+        with unchecked(), pytest.raises(jaxgru.UserError, match=says):
+            generate(params, KEY, PROMPT, 3, **options)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite number above 0"),
+        (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
+        (lambda: MinP(1.5), "the fraction is 1.5; it must be above 0 and at most 1"),
+        (lambda: Typical(0.0), "the mass is 0.0"),
+        (lambda: Typical(True), "the mass is True"),
+    ],
+)
+def test_refused_processors(make, says):
+    with unchecked(), pytest.raises(jaxgru.UserError, match=says):
+        make()
+
+
+LOGITS = np.log([[0.15, 0.5, 0.1, 0.25]])
+
+
+@pytest.mark.parametrize(
+    "processor, kept",
+    [
+        (MinP(0.29), [1, 1, 0, 1]),
+        (MinP(1), [0, 1, 0, 0]),
+        (MinP(1e-9), [1, 1, 1, 1]),
+        (Typical(1), [1, 1, 1, 1]),
+        # H = 1.208; −log p − H = 0.689, −0.515, 1.094, 0.178: 0.25, then 0.5, 0.15, 0.1
+        (Typical(0.2), [0, 0, 0, 1]),
+        (Typical(0.3), [0, 1, 0, 1]),
+        (Typical(0.76), [1, 1, 0, 1]),
+    ],
+)
+def test_by_hand(processor, kept):
+    seen = processor(jnp.asarray(LOGITS, jnp.float32), jnp.zeros((1, 4), int))
+    np.testing.assert_allclose(seen, np.where(kept, LOGITS, -np.inf), rtol=1e-6)
+
+
+def test_a_repeated_token_becomes_less_likely_whatever_its_sign():
+    logits, counts = jnp.array([[2.0, -1.0, 0.5, 0.0]]), jnp.array([[1, 5, 0, 2]])
+    np.testing.assert_array_equal(RepetitionPenalty(2.0)(logits, counts), [[1, -2, 0.5, 0]])
+
+
+def test_nan_stays_nan():
+    """So that its token is −1."""
+    logits = jnp.array([[0.0, jnp.nan, 1.0]])
+    for processor in (RepetitionPenalty(2.0), MinP(0.5), Typical(0.5)):
+        assert jnp.isnan(processor(logits, jnp.ones((1, 3), int))).any()
