@@ -117,15 +117,15 @@ def prepare(p: MinGRUParams) -> ParallelLayer:
         z, n = jnp.split(gates, 2, axis=-1)
         z = sigmoid(z)
         a, b = (apply_mask(part, steps.keep, constants.scale) for part in (1 - z, z * n))
-        if steps.reset is not None:
+        if steps.real is not None:
+            real = steps.real[..., None]
+            a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
+        if steps.reset is not None:  # also at a step of padding
             begins = steps.reset[..., None]
             initial: Any = constants.initial
             if initial is not None:
                 b = jnp.where(begins, a * initial.astype(h.dtype)[None] + b, b)
             a = jnp.where(begins, 0, a)
-        if steps.real is not None:
-            real = steps.real[..., None]
-            a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
         after: Any = linear_recurrence(reverse, a, b, h)
         return after, after[0 if reverse else -1]
 

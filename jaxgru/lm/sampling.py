@@ -25,7 +25,6 @@ from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like
 from jaxgru.layers.unroll import unroll
-from jaxgru.lm.evaluation import token_nll
 from jaxgru.lm.model import (
     ModelCarry,
     Params,
@@ -34,6 +33,7 @@ from jaxgru.lm.model import (
     initial_carry,
     on_device,
     stepper,
+    token_nll,
 )
 from jaxgru.lm.processors import Processor
 

@@ -203,7 +203,7 @@ def check_episodes(kind, resets, padding, reverse, L=2):
             *((kind, False, "variational") for kind in RECURRENT if kind != "min_gru"),
             ("gru", True, "zoneout"),
             ("min_gru", True, "zoneout"),
-            ("projected_lstm", True, "zoneout"),
+            ("lstm, projected", True, "zoneout"),
         ),
     ],
 )
