@@ -8,8 +8,9 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "errors", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.config", "lm.data",
-    "lm.parallel", "lm.model", "lm.sampling", "lm.generation", "lm.evaluation", "lm.training",
+    "errors", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.data.tokenizers",
+    "lm.config", "lm.data", "lm.parallel", "lm.model", "lm.sampling", "lm.generation",
+    "lm.evaluation", "lm.training",
     "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
@@ -40,6 +41,8 @@ def imports(path):
 def room_of(name):
     parts = name.split(".")[1:]
     room = ".".join(parts[: 2 if parts[0] == "lm" else 1])
+    if parts[:3] == ["lm", "data", "tokenizers"]:
+        return "lm.data.tokenizers"  # a config names one
     return "lm.runs" if room == "lm.load" else room  # a run may start from any model
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from jaxgru.cells import CELLS
 from jaxgru.errors import UserError, shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.lm.data.tokenizers import TOKENIZERS
 from jaxgru.lm.files import read_bytes
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
@@ -97,7 +98,7 @@ class ModelConfig(_Section):
     section = "model"
     cell: str = recipe("gru", f"the recurrence: {', '.join(CELLS)}")
     vocab_size: int = recipe(
-        65, "number of tokens; for characters, counted in the corpus", at_least=1
+        65, "number of tokens to learn for subwords and sentencepiece; else counted", at_least=1
     )
     embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
     hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
@@ -145,9 +146,11 @@ class DataConfig(_Section):
     corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
         "tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file"
     )
-    tokenizer: Literal["characters", "sentencepiece"] = recipe(
-        "characters",
-        "characters; or sentencepiece: subwords, learned from the text",
+    tokenizer: str = recipe(
+        "characters", "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items())
+    )
+    min_count: int = recipe(
+        2, "words: how often the text must have one; rarer ones are <unk>", at_least=1
     )
     batches: Literal["crops", "streams"] = recipe(
         "crops",
@@ -156,6 +159,10 @@ class DataConfig(_Section):
     validation_fraction: float = recipe(
         0.1, "share of the corpus, its end, that is held out", above=0, below=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_known("tokenizer", TOKENIZERS)
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,9 @@ def config_names() -> list[str]:
 def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that comes with the package, by name, or that of a TOML file, by path.
 
-    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`.
+    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`. The
+    study's subwords lose line breaks, so a config of the study then has `subwords`, which lose
+    nothing, unless the overrides name a tokenizer.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
@@ -262,7 +271,9 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
       ConfigError: the name is unknown, or a section, field or value cannot be used.
     """
     path = Path(name_or_path)
-    if path.suffix != ".toml":
+    overrides = dict(overrides or {})
+    of_study = path.suffix != ".toml"
+    if of_study:
         known = config_names()
         if str(name_or_path) not in known:
             raise ConfigError(
@@ -278,7 +289,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    return override(from_dict({"name": path.stem, **table}), overrides or {})
+    config = from_dict({"name": path.stem, **table})
+    another = overrides.get("data.corpus", config.data.corpus) != config.data.corpus
+    if of_study and another and config.data.tokenizer == "sentencepiece":
+        overrides.setdefault("data.tokenizer", "subwords")
+    return override(config, overrides)
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry
 from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
 
@@ -94,7 +94,8 @@ def stream_text(
     """Yield the prompt, then the text generated from it, in chunks of CHUNK tokens.
 
     Each chunk starts from the state after the one before it; the last may be shorter. Where the
-    tokenizer loses white space at the end of the prompt, the text begins with a new word.
+    tokenizer writes a space and the word after it as one, a space at the end of the prompt is that
+    of a new word.
 
     Args:
       sample: the sample's index; each index gives another text for the same seed.
@@ -107,7 +108,8 @@ def stream_text(
     if not 0 <= options.seed < 2**32:
         raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
     check_num_tokens(options.num_tokens)
-    known = tokenizer.encode(prompt)
+    end, first = tokenizer.may_follow(prompt)
+    known = tokenizer.encode(prompt[: len(prompt) - len(end)])
     if prompt == "":
         raise UserError("the prompt is empty; give at least one character to begin with.")
     if len(known) == 0:
@@ -115,7 +117,7 @@ def stream_text(
             f"the prompt {prompt!r} gives no token, because SentencePiece drops white space and "
             "control characters; give at least one word to begin with."
         )
-    return _text(model, tokenizer, prompt, known, options, sample)
+    return _text(model, tokenizer, prompt, known, (end, first), options, sample)
 
 
 def _text(
@@ -123,6 +125,7 @@ def _text(
     tokenizer: Tokenizer,
     prompt: str,
     known: Int[np.ndarray, "P"],
+    start: Start,
     options: Options,
     sample: int,
 ) -> Iterator[str]:
@@ -131,11 +134,11 @@ def _text(
         next_tokens = _recurrent(model, read, options, sample)
     else:
         next_tokens = _counted(model, read, options, sample)
-    first = tokenizer.may_follow(prompt)
+    end, first = start
     yield prompt
     texts = tokenizer.continuation(_chunks(next_tokens, first, options.num_tokens))
     if first is not None:
-        yield next(texts).removeprefix(" ")  # the prompt ends with it
+        yield next(texts)[len(end) :]  # the prompt ends with it
     yield from texts
 
 

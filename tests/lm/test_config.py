@@ -201,7 +201,8 @@ configs = st.builds(
     data=st.builds(
         DataConfig,
         corpus=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-        tokenizer=st.sampled_from(["characters", "sentencepiece"]),
+        tokenizer=st.sampled_from(["characters", "subwords", "sentencepiece", "bytes", "words"]),
+        min_count=sizes,
         validation_fraction=numbers(0, 1, exclude_min=True, exclude_max=True),
     ),
     training=st.builds(
@@ -347,6 +348,7 @@ BAD_VALUES = {
     "training.dropout_site": ["input", "0"],
     "training.compute_dtype": ["float16", "16"],
     "data.tokenizer": ["bpe", "1"],
+    "data.min_count": ["0", "1.5"],
     "data.batches": ["crop", "true"],
     "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000, TOO_MANY],

@@ -61,7 +61,9 @@ def load_dataset(
             f"{corpus.sha256}, not {sha256}; give the right one with {option}."
         )
     if tokenizer is None:
-        tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
+        tokenizer = learn_tokenizer(
+            data.tokenizer, corpus.text, config.model.vocab_size, data.min_count
+        )
     tokens = tokenizer.encode(corpus.text)
     train, validation = split(tokens, data.validation_fraction)
     check_length(len(train), config.training, data.batches, "the training split")

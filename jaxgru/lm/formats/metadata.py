@@ -2,8 +2,8 @@
 
 format          "jaxgru"
 config          the config, as TOML
-tokenizer       its kind: characters or sentencepiece
-tokenizer_data  the content of its file: JSON for characters, base64 for SentencePiece
+tokenizer       its kind, as `data.tokenizer`
+tokenizer_data  the content of its file: JSON as it is, SentencePiece's models in base64
 text_sha256     of the text that the model was trained on; empty: unknown
 sha256          of the tensors and all of the above, because the formats have no checksum
 """
@@ -25,7 +25,7 @@ from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ConfigError, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
-    SentencePieceTokenizer,
+    TOKENIZERS,
     Tokenizer,
     TokenizerError,
     saved_bytes,
@@ -167,15 +167,15 @@ def _without_folders(config: Config) -> Config:
 
 
 def _encode(kind: str, data: bytes) -> str:
-    if kind == SentencePieceTokenizer.kind:
-        data = base64.b64encode(data)
-    return data.decode()
+    return data.decode() if _is_text(kind) else base64.b64encode(data).decode()
 
 
 def _decode(kind: str, text: str) -> bytes:
-    if kind == SentencePieceTokenizer.kind:
-        return base64.b64decode(text, validate=True)
-    return text.encode()
+    return text.encode() if _is_text(kind) else base64.b64decode(text, validate=True)
+
+
+def _is_text(kind: str) -> bool:
+    return kind not in TOKENIZERS or TOKENIZERS[kind].is_text
 
 
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:

@@ -96,7 +96,7 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     model = load_initial(config)
     assert model is not None
     tokenizer, vocab_size = model.tokenizer, config.model.vocab_size
-    same_size = tokenizer.kind == "characters" or tokenizer.vocab_size == vocab_size
+    same_size = not tokenizer.is_sized or tokenizer.vocab_size == vocab_size
     if tokenizer.kind == config.data.tokenizer and same_size:
         with contextlib.suppress(TokenizerError):
             return *load_dataset(config, tokenizer, sha256), model

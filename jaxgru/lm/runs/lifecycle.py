@@ -300,6 +300,13 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
     def create() -> Start:
         with console.status("reading the text"):
             complete, dataset, model = initial.load_text(config, text_sha256)
+        wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size
+        if dataset.tokenizer.is_sized and made < wanted:
+            console.print(
+                f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
+                "; model.vocab_size is lowered to that.",
+                soft_wrap=True,
+            )
         info = folders.RunInfo(dataset.sha256, model.sha256 if model else "")
         folder = folders.create_run(root, complete, dataset.tokenizer, info)
         return folder, complete, dataset, model
