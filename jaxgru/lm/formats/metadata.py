@@ -41,8 +41,8 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
-    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`) only the
-    last name is kept, as "./text.txt": folders tell who wrote them.
+    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`, …) only
+    the last name is kept, as "./text.txt": folders tell who wrote them.
 
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
@@ -53,7 +53,9 @@ def pack(
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
     tensors = check_params(where, params, config, tokenizer)
-    if config.data.corpus == TINY_SHAKESPEARE:  # there is only one text of that name
+    if (
+        config.data.corpus == TINY_SHAKESPEARE and not config.data.validation
+    ):  # there is only one text of that name
         text_sha256 = TINY_SHAKESPEARE_SHA256
     metadata = {
         "format": "jaxgru",
@@ -159,9 +161,10 @@ def _without_folders(config: Config) -> Config:
         name = Path(path).name
         return path if path == name else f"./{name}"
 
+    paths = ("corpus", "validation", "tokenizer_file")
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, corpus=last(config.data.corpus)),
+        data=dataclasses.replace(config.data, **{n: last(getattr(config.data, n)) for n in paths}),
         training=dataclasses.replace(config.training, init=last(config.training.init)),
     )
 

@@ -222,12 +222,18 @@ class _Run:
         devices = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
         if is_distributed():
             devices += f" in {jax.process_count()} processes"
-        dataset = self.dataset
+        dataset, data = self.dataset, self.config.data
         console.print(
             f"{self.config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} "
             f"validation tokens, {dataset.source}; {devices}; {self.folder}",
             soft_wrap=True,
         )
+        if not data.validation and not data.validation_fraction:
+            console.print(
+                "Nothing is held out: the validation loss is that of the text's last tenth, which "
+                "is trained on, too.",
+                soft_wrap=True,
+            )
 
     def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
         training = self.config.training
