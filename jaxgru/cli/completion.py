@@ -12,8 +12,8 @@ from jaxgru.lm.config import SECTIONS, config_names, dotted_names, field_types
 from jaxgru.lm.data.tokenizers import TOKENIZERS
 from jaxgru.lm.pretrained import pretrained_names
 
-PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--data.validation", "--data.tokenizer_file", "--corpus", "--path", "--output",
-         "--tokenizer")  # fmt: skip
+PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--data.validation",
+         "--data.tokenizer_file", "--corpus", "--path", "--output", "--tokenizer")  # fmt: skip
 
 
 def completion_script(

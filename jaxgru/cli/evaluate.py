@@ -129,7 +129,8 @@ def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | Non
                 "on; give a text with --text."
             )
         return load_dataset(config, tokenizer, sha256, "--text")[1]
-    corpus = load_corpus(text)
+    data = config.data
+    corpus = load_corpus(text, encoding=data.encoding, reads_bytes=tokenizer.reads_bytes)
     if corpus.sha256 == sha256:
         data = dataclasses.replace(config.data, corpus=text)
         return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]

@@ -189,12 +189,13 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 @functools.cache  # it can be read once
 def _standard_input() -> bytes:
-    if sys.stdin is None or sys.stdin.isatty():
+    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    if not data:
         raise CorpusError(
             "the corpus is standard input (-), but nothing is piped into it; pipe a text, or give "
             "the path of one with --data.corpus."
         )
-    return sys.stdin.buffer.read()
+    return data
 
 
 def _corpus(
@@ -227,7 +228,7 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         seen = f"byte {at} is 0x{data[at]:02x} ({error.reason})" if at < len(data) else error.reason
         raise CorpusError(
             f"{name} is not {encoding.upper()}: {seen}; set data.encoding to that of the text, save"
-            " it as UTF-8, or set data.tokenizer to bytes."
+            " it as UTF-8, choose other files by a pattern, or set data.tokenizer to bytes."
         ) from None
     except UnicodeError as error:  # of UTF-16 without a mark
         raise CorpusError(f"{name} is not {encoding.upper()}: {error}.") from None

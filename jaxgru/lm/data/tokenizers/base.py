@@ -122,7 +122,8 @@ class ByteLevelTokenizer(Tokenizer):
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many of the text's characters begin in these tokens."""
-        number = len(self.joined(tokens))
+        lengths = np.array([len(part) for part in self.bytes_of])
+        number = int(lengths[np.asarray(tokens)].sum())
         # `number` characters have that many bytes at least
         data = text[:number].encode(errors="surrogateescape")[:number]
         whole, read = codecs.utf_8_decode(data, "surrogateescape", False)

@@ -140,15 +140,16 @@ class SubwordTokenizer(ByteLevelTokenizer):
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         if unknown := surrogates(text):
             raise lacks("all of UTF-8", unknown)
+        return np.concatenate([self._encode(block) for block in _blocks(text)])
+
+    def _encode(self, block: str) -> Int[np.ndarray, "N"]:
         own = [self._token_of_byte[byte] for byte in SPACE.encode()]
-        tokens = []
-        for block in _blocks(text):
-            first, *others = block.split(SPACE)
-            tokens += self._processor.encode(first)
-            for part in others:
-                tokens += own + self._processor.encode(part)
+        first, *others = block.split(SPACE)
+        tokens = self._processor.encode(first)
+        for part in others:
+            tokens += own + self._processor.encode(part)
         tokens = np.array(tokens, np.int32)
-        if self.joined(tokens) != text.encode():
+        if self.joined(tokens) != block.encode():
             raise TokenizerError("the subwords are damaged: they do not give the text back.")
         return tokens
 
