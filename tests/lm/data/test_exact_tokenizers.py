@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +91,7 @@ def test_the_packages_own_sources():
     assert tokenizer.num_characters(tokens, text) == len(text)
 
 
-@slow
+@pytest.mark.slow
 def test_texts_that_this_computer_has(learned):
     """Sources, notices and tables in many languages, as packages and Debian install them."""
     found = [
@@ -209,6 +208,20 @@ def test_a_model_that_loses_something_is_no_subwords_but_sentencepiece(tmp_path)
     assert isinstance(read_tokenizer(tmp_path / "x.model"), SentencePieceTokenizer)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_anothers_model_that_loses_nothing_is_subwords(tmp_path, kind):
+    (tmp_path / "x.model").write_bytes(
+        _model(
+            model_type=kind, normalization_rule_name="identity", add_dummy_prefix=False,
+            remove_extra_whitespaces=False, user_defined_symbols=["\n\n", "<|end|>"],
+        )
+    )  # fmt: skip
+    tokenizer = read_tokenizer(tmp_path / "x.model")
+    assert isinstance(tokenizer, SubwordTokenizer)
+    for text in (*TEXTS.values(), "x  y<|end|>\n\n x"):
+        check(tokenizer, text)
+
+
 @pytest.mark.parametrize("rule, prefix", [("nmt_nfkc", False), ("identity", True)])
 def test_a_model_with_bytes_that_loses_something_is_refused(rule, prefix):
     model = _model(normalization_rule_name=rule, add_dummy_prefix=prefix)
@@ -218,9 +231,10 @@ def test_a_model_with_bytes_that_loses_something_is_refused(rule, prefix):
 
 def _model(**options) -> bytes:
     model = io.BytesIO()
+    options = {"model_type": "bpe", "vocab_size": 264} | options
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["x y"] * 9), model_writer=model, model_type="bpe", vocab_size=264,
-        byte_fallback=True, hard_vocab_limit=False, minloglevel=2, **options,
+        sentence_iterator=iter(["x y"] * 9), model_writer=model, byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, **options,
     )  # fmt: skip
     return model.getvalue()
 

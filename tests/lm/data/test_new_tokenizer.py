@@ -6,7 +6,6 @@ import contextlib
 
 import numpy as np
 import pytest
-from conftest import slow
 from random_models import only_model, random_params
 
 import jaxgru
@@ -71,7 +70,7 @@ def registered():
         yield register_tokenizer(Nibbles)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, size", [
     ("nibbles", 16), ("subwords", 280), ("bytes", 256), ("words", 24),
 ])  # fmt: skip
