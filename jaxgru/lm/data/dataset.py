@@ -61,14 +61,16 @@ def load_dataset(
         tokenizer = read_tokenizer(Path(data.tokenizer_file))
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
     read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
-    given = {option: data.corpus} | (
-        {"--data.validation": data.validation} if data.validation else {}
-    )
+    given = {option: data.corpus}
+    if data.validation:
+        given["--data.validation"] = data.validation
     for name, place in given.items():
         if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
             raise UserError(f"there is no text {place}; give its place with {name}.")
     corpus, *others = map(read, given.values())
-    found = joined([text.sha256 for text in (corpus, *others)]) if others else corpus.sha256
+    found = corpus.sha256
+    if others:
+        found = joined([found, "validation", others[0].sha256])
     if sha256 not in ("", found):
         raise UserError(
             f"the corpus {' or '.join(given.values())} has changed or is another text: its SHA-256 "

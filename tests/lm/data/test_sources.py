@@ -179,7 +179,7 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     assert decode(dataset.train) == tiny_text.read_text()
     assert decode(dataset.validation) == "Zounds! light\n"
     assert dataset.num_characters == len("Zounds! light\n") - 1
-    hashes = sha256(tiny_text.read_bytes()) + sha256(other.read_bytes())
+    hashes = sha256(tiny_text.read_bytes()) + "validation" + sha256(other.read_bytes())
     assert dataset.sha256 == sha256(hashes.encode())
     assert config.data.validation == str(other)
     assert load_dataset(config, dataset.tokenizer, dataset.sha256)[1].sha256 == dataset.sha256
@@ -231,3 +231,13 @@ def test_standard_input_keeps_its_name(piped):
     moved = dataclasses.replace(config.data, corpus="gone.txt")
     with pytest.raises(UserError, match="there is no text gone.txt"):
         load_dataset(dataclasses.replace(config, data=moved), sha256=dataset.sha256)
+
+
+def test_a_folder_that_changed_is_another_text(folder):
+    (folder / "a.txt").write_text("to be or not to be " * 20)
+    config, dataset = load_dataset(config_of(folder))
+    assert config.data.corpus == str(folder)
+    load_dataset(config, dataset.tokenizer, dataset.sha256)
+    (folder / "b.txt").rename(folder / "0.txt")  # the same files in another order
+    with pytest.raises(UserError, match="has changed or is another text"):
+        load_dataset(config, dataset.tokenizer, dataset.sha256)

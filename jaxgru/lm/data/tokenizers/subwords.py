@@ -67,8 +67,7 @@ class SubwordTokenizer(ByteLevelTokenizer):
         tokens; the others are bytes.
 
         Raises:
-          TokenizerError: vocab_size is too small for the bytes, the text is empty, or SentencePiece
-            fails.
+          TokenizerError: vocab_size is too small for the bytes, or SentencePiece fails.
         """
         with needs("train"):
             from sentencepiece import SentencePieceTrainer
