@@ -307,7 +307,8 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
         with console.status("reading the text"):
             complete, dataset, model = initial.load_text(config, text_sha256)
         wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size
-        if dataset.tokenizer.is_sized and made < wanted:
+        is_learned = dataset.tokenizer.is_sized and not config.data.tokenizer_file
+        if is_learned and made < wanted:
             console.print(
                 f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
                 "; model.vocab_size is lowered to that.",
