@@ -112,20 +112,22 @@ def test_texts_that_this_computer_has(learned):
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_characters_are_counted_as_sentencepiece_counts_them(text):
-    """By its own offsets, which are in bytes."""
+    """By its own account of what each piece stands for, which newer versions call a proto."""
     text = text.replace("▁", "")
-    data = text.encode()
     tokenizer = SubwordTokenizer.learn(text, 320)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.to_bytes())
-    proto = theirs.encode(text, return_type="proto")
+    try:
+        proto = theirs.encode(text, return_type="proto")
+    except TypeError:
+        proto = theirs.encode(text, out_type="immutable_proto")
+    ends = np.cumsum([0, *(len(piece.surface) for piece in proto.pieces)])
     tokens = tokenizer.encode(text)
     assert [piece.id for piece in proto.pieces] == tokens.tolist()
     whole = [i for i, t in enumerate(tokens) if not theirs.is_byte(int(t))]
     assert len(whole) > 50
     for i in whole:
-        begin, end = data[: proto.pieces[i].begin], data[: proto.pieces[i].end]
-        assert tokenizer.num_characters(tokens[:i], text) == len(begin.decode())
-        assert tokenizer.num_characters(tokens[: i + 1], text) == len(end.decode())
+        assert tokenizer.num_characters(tokens[:i], text) == ends[i]
+        assert tokenizer.num_characters(tokens[: i + 1], text) == ends[i + 1]
 
 
 @pytest.mark.parametrize("block", [1, 7, 40])
@@ -142,6 +144,12 @@ def test_a_long_text_is_encoded_in_blocks_as_it_is_at_once(learned, monkeypatch,
 def test_a_line_break_is_a_token_and_spaces_belong_to_words(learned):
     pieces = [learned.pieces[t] for t in learned.encode("Tyger,\n\n    In the")]
     assert pieces == ["Tyger", ",", "\n", "\n", "▁▁▁▁", "In", "▁the"]
+
+
+def test_line_breaks_of_windows_are_a_token():
+    tokenizer = SubwordTokenizer.learn(VERSE.replace("\n", "\r\n"), 300)
+    pieces = [tokenizer.pieces[t] for t in tokenizer.encode("night;\r\n\r\n\rTyger")]
+    assert pieces.count("\r\n") == 2 and pieces.count("\r") == 1
 
 
 def test_a_vocabulary_that_a_text_is_too_short_for_is_lowered():

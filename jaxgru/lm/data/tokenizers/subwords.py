@@ -79,9 +79,14 @@ class SubwordTokenizer(ByteLevelTokenizer):
             )
         if unknown := surrogates(text):
             raise lacks("all of UTF-8", unknown)
-        kept = "".join(_frequent(text, (vocab_size - LEAST) // 2))
-        # Only what has a token is shown to the trainer, and a space in any case.
-        parts = [*re.findall(f"[ {re.escape(kept)}]+", text), " "]
+        breaks = ["\n"]
+        if "\r" in text and vocab_size >= LEAST + 2:
+            breaks += ["\r", "\r\n"]
+        kept = "".join(_frequent(text, (vocab_size - LEAST + 1 - len(breaks)) // 2))
+        # Only what has a token is shown to the trainer, and a space in any case. It does not count
+        # the characters of names of its own, and older ones end the process where that leaves none.
+        shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
+        parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
         lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
 
         def train(size: int) -> bytes:
@@ -98,7 +103,7 @@ class SubwordTokenizer(ByteLevelTokenizer):
                 add_dummy_prefix=False,
                 allow_whitespace_only_pieces=True,
                 byte_fallback=True,
-                user_defined_symbols=["\n"],
+                user_defined_symbols=breaks,
                 unk_id=0,
                 bos_id=-1,
                 eos_id=-1,
@@ -160,7 +165,7 @@ class SubwordTokenizer(ByteLevelTokenizer):
 def _frequent(text: str, most: int) -> Iterator[str]:
     """Yield the characters to have a token each, the most frequent first."""
     counts = Counter(text)
-    for other in ("\n", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
+    for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
         counts.pop(other, None)
     left = COVERAGE * sum(counts.values())
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
