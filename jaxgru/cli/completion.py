@@ -9,10 +9,12 @@ from typing import Literal, get_args, get_origin
 from jaxgru.cli.options import Parser
 from jaxgru.errors import needs
 from jaxgru.lm.config import SECTIONS, config_names, dotted_names, field_types
+from jaxgru.lm.data.tokenizers import TOKENIZERS
 from jaxgru.lm.pretrained import pretrained_names
 
-PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--corpus", "--path", "--output",
-         "--text", "--tokenizer")  # fmt: skip
+PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--data.validation",
+         "--data.tokenizer_file", "--corpus", "--path", "--output", "--text",
+         "--tokenizer")  # fmt: skip
 
 
 def completion_script(
@@ -35,6 +37,7 @@ def completion_script(
     values = {"--config": config_names()}
     values |= dict.fromkeys(("--init", "--pretrained"), pretrained_names())
     values |= {f"--{name}": _values(name) for name in dotted_names()}
+    values["--data.tokenizer"] = list(TOKENIZERS)
     parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
     for action in (action for parser in parsers.values() for action in parser._actions):
         name = (action.option_strings or PATHS)[0]  # words without an option are paths

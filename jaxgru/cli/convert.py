@@ -38,8 +38,8 @@ def make_parser() -> Parser:
         "--tokenizer",
         metavar="RUN_OR_FILE",
         type=Path,
-        help="tokenizer for a .pth, which holds none: a run, .safetensors, .onnx, tokenizer.json "
-        "or tokenizer.model (default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
+        help="tokenizer for a .pth, which holds none: a run, .safetensors, .onnx, or a "
+        "tokenizer's .json or .model (default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     return parser

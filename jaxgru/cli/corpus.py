@@ -18,7 +18,7 @@ def make_parser() -> Parser:
         "--corpus",
         metavar="NAME_OR_PATH",
         default=TINY_SHAKESPEARE,
-        help="%(default)s (the default), or a UTF-8 text file of your own",
+        help="%(default)s (the default), or a UTF-8 text of your own: a file, folder or pattern",
     )
     parser.add_argument("--path", metavar="FILE", help=f"copy of {TINY_SHAKESPEARE} to use")
     parser.add_argument("--output", metavar="FILE", type=Path, help="file to write the text to")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import hashlib
 import io
 import os
-import sys
 from pathlib import Path
 
 from jaxgru.analysis import state_cost
@@ -20,8 +18,9 @@ from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.data.corpus import Corpus, CorpusError, load_corpus
+from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
     NLL,
@@ -104,9 +103,9 @@ def main() -> None:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
     if arguments.output is not None:
         check_output(arguments.output)
-    text = None if arguments.text is None else read_text(arguments.text)
     console = Console(highlight=False)
     if model is None:
+        text = None if arguments.text is None else load_corpus(arguments.text)
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         scores = _counted(arguments.ngram, dataset, text)
         rows = [(f"order {arguments.ngram}", scores.loss)]
@@ -114,6 +113,10 @@ def main() -> None:
         console.print(_in_units(name, "counted n-grams", rows, scores, losses=True))
     else:
         params, config, tokenizer = model.load(arguments.epoch)
+        text = None
+        if arguments.text is not None:
+            how = {"encoding": config.data.encoding, "reads_bytes": tokenizer.reads_bytes}
+            text = load_corpus(arguments.text, **how)
         sha256, window = model.text_sha256(), config.training.sequence_length
         if text is not None and (arguments.text == "-" or text.sha256 != sha256):
             with console.status("compiling"):
@@ -137,25 +140,6 @@ def main() -> None:
                 scores = Scores([pieces[t] for t in tokens[1:]], nats, dataset.num_characters)
     if arguments.output is not None and scores is not None:
         write_table(arguments.output, scores)
-
-
-def read_text(place: str) -> Corpus:
-    """Read the text to score from a file, or from standard input (-).
-
-    Raises:
-      CorpusError: as `load_corpus`, or standard input is not UTF-8.
-    """
-    if place != "-":
-        return load_corpus(place)
-    data = sys.stdin.buffer.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"standard input is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} "
-            f"({error.reason})."
-        ) from None
-    return Corpus(text, "standard input", hashlib.sha256(data).hexdigest())
 
 
 def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:

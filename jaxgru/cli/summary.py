@@ -29,7 +29,7 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
     """
     data = config.data
     known = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
-    if data.corpus == TINY_SHAKESPEARE and known and not config.training.init:
+    if data.corpus == TINY_SHAKESPEARE and known and not config.training.init + data.tokenizer_file:
         return config
     return load_text(config, text_sha256)[0]
 

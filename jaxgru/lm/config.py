@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import encodings
 import functools
 import hashlib
 import math
@@ -25,6 +26,7 @@ import numpy as np
 from jaxgru.cells import CELLS
 from jaxgru.errors import UserError, shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.lm.data.tokenizers import TOKENIZERS
 from jaxgru.lm.files import read_bytes
 
 MAX_BYTES, MAX_DOTS = 2**16, 2000
@@ -97,7 +99,7 @@ class ModelConfig(_Section):
     section = "model"
     cell: str = recipe("gru", f"the recurrence: {', '.join(CELLS)}")
     vocab_size: int = recipe(
-        65, "number of tokens; for characters, counted in the corpus", at_least=1
+        65, "number of tokens to learn for subwords and sentencepiece; else counted", at_least=1
     )
     embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
     hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
@@ -155,19 +157,46 @@ class DataConfig(_Section):
 
     section = "data"
     corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
-        "tiny_shakespeare", "tiny_shakespeare, or a path to a UTF-8 text file"
+        "tiny_shakespeare",
+        "tiny_shakespeare, a text file (.gz, too), a folder or a pattern of several (src/**/*.py), "
+        "or - for standard input",
     )
-    tokenizer: Literal["characters", "sentencepiece"] = recipe(
-        "characters",
-        "characters; or sentencepiece: subwords, learned from the text",
+    encoding: str = recipe("utf-8", "of the text, by Python's name for it, such as latin-1")
+    tokenizer: str = recipe(
+        "characters", "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items())
+    )
+    tokenizer_file: str = recipe(
+        "", "a tokenizer to use as it is, such as a .model of SentencePiece; empty: learn one"
+    )
+    min_count: int = recipe(
+        2, "words: how often the text must have one; rarer ones are <unk>", at_least=1
     )
     batches: Literal["crops", "streams"] = recipe(
         "crops",
         "crops: random, each from a zero state; streams: contiguous rows that keep their state",
     )
     validation_fraction: float = recipe(
-        0.1, "share of the corpus, its end, that is held out", above=0, below=1
+        0.1,
+        "share of the corpus, its end, that is held out; 0: nothing, and its last tenth is "
+        "validated on though trained on",
+        at_least=0,
+        below=1,
     )
+    validation: str = setting(
+        "", "another text to validate on, given as the corpus is; all of the corpus is trained on"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_known("tokenizer", TOKENIZERS)
+        codec = encodings.search_function(self.encoding.lower())  # one of Python's own
+        if codec is None or not codec._is_text_encoding:
+            raise ConfigError(
+                f"data.encoding is {shown(self.encoding)}; it must be one that Python knows, such "
+                "as utf-8, utf-16, latin-1, cp1252, gb18030 or shift_jis."
+            )
+        if codec.name == "utf-8":
+            object.__setattr__(self, "encoding", "utf-8")
 
 
 @dataclass(frozen=True)
@@ -270,7 +299,9 @@ def config_names() -> list[str]:
 def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that comes with the package, by name, or that of a TOML file, by path.
 
-    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`.
+    If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`. The
+    study's subwords lose line breaks, so a config of the study then has `subwords`, which lose
+    nothing, unless the overrides name a tokenizer.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
@@ -281,7 +312,9 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
       ConfigError: the name is unknown, or a section, field or value cannot be used.
     """
     path = Path(name_or_path)
-    if path.suffix != ".toml":
+    overrides = dict(overrides or {})
+    of_study = path.suffix != ".toml"
+    if of_study:
         known = config_names()
         if str(name_or_path) not in known:
             raise ConfigError(
@@ -297,7 +330,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    return override(from_dict({"name": path.stem, **table}), overrides or {})
+    config = from_dict({"name": path.stem, **table})
+    another = overrides.get("data.corpus", config.data.corpus) != config.data.corpus
+    if of_study and another and config.data.tokenizer == "sentencepiece":
+        overrides.setdefault("data.tokenizer", "subwords")
+    return override(config, overrides)
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
@@ -313,7 +350,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
         table[section][field] = value
     config = from_dict(table)
     if given_name is None and config.data.corpus != corpus:
-        stem = Path(config.data.corpus).stem
+        stem = Path(config.data.corpus).stem if config.data.corpus != "-" else "stdin"
         text = re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
         if not stem.isascii() or not text.strip("_"):  # 日本, глава 1 and роман 1: not alike
             digest = hashlib.sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -400,6 +437,9 @@ ALSO_CALLED = {
     "model.hidden_dim": "rnn_size hidden_size num_hidden n_hidden nhid units num_units state_size",
     "model.num_layers": "n_layers n_layer nlayers layers depth",
     "data.corpus": "text dataset input file path train_file",
+    "data.validation": "val validation_file val_file valid test",
+    "data.encoding": "charset codec",
+    "data.tokenizer_file": "model_file tokenizer_model spm",
     "data.validation_fraction": "val_fraction val_frac val_split valid_split test_split",
     "training.epochs": "num_epochs n_epochs max_epochs nepoch",
     "training.steps_per_epoch": "steps max_steps num_steps max_iters",

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
@@ -120,7 +120,8 @@ def stream_text(
     """Return an iterator over the prompt and the text generated from it, in pieces of one token.
 
     CHUNK tokens at once are generated, each chunk from the state after the one before it. Where the
-    tokenizer loses white space at the end of the prompt, the text begins with a new word.
+    tokenizer writes a space and the word after it as one, a space at the end of the prompt is that
+    of a new word.
 
         story = stream_text(params, tokenizer, "Once", options)
         for piece in story: print(piece, end="")
@@ -141,7 +142,8 @@ def stream_text(
     check_num_tokens(options.num_tokens)
     if "" in options.stop:
         raise UserError("a string to stop at is empty; it must have at least one character.")
-    known = tokenizer.encode(prompt)
+    start = end, _ = tokenizer.may_follow(prompt)
+    known = tokenizer.encode(prompt[: len(prompt) - len(end)])
     if prompt == "":
         raise UserError("the prompt is empty; give at least one character to begin with.")
     if len(known) == 0:
@@ -156,17 +158,17 @@ def stream_text(
         tokens = _Counted(model, read, options, sample)
     else:
         raise UserError("a counted model has no carry, and no logits to process; leave them out.")
-    return TextStream(_text(tokens, tokenizer, prompt, options), tokens)
+    return TextStream(_text(tokens, tokenizer, prompt, start, options), tokens)
 
 
 def _text(
-    tokens: _Recurrent | _Counted, tokenizer: Tokenizer, prompt: str, options: Options
+    tokens: _Recurrent | _Counted, tokenizer: Tokenizer, prompt: str, start: Start, options: Options
 ) -> Iterator[str]:
-    first = tokenizer.may_follow(prompt)
+    end, first = start
     yield prompt
     texts = tokenizer.continuation(_each(tokens, first, options.num_tokens))
     if first is not None:
-        texts = itertools.chain([next(texts).removeprefix(" ")], texts)  # the prompt ends with it
+        texts = itertools.chain([next(texts)[len(end) :]], texts)  # the prompt ends with it
     yield from _until(options.stop, texts) if options.stop else texts
 
 

@@ -201,8 +201,10 @@ configs = st.builds(
     data=st.builds(
         DataConfig,
         corpus=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-        tokenizer=st.sampled_from(["characters", "sentencepiece"]),
-        validation_fraction=numbers(0, 1, exclude_min=True, exclude_max=True),
+        tokenizer=st.sampled_from(["characters", "subwords", "sentencepiece", "bytes", "words"]),
+        min_count=sizes,
+        encoding=st.sampled_from(["utf-8", "latin-1"]),
+        validation_fraction=numbers(0, 1, exclude_max=True),
     ),
     training=st.builds(
         TrainingConfig,
@@ -351,8 +353,10 @@ BAD_VALUES = {
     "training.dropout_site": ["input", "0"],
     "training.compute_dtype": ["float16", "16"],
     "data.tokenizer": ["bpe", "1"],
+    "data.min_count": ["0", "1.5"],
+    "data.encoding": ["utf-9", "hex", ""],
     "data.batches": ["crop", "true"],
-    "data.validation_fraction": ["0", "1", "-0.1", "nan", "tenth"],
+    "data.validation_fraction": ["1", "-0.1", "nan", "tenth"],
     "training.epochs": ["0", "-3", "2.5", "many", "true", "9" * 5000, TOO_MANY],
     "training.steps_per_epoch": ["0", TOO_MANY],
     "training.batch_size": ["0", "-64", "64.0", TOO_MANY],
@@ -375,7 +379,7 @@ BAD_VALUES = {
 class TestRefusals:
     def test_every_bounded_field_is_tried(self):
         """A field added later must be added here, unless any text will do for it."""
-        free = {"data.corpus", "training.init"}
+        free = {"data.corpus", "data.validation", "data.tokenizer_file", "training.init"}
         assert set(dotted_names()) - free - set(BAD_VALUES) == set()
 
     @pytest.mark.parametrize(

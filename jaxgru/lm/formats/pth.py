@@ -28,7 +28,7 @@ from jaxgru.errors import a_type, command, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
-from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Kind, Tokenizer, learn_tokenizer
+from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.pickles import check_pickle
@@ -343,7 +343,7 @@ def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[s
 
 
 def _whole_config(
-    path: Path, model: ModelConfig, checkpoint: Mapping[str, Any], tokenizer: Kind
+    path: Path, model: ModelConfig, checkpoint: Mapping[str, Any], tokenizer: str
 ) -> Config:
     """Return the config of a file's model: the published one of its sizes, or else a new one."""
     published, model_name = _published(model), checkpoint["model_name"]

@@ -35,7 +35,8 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """
     path, format = _find(model)
     theirs = load_safetensors_config(path) if format else load_run_config(path)
-    return override(theirs, {**(overrides or {}), "training.init": _source(model)})
+    given = {"data.tokenizer_file": "", **(overrides or {}), "training.init": _source(model)}
+    return override(theirs, given)  # its tokenizer comes with it
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     model = load_initial(config)
     assert model is not None
     tokenizer, vocab_size = model.tokenizer, config.model.vocab_size
-    same_size = tokenizer.kind == "characters" or tokenizer.vocab_size == vocab_size
-    if tokenizer.kind == config.data.tokenizer and same_size:
+    same_size = not tokenizer.is_sized or tokenizer.vocab_size == vocab_size
+    is_kept = tokenizer.kind == config.data.tokenizer and same_size
+    if is_kept and not config.data.tokenizer_file:
         with contextlib.suppress(TokenizerError):
             return *load_dataset(config, tokenizer, sha256), model
     return *load_dataset(config, sha256=sha256), model

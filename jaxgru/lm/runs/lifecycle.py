@@ -223,12 +223,18 @@ class _Run:
         devices = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
         if is_distributed():
             devices += f" in {jax.process_count()} processes"
-        dataset = self.dataset
+        dataset, data = self.dataset, self.config.data
         console.print(
             f"{self.config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} "
             f"validation tokens, {dataset.source}; {devices}; {self.folder}",
             soft_wrap=True,
         )
+        if not data.validation and not data.validation_fraction:
+            console.print(
+                "Nothing is held out: the validation loss is that of the text's last tenth, which "
+                "is trained on, too.",
+                soft_wrap=True,
+            )
 
     def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
         training = self.config.training
@@ -305,6 +311,14 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
     def create() -> Start:
         with console.status("reading the text"):
             complete, dataset, model = initial.load_text(config, text_sha256)
+        wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size
+        is_learned = dataset.tokenizer.is_sized and not config.data.tokenizer_file
+        if is_learned and made < wanted:
+            console.print(
+                f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
+                "; model.vocab_size is lowered to that.",
+                soft_wrap=True,
+            )
         info = folders.RunInfo(dataset.sha256, model.sha256 if model else "")
         folder = folders.create_run(root, complete, dataset.tokenizer, info)
         return folder, complete, dataset, model

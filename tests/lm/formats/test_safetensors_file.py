@@ -284,7 +284,7 @@ REFUSED = {
     "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
     "1,000 layers": (_config("num_layers = 1", "num_layers = 1000"), "there are only 12 tensors"),
     "a billion layers": (_config("num_layers = 1", "num_layers = 1000000000"), "it must be"),
-    "kind of tokenizer": (_metadata("tokenizer", "bytes"), "no kind of tokenizer 'bytes'"),
+    "kind of tokenizer": (_metadata("tokenizer", "runes"), "no kind of tokenizer 'runes'"),
     "tokenizer not JSON": (_metadata("tokenizer_data", "abc"), "characters tokenizer is broken"),
     "tokenizer a list": (_metadata("tokenizer_data", "[3]"), "characters tokenizer is broken"),
     "a character twice": (

@@ -1,0 +1,164 @@
+"""Text to tokens and back. A kind of tokenizer is a file here, and an entry in TOKENIZERS.
+
+Exact, so that `decode(encode(text)) == text`: characters, subwords, bytes. Not exact: the study's
+sentencepiece, and words.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxgru.errors import MissingPackage, a_type
+from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
+from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
+from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
+from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenizer
+from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
+from jaxgru.lm.data.tokenizers.words import WordTokenizer
+from jaxgru.lm.files import read_bytes, write_bytes
+
+__all__ = [
+    "CORPUS_TOKENIZERS", "SPACE", "TOKENIZERS", "ByteTokenizer", "CharacterTokenizer", "Chunk",
+    "SentencePieceTokenizer", "Start", "SubwordTokenizer", "Tokenizer", "TokenizerError", "Tokens",
+    "WordTokenizer", "learn_tokenizer", "load_tokenizer", "read_tokenizer", "register_tokenizer",
+    "save_tokenizer", "saved_bytes", "tokenizer_from_bytes",
+]  # fmt: skip
+
+MAX_BYTES = 2**26  # in a tokenizer's file: millions of pieces
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    cls.kind: cls
+    for cls in (
+        CharacterTokenizer,
+        SubwordTokenizer,
+        SentencePieceTokenizer,
+        ByteTokenizer,
+        WordTokenizer,
+    )
+}
+"""The class of each kind, by the name that `data.tokenizer` gives it."""
+
+CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
+"""The study's two vocabulary sizes, and the kind of Tiny Shakespeare's tokenizer for each."""
+
+
+def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
+    """Make a kind of tokenizer of your own known; usable as a decorator of its class.
+
+    Configs may name it from then on, and files that hold it can be saved and loaded, in every
+    process that registers it.
+
+    Raises:
+      TokenizerError: another class has this kind or this file name.
+    """
+    for other in TOKENIZERS.values():
+        if cls.kind == other.kind or cls.file_name == other.file_name:
+            raise TokenizerError(
+                f"{cls.__name__} cannot be registered: its kind {cls.kind!r} and its file_name "
+                f"{cls.file_name!r} must be its own, and {other.__name__} has {other.kind!r} and "
+                f"{other.file_name!r}."
+            )
+    TOKENIZERS[cls.kind] = cls
+    return cls
+
+
+def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -> Tokenizer:
+    """Learn a tokenizer of a text.
+
+    Args:
+      kind: config.data.tokenizer.
+      vocab_size: of subwords and sentencepiece; other kinds count what the text has.
+      min_count: of words: how often the text must have one; other kinds ignore it.
+    """
+    return TOKENIZERS[kind].learn(text, vocab_size, min_count)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer into a run folder.
+
+    Raises:
+      TokenizerError: as `saved_bytes`.
+      OSError: the folder cannot be written.
+    """
+    data = saved_bytes(tokenizer)
+    write_bytes(folder / tokenizer.file_name, data)
+
+
+def saved_bytes(tokenizer: Tokenizer) -> bytes:
+    """Return what `tokenizer_from_bytes` makes the same tokenizer of.
+
+    Raises:
+      TokenizerError: it would make none of it, or one of another class.
+    """
+    if type(tokenizer) not in TOKENIZERS.values():
+        known = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
+        raise TokenizerError(
+            f"the tokenizer is {a_type(tokenizer)}, which could not be loaded again; it must be a "
+            f"{known}, or of a class that register_tokenizer knows."
+        )
+    try:
+        data = tokenizer.to_bytes()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"the {tokenizer.kind} tokenizer is broken: {error}.") from error
+    tokenizer_from_bytes(tokenizer.kind, data)
+    return data
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer that `save_tokenizer` wrote into the folder.
+
+    Raises:
+      TokenizerError: there is none, or it cannot be read.
+    """
+    names = [cls.file_name for cls in TOKENIZERS.values()]
+    for name in names:
+        if (folder / name).is_file():
+            return read_tokenizer(folder / name)
+    raise TokenizerError(f"{folder} has no tokenizer: none of {', '.join(names)}.")
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer from a file, as a run folder has it or with another name.
+
+    A file of another name is tried as each kind with its suffix. So a .model is subwords if it
+    loses nothing, and otherwise sentencepiece.
+
+    Raises:
+      TokenizerError: it cannot be read.
+    """
+    kinds = [cls for cls in TOKENIZERS.values() if cls.file_name == path.name]
+    if not kinds:
+        kinds = [c for c in TOKENIZERS.values() if Path(c.file_name).suffix == path.suffix]
+    if not kinds:
+        suffixes = sorted({Path(cls.file_name).suffix for cls in TOKENIZERS.values()})
+        raise TokenizerError(f"{path} must end in {' or '.join(suffixes)} to be a tokenizer.")
+    try:
+        data = read_bytes(path, at_most=MAX_BYTES)
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
+    errors = []
+    for cls in kinds:
+        try:
+            return tokenizer_from_bytes(cls.kind, data)
+        except TokenizerError as error:
+            errors.append(error)
+    error = errors[0] if len(errors) == 1 else "it is a tokenizer of no kind."
+    raise TokenizerError(f"{path} cannot be read: {error}") from errors[-1]
+
+
+def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
+    """Return the tokenizer of a kind whose `to_bytes` gave the data.
+
+    Raises:
+      TokenizerError: the kind is unknown, or the data is not one.
+      MissingPackage: SentencePiece is needed and not installed.
+    """
+    cls = TOKENIZERS.get(kind)
+    if cls is None:
+        raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
+    try:
+        return cls.from_bytes(data)
+    except MissingPackage:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise TokenizerError(f"the {kind} tokenizer is broken: {error}.") from error

@@ -1,0 +1,142 @@
+"""What every tokenizer does, and what those share whose tokens are bytes."""
+
+from __future__ import annotations
+
+import abc
+import codecs
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jaxgru.errors import UserError
+
+Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
+Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
+Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
+
+UTF_8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenizerError(UserError):
+    """A text that cannot be encoded or learned from, or a tokenizer that cannot be read."""
+
+
+class Tokenizer(abc.ABC):
+    """What every tokenizer does. Tokens are int32.
+
+    A class of your own inherits from this one and is made known by `register_tokenizer`.
+    """
+
+    kind: ClassVar[str]  # config.data.tokenizer
+    file_name: ClassVar[str]  # in a run folder; no two kinds share one
+    about: ClassVar[str] = ""  # what it is and what it loses, for the help
+    is_text: ClassVar[bool] = True  # `to_bytes` gives UTF-8, not any bytes
+    is_sized: ClassVar[bool] = False  # `learn` is told by model.vocab_size how many tokens to make
+    reads_bytes: ClassVar[bool] = False  # a file need not be text; what is not UTF-8 is escaped
+    vocab_size: int
+    pieces: list[str]  # of each token: what it stands for; no two are alike
+
+    @classmethod
+    @abc.abstractmethod
+    def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> Tokenizer:
+        """Return the tokenizer of a text.
+
+        Args:
+          vocab_size: model.vocab_size, for kinds that are sized.
+          min_count: data.min_count, for kinds with an unknown token.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def from_bytes(cls, data: bytes) -> Tokenizer:
+        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
+
+    @abc.abstractmethod
+    def to_bytes(self) -> bytes:
+        """Return the tokenizer as the content of a file, for `from_bytes`."""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
+
+    @abc.abstractmethod
+    def decode(self, tokens: Tokens) -> str:
+        """Return the tokens' text."""
+
+    def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
+        """Decode the tokens that continue a text, chunk by chunk.
+
+        Text that the tokens of a later chunk could change is held back until it is settled.
+        """
+        return map(self.decode, chunks)
+
+    def may_follow(self, prompt: str) -> Start:
+        """Return the end of the prompt that the next token has to begin with, and which tokens do.
+
+        A word and the space before it are one token of subwords, so at the end of a prompt a space
+        is no token of its own. By default "" and None: every token may follow any prompt.
+        """
+        return "", None
+
+    @abc.abstractmethod
+    def num_characters(self, tokens: Tokens, text: str) -> int:
+        """Return how many characters of the text these tokens, the first of its encoding, cover."""
+
+
+def begin_with_spaces(tokenizer: Tokenizer, prompt: str, texts: list[str]) -> Start:
+    """Return `may_follow` where a space belongs to the word after it; `texts` are the tokens'.
+
+    If the prompt's last token is of spaces alone, the next token has to begin with them.
+    """
+    if not prompt.endswith(" ") or len(tokens := tokenizer.encode(prompt)) < 2:
+        return "", None
+    end = texts[tokens[-1]]
+    begin = np.array([text.startswith(end) for text in texts])
+    if end.strip(" ") or begin.sum() == 1:  # it goes on with no other token
+        return "", None
+    return end, begin
+
+
+class ByteLevelTokenizer(Tokenizer):
+    """A tokenizer whose tokens stand for some bytes each, those of a text in UTF-8."""
+
+    bytes_of: list[bytes]
+
+    def joined(self, tokens: Tokens) -> bytes:
+        """Return the tokens' bytes."""
+        return b"".join(map(self.bytes_of.__getitem__, np.asarray(tokens).tolist()))
+
+    def decode(self, tokens: Tokens) -> str:
+        """Return the tokens' text; U+FFFD stands for bytes that are no UTF-8."""
+        return self.joined(tokens).decode(errors="replace")
+
+    def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
+        """Decode chunk by chunk; the first bytes of a character wait for its last ones."""
+        decoder = UTF_8("replace")
+        for chunk in chunks:
+            yield decoder.decode(self.joined(chunk))
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    def num_characters(self, tokens: Tokens, text: str) -> int:
+        """Return how many of the text's characters begin in these tokens."""
+        lengths = np.array([len(part) for part in self.bytes_of])
+        number = int(lengths[np.asarray(tokens)].sum())
+        # `number` characters have that many bytes at least
+        data = text[:number].encode(errors="surrogateescape")[:number]
+        whole, read = codecs.utf_8_decode(data, "surrogateescape", False)
+        return len(whole) + (read < len(data))
+
+
+def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
+    """Return the error for characters that a vocabulary does not have; at most ten are named."""
+    names = [repr(c) for c in sorted(characters)] or ["characters of the text"]
+    more = ", …" if len(names) > 10 else ""
+    return TokenizerError(f"the vocabulary of {vocabulary} lacks {', '.join(names[:10])}{more}.")
+
+
+def surrogates(text: str) -> set[str]:
+    """Return the halves of surrogate pairs in a text, which UTF-8 does not have."""
+    return {c for c in set(text) if "\ud800" <= c <= "\udfff"}

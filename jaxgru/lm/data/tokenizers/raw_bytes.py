@@ -1,0 +1,52 @@
+"""One token per byte, of any file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxgru.lm.data.tokenizers.base import ByteLevelTokenizer, TokenizerError
+
+
+class ByteTokenizer(ByteLevelTokenizer):
+    """The bytes of a text in UTF-8, or of a file that is no text at all: token 65 is byte 65.
+
+    What is not UTF-8 in a file stands in a text as Python's `surrogateescape` has it. It is decoded
+    as U+FFFD, so that text can always be printed; `np.uint8(tokens).tobytes()` are the bytes.
+    """
+
+    kind = "bytes"
+    file_name = "bytes.json"
+    about = "256 of them, of any file"
+    reads_bytes = True
+    vocab_size = 256
+
+    def __init__(self) -> None:
+        self.bytes_of = [bytes([byte]) for byte in range(256)]
+        self.pieces = [chr(b) if chr(b).isprintable() and b < 128 else f"<0x{b:02X}>"
+                       for b in range(256)]  # fmt: skip
+
+    @classmethod
+    def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> ByteTokenizer:
+        """Return the tokenizer, which is the same for every text."""
+        return cls()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ByteTokenizer:
+        """Invert `to_bytes`. Raises ValueError for other data."""
+        if json.loads(data) != {"bytes": 256}:
+            raise ValueError("it is not that of bytes")
+        return cls()
+
+    def to_bytes(self) -> bytes:
+        """Return JSON: {"bytes": 256}."""
+        return b'{"bytes": 256}'
+
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        try:
+            data = text.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"the text is not UTF-8: {error.reason}.") from error
+        return np.frombuffer(data, np.uint8).astype(np.int32)

@@ -1,0 +1,190 @@
+"""Subwords that lose nothing: whatever the text, it is decoded as it was."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxgru.errors import needs
+from jaxgru.lm.data.tokenizers.base import (
+    ByteLevelTokenizer,
+    Start,
+    TokenizerError,
+    begin_with_spaces,
+    lacks,
+    surrogates,
+)
+
+BLOCK = 2**22  # characters that SentencePiece encodes at once, about
+SPACE = "▁"  # how SentencePiece writes a space, so this character itself is written as bytes
+RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
+LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
+COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
+LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
+
+
+class SubwordTokenizer(ByteLevelTokenizer):
+    """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226), exact.
+
+    No character is normalised. Spaces belong to the word after them, and runs of spaces have tokens
+    of their own, as indentation needs; a line break is always one token. Characters that are too
+    rare for a token are written as the bytes of their UTF-8.
+    """
+
+    kind = "subwords"
+    file_name = "subwords.model"
+    about = "SentencePiece's, which lose nothing"
+    is_text = False
+    is_sized = True
+
+    def __init__(self, model: bytes) -> None:
+        with needs("train"):
+            from sentencepiece import SentencePieceProcessor
+
+        self._model = model
+        self._processor = SentencePieceProcessor(model_proto=model)
+        self.vocab_size = self._processor.vocab_size()
+        self.pieces = [self._processor.id_to_piece(token) for token in range(self.vocab_size)]
+        self.bytes_of = [piece.replace(SPACE, " ").encode() for piece in self.pieces]
+        self._token_of_byte = {}
+        for token, piece in enumerate(self.pieces):
+            if self._processor.is_byte(token) and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+                self._token_of_byte[int(piece[3:5], 16)] = token
+                self.bytes_of[token] = bytes([int(piece[3:5], 16)])
+            elif self._processor.is_unknown(token) or self._processor.is_control(token):
+                self.bytes_of[token] = b""
+
+    @classmethod
+    def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> SubwordTokenizer:
+        """Learn `vocab_size` subwords, or as many as the text is long enough for.
+
+        The most frequent characters have a token each, up to 99.95 % of the text or half of the
+        tokens; the others are bytes.
+
+        Raises:
+          TokenizerError: vocab_size is too small for the bytes, or SentencePiece fails.
+        """
+        with needs("train"):
+            from sentencepiece import SentencePieceTrainer
+
+        if vocab_size < LEAST:
+            raise TokenizerError(
+                f"a vocabulary of {vocab_size} is too small for subwords: 256 bytes, spaces and "
+                f"line breaks need {LEAST}; set model.vocab_size to 1000, for example."
+            )
+        if unknown := surrogates(text):
+            raise lacks("all of UTF-8", unknown)
+        breaks = ["\n"]
+        if "\r" in text and vocab_size >= LEAST + 2:
+            breaks += ["\r", "\r\n"]
+        kept = "".join(_frequent(text, (vocab_size - LEAST + 1 - len(breaks)) // 2))
+        # Only what has a token is shown to the trainer, and a space in any case. It does not count
+        # the characters of names of its own, and older ones end the process where that leaves none.
+        shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
+        parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
+        lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
+
+        def train(size: int) -> bytes:
+            model = io.BytesIO()
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=size,
+                character_coverage=1.0,
+                required_chars=kept,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                add_dummy_prefix=False,
+                allow_whitespace_only_pieces=True,
+                byte_fallback=True,
+                user_defined_symbols=breaks,
+                unk_id=0,
+                bos_id=-1,
+                eos_id=-1,
+                minloglevel=2,
+            )
+            return model.getvalue()
+
+        try:
+            try:
+                return cls(train(vocab_size))
+            except RuntimeError as error:
+                most = re.search(r"too high .* <= (\d+)", str(error))
+                if most is None:
+                    raise
+                return cls(train(int(most[1])))
+        except (RuntimeError, OSError) as error:
+            # the message begins with a place in SentencePiece's source
+            reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+            raise TokenizerError(
+                f"SentencePiece cannot make subwords of this text: {reason or 'it says no more.'}"
+            ) from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SubwordTokenizer:
+        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
+        if not data:
+            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
+        tokenizer = cls(data)
+        if tokenizer._token_of_byte.keys() != set(range(256)):
+            raise ValueError("it does not have a piece for each byte")
+        tokenizer.encode(" a  b\n\n\tﬁ e\u0301\x85 ")
+        return tokenizer
+
+    def to_bytes(self) -> bytes:
+        """Return the model in SentencePiece's own format."""
+        return self._model
+
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        if unknown := surrogates(text):
+            raise lacks("all of UTF-8", unknown)
+        return np.concatenate([self._encode(block) for block in _blocks(text)])
+
+    def _encode(self, block: str) -> Int[np.ndarray, "N"]:
+        own = [self._token_of_byte[byte] for byte in SPACE.encode()]
+        first, *others = block.split(SPACE)
+        tokens = self._processor.encode(first)
+        for part in others:
+            tokens += own + self._processor.encode(part)
+        tokens = np.array(tokens, np.int32)
+        if self.joined(tokens) != block.encode():
+            raise TokenizerError("the subwords are damaged: they do not give the text back.")
+        return tokens
+
+    def may_follow(self, prompt: str) -> Start:
+        """Return the spaces at the prompt's end: they belong to the word after them."""
+        return begin_with_spaces(self, prompt, [b.decode(errors="replace") for b in self.bytes_of])
+
+
+def _frequent(text: str, most: int) -> Iterator[str]:
+    """Yield the characters to have a token each, the most frequent first."""
+    counts = Counter(text)
+    for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
+        counts.pop(other, None)
+    left = COVERAGE * sum(counts.values())
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        if left <= 0:
+            return
+        yield character
+        left -= count
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Cut a text where no piece goes on: after a line break, or else between a word and a space.
+
+    A longer word is cut, too, which may cut a piece in two.
+    """
+    start = 0
+    while len(text) - start > BLOCK:
+        line = text.rfind("\n", start, start + BLOCK) + 1
+        word = re.compile("[^ ](?= )").search(text, start + BLOCK // 2, start + BLOCK)
+        end = line if line > start else word.end() if word else start + BLOCK
+        yield text[start:end]
+        start = end
+    yield text[start:]

@@ -1,0 +1,91 @@
+"""Words: one token per word, mark or line break; rare words are one unknown token."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxgru.lm.data.tokenizers.base import (
+    Start,
+    Tokenizer,
+    TokenizerError,
+    Tokens,
+    begin_with_spaces,
+    surrogates,
+)
+
+UNKNOWN = " <unk>"
+TOKEN = re.compile(r" ?<unk>| ?\w+(?:['’]\w+)*| ?[^\w\s]|\s")
+
+
+class WordTokenizer(Tokenizer):
+    """Words, with the space before them; other characters are one token each.
+
+    A word is letters, digits and underscores, with apostrophes inside it. One space before a word
+    or a mark belongs to it, so "The" after a line break and " The" within a line are two tokens.
+    All else (line breaks, tabs, further spaces) is a token a character. So a text is decoded as it
+    was but for the words that the vocabulary lacks, each of which becomes " <unk>". Writing without
+    spaces, as Chinese, has no words here: use subwords.
+    """
+
+    kind = "words"
+    file_name = "words.json"
+    about = "words and marks, with those rarer than data.min_count as <unk>"
+
+    def __init__(self, words: list[str]) -> None:
+        self.pieces = words
+        self.vocab_size = len(words)
+        self._token_of = {word: token for token, word in enumerate(words)}
+        self._token_of["<unk>"] = 0
+
+    @classmethod
+    def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> WordTokenizer:
+        """Return the words that a text has `min_count` times at least, the most frequent first.
+
+        White space is always in the vocabulary, and " <unk>" is token 0.
+        """
+        if unknown := surrogates(text):
+            raise TokenizerError(f"the text is not UTF-8: it has {sorted(unknown)[0]!r}.")
+        counts = Counter(TOKEN.findall(text))
+        for word in (UNKNOWN, "<unk>"):
+            counts.pop(word, None)
+        counts.update({" ": 0, "\n": 0})
+        kept = [word for word, n in counts.items() if n >= min_count or word.isspace()]
+        return cls([UNKNOWN, *sorted(kept, key=lambda word: (-counts[word], word))])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> WordTokenizer:
+        """Invert `to_bytes`. Raises ValueError for other data."""
+        content = json.loads(data)
+        words = content.get("words") if isinstance(content, dict) else None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError("its vocabulary is not a list of words")
+        if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
+            raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
+        "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
+        return cls(words)
+
+    def to_bytes(self) -> bytes:
+        """Return JSON in UTF-8: {"words": the vocabulary in token order}."""
+        return json.dumps({"words": self.pieces}, ensure_ascii=False).encode()
+
+    def encode(self, text: str) -> Int[np.ndarray, "N"]:
+        tokens = (self._token_of.get(match[0], 0) for match in TOKEN.finditer(text))
+        return np.fromiter(tokens, np.int32)
+
+    def decode(self, tokens: Tokens) -> str:
+        return "".join(self.pieces[token] for token in np.asarray(tokens).tolist())
+
+    def may_follow(self, prompt: str) -> Start:
+        """Return the space at the prompt's end: it belongs to the word after it."""
+        return begin_with_spaces(self, prompt, self.pieces)
+
+    def num_characters(self, tokens: Tokens, text: str) -> int:
+        """Return how many characters the text's first words have, as many as there are tokens."""
+        matches = itertools.islice(TOKEN.finditer(text), len(tokens))
+        return max((match.end() for match in matches), default=0)

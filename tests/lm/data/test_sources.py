@@ -1,0 +1,243 @@
+"""Where a text may be: files, folders, patterns, .gz, standard input, and other encodings."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgru.errors import UserError
+from jaxgru.lm.config import load_config
+from jaxgru.lm.data import sources
+from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.sources import CorpusError, read_text
+from jaxgru.lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two texts and a compressed one in a folder below; hidden files and a pipe are left out."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfB\r\n")
+    (tmp_path / "a.txt").write_bytes(b"no line end")
+    (tmp_path / "sub" / "c.txt.gz").write_bytes(gzip.compress("é\n".encode()))
+    (tmp_path / ".git" / "x.txt").write_text("hidden")
+    (tmp_path / ".x.txt").write_text("hidden")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "again").symlink_to(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_is_its_files_in_the_order_of_their_paths(folder):
+    found = read_text(str(folder))
+    assert found.text == "no line end\nB\r\né\n"
+    parts = [sha256(data) for data in (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())]
+    assert found.sha256 == sha256("".join(parts).encode())
+    assert found.source == f"the 3 files of {folder}"
+
+
+def test_bytes_of_a_folder_are_its_files_bytes(folder):
+    text = read_text(str(folder), reads_bytes=True).text
+    assert text.encode() == b"no line end\xef\xbb\xbfB\r\n" + "é\n".encode()
+
+
+@pytest.mark.parametrize("pattern, text", [
+    ("*.txt", "no line end\nB\r\n"), ("**/*.gz", "é\n"), ("?.txt", "no line end\nB\r\n"),
+    ("sub/c.txt.gz", "é\n"),
+])  # fmt: skip
+def test_patterns(folder, pattern, text):
+    assert read_text(str(folder / pattern)).text == text
+
+
+def test_a_file_may_be_called_like_a_pattern(tmp_path):
+    (tmp_path / "[red].txt").write_text("red")
+    assert read_text(str(tmp_path / "[red].txt")).text == "red"
+
+
+def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
+    for name, data in (("x.txt", b"light"), ("x.txt.gz", gzip.compress(b"light"))):
+        (tmp_path / name).write_bytes(data)
+        found = read_text(str(tmp_path / name))
+        assert (found.text, found.sha256) == ("light", sha256(b"light"))
+
+
+@pytest.mark.parametrize("data, says", [
+    (b"light", "is damaged, or not compressed by gzip"),
+    (gzip.compress(b"light")[:-9], "is damaged"),
+    (gzip.compress(b"light")[:15] + b"\xff" * 20, "is damaged"),
+    (gzip.compress(bytes(10**6)), "has more than 1,000 bytes when it is decompressed"),
+    (gzip.compress(b""), "is empty"),
+    (b"", "is empty"),
+])  # fmt: skip
+def test_what_a_gz_may_not_be(tmp_path, monkeypatch, data, says):
+    monkeypatch.setattr(sources, "MAX_UNPACKED", 1000)
+    (tmp_path / "x.gz").write_bytes(data)
+    with pytest.raises(CorpusError, match=rf"x\.gz {says}") as refusal:
+        read_text(str(tmp_path / "x.gz"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_folders_that_nobody_means(folder, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_FILES", 2)
+    with pytest.raises(CorpusError, match="has more than 2 files"):
+        read_text(str(folder))
+    monkeypatch.setattr(sources, "MAX_FILES", 3)
+    monkeypatch.setattr(sources, "MAX_BYTES", 20)
+    with pytest.raises(CorpusError, match=r"has \d+ bytes in 3 files; at most 20"):
+        read_text(str(folder))
+
+
+def test_no_file_matches(tmp_path):
+    with pytest.raises(CorpusError, match=r"There is no file that matches .*\*\.md"):
+        read_text(str(tmp_path / "*.md"))
+
+
+def test_the_file_that_is_no_text_is_named(folder):
+    (folder / "b.txt").write_bytes(b"\xff\xd8")
+    with pytest.raises(CorpusError, match=r"b\.txt is not UTF-8: byte 0 is 0xff"):
+        read_text(str(folder))
+
+
+class Piped:
+    def __init__(self, data: bytes, tty: bool = False) -> None:
+        self.buffer, self.isatty = io.BytesIO(data), lambda: tty
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Stands in for standard input."""
+
+    def pipe(*arguments) -> None:
+        sources._standard_input.cache_clear()
+        monkeypatch.setattr(sys, "stdin", Piped(*arguments))
+
+    yield pipe
+    sources._standard_input.cache_clear()
+
+
+def test_standard_input_can_be_read_again(piped):
+    piped("né\n".encode())
+    for _ in range(2):
+        found = read_text("-")
+        assert (found.text, found.source) == ("né\n", "standard input")
+        assert found.sha256 == sha256("né\n".encode())
+
+
+def test_standard_input_that_nothing_is_piped_into(piped):
+    for terminal in (False, True):
+        piped(b"", terminal)
+        with pytest.raises(CorpusError, match="nothing is piped into it; .* with --data.corpus"):
+            read_text("-")
+
+
+@given(text=st.text("aé–日\n", min_size=1, max_size=20))
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "gb18030", "utf-7"])
+def test_other_encodings(tmp_path_factory, encoding, text):
+    path = tmp_path_factory.mktemp("text") / "x.txt"
+    path.write_bytes(text.encode(encoding))
+    assert read_text(str(path), encoding).text == text
+
+
+@pytest.mark.parametrize("encoding, data, says", [
+    ("ascii", b"caf\xe9", "is not ASCII: byte 3 is 0xe9"),
+    ("utf-16", b"abc", "is not UTF-16: byte 2 is 0x63"),
+    ("utf-7", b"+2AA-", "is not UTF-7"),
+])  # fmt: skip
+def test_a_text_of_another_encoding(tmp_path, encoding, data, says):
+    (tmp_path / "x.txt").write_bytes(data)
+    with pytest.raises(CorpusError, match=says):
+        read_text(str(tmp_path / "x.txt"), encoding)
+
+
+# ---- a config's data: what is trained on and validated on
+
+
+def config_of(corpus, **data):
+    fields = {f"data.{name}": value for name, value in data.items()}
+    small = {"training.sequence_length": 16}
+    return load_config("astra_alpha", {"data.corpus": str(corpus), **small, **fields})
+
+
+def test_a_text_to_validate_on(tiny_text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("Zounds! light\n")
+    config, dataset = load_dataset(config_of(tiny_text, validation=str(other)))
+    decode = dataset.tokenizer.decode
+    assert decode(dataset.train) == tiny_text.read_text()
+    assert decode(dataset.validation) == "Zounds! light\n"
+    assert dataset.num_characters == len("Zounds! light\n") - 1
+    hashes = sha256(tiny_text.read_bytes()) + "validation" + sha256(other.read_bytes())
+    assert dataset.sha256 == sha256(hashes.encode())
+    assert config.data.validation == str(other)
+    assert load_dataset(config, dataset.tokenizer, dataset.sha256)[1].sha256 == dataset.sha256
+
+    other.write_text("Zounds! night\n")
+    with pytest.raises(UserError, match="the right one with --data.corpus or --data.validation"):
+        load_dataset(config, dataset.tokenizer, dataset.sha256)
+    other.unlink()
+    with pytest.raises(UserError, match="other.txt; give its place with --data.validation"):
+        load_dataset(config, dataset.tokenizer, dataset.sha256)
+
+
+def test_nothing_held_out(tiny_text):
+    """What validates is the last tenth, as by default, and is trained on, too."""
+    held_out = load_dataset(config_of(tiny_text))[1]
+    dataset = load_dataset(config_of(tiny_text, validation_fraction=0.0))[1]
+    assert dataset.tokenizer.decode(dataset.train) == tiny_text.read_text()
+    np.testing.assert_array_equal(dataset.validation, held_out.validation)
+    assert dataset.num_characters == held_out.num_characters
+
+
+def test_a_tokenizer_that_exists(tiny_text, tmp_path):
+    """Its kind and size are the config's from then on."""
+    tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 50)
+    save_tokenizer(tokenizer, tmp_path)
+    path = (tmp_path / "tokenizer.model").rename(tmp_path / "mine.model")
+    config, dataset = load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
+    assert dataset.tokenizer.to_bytes() == tokenizer.to_bytes()
+    assert (config.data.tokenizer, config.model.vocab_size) == ("sentencepiece", 50)
+    path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="mine.model cannot be read: it is a tokenizer of no kind"):
+        load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
+    with pytest.raises(UserError, match="must end in .json or .model to be a tokenizer"):
+        load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))
+
+
+def test_bytes_of_a_file_that_is_no_text(tmp_path):
+    data = np.random.default_rng(0).bytes(500)
+    (tmp_path / "x.bin").write_bytes(data)
+    _, dataset = load_dataset(config_of(tmp_path / "x.bin", tokenizer="bytes"))
+    assert np.uint8(np.concatenate([dataset.train, dataset.validation])).tobytes() == data
+    assert 0 < dataset.num_characters < 50 and dataset.sha256 == sha256(data)
+
+
+def test_standard_input_keeps_its_name(piped):
+    piped(b"to be or not to be " * 20)
+    config, dataset = load_dataset(config_of("-"))
+    assert (config.data.corpus, config.name) == ("-", "astra_alpha-stdin")
+    moved = dataclasses.replace(config.data, corpus="gone.txt")
+    with pytest.raises(UserError, match="there is no text gone.txt"):
+        load_dataset(dataclasses.replace(config, data=moved), sha256=dataset.sha256)
+
+
+def test_a_folder_that_changed_is_another_text(folder):
+    (folder / "a.txt").write_text("to be or not to be " * 20)
+    config, dataset = load_dataset(config_of(folder))
+    assert config.data.corpus == str(folder)
+    load_dataset(config, dataset.tokenizer, dataset.sha256)
+    (folder / "b.txt").rename(folder / "0.txt")  # the same files in another order
+    with pytest.raises(UserError, match="has changed or is another text"):
+        load_dataset(config, dataset.tokenizer, dataset.sha256)

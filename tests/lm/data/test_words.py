@@ -1,0 +1,93 @@
+"""Words: what is a word, what becomes <unk>, and what comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgru.lm.data.tokenizers import (
+    TokenizerError,
+    WordTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_from_bytes,
+)
+
+VERSE = "The cat, the dog:\nthe cat's  tail.\n\tthe cat"
+odd = st.sampled_from(["the", " the", " cat", "<unk>", " <unk>", "\n", "  ", "\t", "don’t", "日本"])
+texts = st.lists(odd | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)).map("".join)
+
+
+def test_by_hand():
+    tokenizer = WordTokenizer.learn(VERSE, min_count=2)
+    counts = Counter(
+        ["The", " cat", ",", " the", " dog", ":", "\n", "the", " cat's", " ", " tail", ".", "\n",
+         "\t", "the", " cat"]
+    )  # fmt: skip
+    frequent = {word for word, count in counts.items() if count > 1 or word.isspace()}
+    assert tokenizer.pieces[0] == " <unk>" and set(tokenizer.pieces[1:]) == frequent
+    assert tokenizer.decode(tokenizer.encode(VERSE)) == (
+        " <unk> cat <unk> <unk> <unk> <unk>\nthe <unk>  <unk> <unk>\n\tthe cat"
+    )
+
+
+@given(texts)
+def test_a_text_of_known_words_comes_back(text):
+    """All its words are known with a min_count of 1; its own <unk> is the unknown token."""
+    tokenizer = WordTokenizer.learn(text)
+    tokens = tokenizer.encode(text)
+    assert tokens.dtype == np.int32
+    assert tokenizer.decode(tokens) == text.replace(" <unk>", "<unk>").replace("<unk>", " <unk>")
+    counts = [tokenizer.num_characters(tokens[:n], text) for n in range(len(tokens) + 1)]
+    assert counts[0] == 0 and counts[-1] == len(text) and counts == sorted(counts)
+    assert "".join(tokenizer.continuation([tokens[:2], tokens[2:]])) == tokenizer.decode(tokens)
+
+
+@given(texts, texts)
+def test_any_text_is_encoded_and_known_words_stay(mine, other):
+    tokenizer = WordTokenizer.learn(mine)
+    tokens = tokenizer.encode(other)
+    decoded = tokenizer.decode(tokens)
+    assert tokenizer.num_characters(tokens, other) == len(other)
+    assert 0 in tokens or decoded == other
+    assert (tokens < tokenizer.vocab_size).all()
+
+
+def test_the_most_frequent_words_come_first():
+    """And in the order of their characters where they are as frequent."""
+    found = WordTokenizer.learn("a a\nb b b").pieces
+    assert found == [" <unk>", " b", "\n", " a", "a", "b", " "]
+
+
+def test_a_space_at_the_end_of_a_prompt_belongs_to_the_next_word():
+    tokenizer = WordTokenizer.learn(VERSE)
+    end, mask = tokenizer.may_follow("the ")
+    assert end == " "
+    np.testing.assert_array_equal(mask, [piece.startswith(" ") for piece in tokenizer.pieces])
+    assert tokenizer.may_follow("the\n") == tokenizer.may_follow("the") == ("", None)
+
+
+def test_saved_and_loaded(tmp_path):
+    save_tokenizer(WordTokenizer.learn(VERSE), tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert isinstance(loaded, WordTokenizer) and loaded.decode(loaded.encode(VERSE)) == VERSE
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"[1]", b'{"words": "abc"}', b'{"words": []}', b'{"words": [" <unk>", 1]}',
+    b'{"words": ["a", " <unk>"]}', b'{"words": [" <unk>", "a", "a"]}', b"[" * 100_000,
+    b'{"words": [" <unk>", "\\ud800"]}', b'\xff{"words": [" <unk>"]}',
+])  # fmt: skip
+def test_a_broken_file_is_refused_in_one_sentence(data):
+    with pytest.raises(TokenizerError, match="the words tokenizer is broken") as refusal:
+        tokenizer_from_bytes("words", data)
+    assert "\n" not in str(refusal.value)
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    with pytest.raises(TokenizerError, match="not UTF-8"):
+        WordTokenizer.learn("a\ud800")
