@@ -22,6 +22,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import (
     NLL,
     Model,
@@ -71,6 +72,12 @@ def make_parser() -> Parser:
         "--save", action="store_true", help="also write the results into the run folder"
     )
     parser.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="also evaluate weights that go on learning as they read (Krause et al. 2018), with "
+        "settings chosen on the end of the training text; takes minutes",
+    )
+    parser.add_argument(
         "--random-batches",
         action="store_true",
         help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does; "
@@ -99,6 +106,11 @@ def main() -> None:
             parser.error(f"--save: {arguments.run} cannot be written: {error.strerror}.")
     if arguments.epoch and counted:
         parser.error("--epoch is for a run; it does not go with --ngram.")
+    if arguments.dynamic and (counted or arguments.text is not None):
+        parser.error(
+            "--dynamic chooses its settings on the text that a model was trained on; it goes with "
+            "neither --ngram nor --text."
+        )
     if arguments.random_batches and counted:
         parser.error("--random-batches is for a model; it does not go with --ngram.")
     if arguments.output is not None:
@@ -129,6 +141,13 @@ def main() -> None:
             prompt = default_prompt(sha256, tokenizer)
             record = _measured(params, dataset, window, prompt, arguments, run, console)
             console.print(_losses(name, window, record), _text(record.text), sep="\n")
+            if arguments.dynamic:
+                with console.status("choosing the settings of dynamic evaluation"):
+                    chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
+                    loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
+                rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
+                rows = [("fixed", record.stream), (f"learning: {rates}", loss)]
+                console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
             if arguments.save and run:

@@ -27,6 +27,7 @@ from jaxgru.errors import UserError
 from jaxgru.layers.arguments import as_tokens
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
+CHOSEN_ON = 2**13  # tokens, the last of the training text: enough to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 DECAYS = (0.0, 1e-3, 1e-2)
 
@@ -96,8 +97,8 @@ def choose_dynamic(
     """Return the settings with which the loss of a text is lowest, of all combinations of these.
 
     Args:
-      tokens: of the TRAINING text, e.g. its last 2¹⁵, so that nothing is chosen with an eye on what
-        is then evaluated.
+      tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
+        on what is then evaluated.
     """
     squares = mean_squares(params, tokens, every)
     candidates = [

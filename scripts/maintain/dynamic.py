@@ -19,7 +19,7 @@ from rich.console import Console
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm import load
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.dynamic import choose_dynamic, dynamic_nll
+from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import stream_nll, window_nll
 from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.commits import current_commit
@@ -27,7 +27,6 @@ from jaxgru.parallel.hardware import describe_hardware
 from pages.records import dumps, load_or
 from study.records import DYNAMIC_PARTS, DynamicEvaluation
 
-CHOSEN_ON = 2**13  # tokens, the last of the training text
 RESETS = (1, 8, 32, 128, 1024)
 
 

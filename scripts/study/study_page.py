@@ -28,6 +28,7 @@ from study.jobs import SEEDS, all_jobs
 from study.records import DynamicEvaluation, EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
+DRAWN_DYNAMIC = "astra_alpha", "astra_gamma"  # along the text; with more, the lines overlap
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
 
 Row = list[Any]
@@ -141,7 +142,7 @@ class Page:
         if self.dynamics:
             curves = {r.model: ([*map(r.per_character, r.static_parts)],
                                 [*map(r.per_character, r.dynamic_parts)])
-                      for r in self.dynamics}  # fmt: skip
+                      for r in self.dynamics if r.model in DRAWN_DYNAMIC}  # fmt: skip
             plot_dynamic(figures / "dynamic.png", curves)
         if self.sized:
             points = {title(run): (run.parameters, *per_character(run, "stream", "sensitivity"))
