@@ -142,8 +142,10 @@ def stream_text(
     check_num_tokens(options.num_tokens)
     if "" in options.stop:
         raise UserError("a string to stop at is empty; it must have at least one character.")
+    known = tokenizer.encode(prompt)  # first: it says what is wrong with the prompt
     start = end, _ = tokenizer.may_follow(prompt)
-    known = tokenizer.encode(prompt[: len(prompt) - len(end)])
+    if end:
+        known = tokenizer.encode(prompt.removesuffix(end))
     if prompt == "":
         raise UserError("the prompt is empty; give at least one character to begin with.")
     if len(known) == 0:

@@ -75,10 +75,20 @@ def generate(
         sampling, Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
       stateful: False resets the carry to zero before every token, also within the prompt, of which
         only the last token then matters.
+      lengths: the number of tokens of each row's prompt; those after it are padding. Each row is
+        that of its prompt alone, but for the random numbers.
+      stop: tokens at which a row ends. It then repeats its stop token and keeps its carry. Once all
+        rows have ended, nothing more is computed.
+      logits_processor: one of `lm/processors.py` or a function like them, or a tuple of these,
+        applied in turn.
+      counts: how often each row's text before the prompt has each token, for the processors; None:
+        there is no such text.
+      return_logprobs: also return log p of each token, without temperature, filters and processors.
 
     Returns:
       The tokens, int32 (int64 if the prompt has 64 bits); the carry after every token but the last;
-      and the key. Passing `tokens[:, -1:]`, the carry and the key to another call continues the
+      and the key. With `return_logprobs`, also the log-probabilities (B, num_tokens), which are 0
+      after a stop. Passing `tokens[:, -1:]`, the carry and the key to another call continues the
       text exactly: 50 tokens and 50 more are the same as 100.
 
       If the logits are NaN, the token is -1, and so are all later tokens of that row. The causes

@@ -15,7 +15,7 @@ from bench.records import Benchmarks, CostRun
 from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
-from study.records import EarlyStopping, Plateau, Study
+from study.records import DynamicEvaluation, EarlyStopping, Plateau, Study
 from study.sentences import expected_sentences
 from study.study_page import Page
 
@@ -112,6 +112,7 @@ STUDY = Page(
     load(DOCS / "study.json", Study).ngrams,
     load(DOCS / "early_stopping.json", EarlyStopping),
     load(DOCS / "plateau.json", list[Plateau]),
+    load(DOCS / "dynamic.json", list[DynamicEvaluation]),
 )
 
 

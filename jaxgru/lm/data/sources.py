@@ -12,6 +12,7 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from jaxgru.errors import UserError
 from jaxgru.lm.files import read_bytes, resolved
@@ -187,15 +188,19 @@ def _unpacked(path: Path, data: bytes) -> bytes:
     return unpacked
 
 
-@functools.cache  # it can be read once
 def _standard_input() -> bytes:
-    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_all(sys.stdin)
     if not data:
         raise CorpusError(
-            "the corpus is standard input (-), but nothing is piped into it; pipe a text, or give "
-            "the path of one with --data.corpus."
+            "the text is standard input (-), but nothing is piped into it; pipe a text, or give the "
+            "path of one."
         )
     return data
+
+
+@functools.cache  # a stream can be read once
+def _read_all(stream: TextIO) -> bytes:
+    return stream.buffer.read()
 
 
 def _corpus(
