@@ -12,7 +12,7 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from jaxgru.errors import UserError
 from jaxgru.lm.files import read_bytes, resolved
@@ -192,14 +192,14 @@ def _standard_input() -> bytes:
     data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_all(sys.stdin)
     if not data:
         raise CorpusError(
-            "the text is standard input (-), but nothing is piped into it; pipe a text, or give the "
-            "path of one."
+            "the text is standard input (-), but nothing is piped into it; pipe a text, or give "
+            "the path of one."
         )
     return data
 
 
 @functools.cache  # a stream can be read once
-def _read_all(stream: TextIO) -> bytes:
+def _read_all(stream: Any) -> bytes:
     return stream.buffer.read()
 
 
