@@ -316,7 +316,10 @@ class ActorCritic(nn.Module):
 
 @pytest.mark.parametrize(
     "theirs, cell, flags",
-    [(PureJaxRL, "GRUCell_1", np.float32), (QLearning, "GRUCell_0", bool)],
+    [
+        (PureJaxRL, "GRUCell_1", np.float32),
+        pytest.param(QLearning, "GRUCell_0", bool, marks=pytest.mark.slow),
+    ],
 )
 @unchecked()  # PureJaxRL's first flags are floats
 def test_from_scanned_rnn(theirs, cell, flags):

@@ -271,6 +271,7 @@ def test_stacks_and_two_directions_are_modules_of_params():
         assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(weights))
 
 
+@pytest.mark.slow
 def test_forward_mode_of_reversed_rows():
     """`_flip` has a gradient of its own, which forward mode does without."""
     rnn, lengths = RNN(made(nnx.GRUCell)), np.array([5, 0, 2])

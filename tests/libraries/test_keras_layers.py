@@ -106,7 +106,10 @@ def test_weights_there_and_back(kind, two):
     assert again(normal(2, 5, 4, dtype=np.float32)).shape == (2, 5, 12 if two else 6)
 
 
-@pytest.mark.parametrize("kind, two", [("gru after, second bias", True), ("lstm", False)])
+@pytest.mark.parametrize(
+    "kind, two",
+    [("gru after, second bias", True), pytest.param("lstm", False, marks=pytest.mark.slow)],
+)
 def test_stacks(kind, two):
     """What `from_torch` of a module of several layers returns, in one direction or two."""
     sizes = [(4, 5), (10 if two else 5, 5), (10 if two else 5, 5)]

@@ -129,6 +129,7 @@ def test_constant_units_are_counted():
     assert plateau.constant_units(states) == 0.5
 
 
+@pytest.mark.slow
 def test_the_whole_script(script, config, tmp_path):
     given, output = tmp_path / "tiny.toml", tmp_path / "plateau.json"
     given.write_text(tomli_w.dumps(to_dict(config)))

@@ -112,6 +112,7 @@ def test_a_kind_and_a_file_name_are_one_classes(registered):
             register_tokenizer(cls)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_is_lowered_is_said_in_one_sentence(tiny_text, tmp_path, capsys):
     options = SMALL | {"data.tokenizer": "subwords", "model.vocab_size": 5000, "name": "x"}
     run = start_run(load_config("astra_alpha", options | {"data.corpus": str(tiny_text)}), tmp_path)

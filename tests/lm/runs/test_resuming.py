@@ -366,7 +366,7 @@ class TestTraining:
         with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
             start()
 
-    @pytest.mark.parametrize("patience", [0, 2])
+    @pytest.mark.parametrize("patience", [0, pytest.param(2, marks=pytest.mark.slow)])
     def test_the_announced_loss_is_that_of_the_model_that_is_loaded(
         self, tiny_text, tmp_path, capfd, patience
     ):
