@@ -20,6 +20,9 @@ MODELS = {
 TOKENS = np.random.default_rng(3).integers(0, V, 4 * EVERY + 3)  # the last segment has 2 tokens
 
 
+QUICK, SLOW = [("gru", None), ("lstm", 2)], [("gru", 8), ("lstm", 1)]  # the resets of the state
+
+
 def segments(tokens):
     for start in range(0, len(tokens) - 1, EVERY):
         whole = torch.tensor(tokens[start : start + EVERY + 1])
@@ -64,7 +67,9 @@ def torch_dynamic_nll(model, tokens, squares, rate, decay, epsilon, reset):
 
 
 @pytest.mark.parametrize("dtype", ["float64"])
-@pytest.mark.parametrize("kind, reset", [("gru", None), ("gru", 8), ("lstm", 2), ("lstm", 1)])
+@pytest.mark.parametrize(
+    "kind, reset", QUICK + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+)
 def test_equals_a_loop_in_pytorch(kind, reset, dtype):
     """Each token's loss after five updates so large that the losses change by a tenth and more."""
     params = random_params(np.random.default_rng(5), MODELS[kind], dtype)

@@ -420,6 +420,7 @@ class TestSequenceLabelling:
             alone = scored(params, x[i : i + 1, :n], jnp.array([n]))
             np.testing.assert_allclose(scores[i, :n], alone[0], atol=1e-5)
 
+    @pytest.mark.slow
     def test_a_leak_would_be_seen(self, monkeypatch):
         """If the layers did not know the lengths, the check would fail."""
         unroll = jaxgru.unroll

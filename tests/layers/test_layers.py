@@ -51,7 +51,7 @@ INIT = {
     "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
-QUICK = ["gru", "gru, reset after", "gru, blocks", "gru, norm", "lstm", "lstm, norm", "min_gru"]
+QUICK = ["gru", "gru, reset after", "gru, norm", "lstm", "min_gru"]
 KINDS = [
     "gru",
     "gru, norm",

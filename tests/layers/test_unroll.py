@@ -818,7 +818,7 @@ ALL_OPTIONS = dict(
 )
 
 
-@pytest.mark.parametrize("implementation", ["auto", "autodiff"])
+@pytest.mark.parametrize("implementation", ["auto", *slow("autodiff")])
 @pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
 @pytest.mark.parametrize("kind", EVERY)
 def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(

@@ -96,6 +96,7 @@ def test_the_corpus_s_characters_are_the_default(script, shakespeare, tmp_path, 
     assert load_safetensors(tmp_path / "b.safetensors")[2].vocabulary == tokenizer.vocabulary
 
 
+@pytest.mark.slow
 def test_as_a_process(saved, tmp_path):
     """Exit code and streams as a shell sees them."""
     command = [sys.executable, str(SCRIPT), "m.safetensors", "m.pth"]

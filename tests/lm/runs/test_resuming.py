@@ -118,6 +118,7 @@ class TestLength:
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
 
+    @pytest.mark.slow
     def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):
         edit(run_copy / "config.toml", "epochs = 2", "epochs = 3")
         with pytest.raises(RunError, match="resume with --training.epochs 3"):
@@ -144,6 +145,7 @@ class TestLength:
         resume_run(run_copy)
         assert "is finished" not in capfd.readouterr().out
 
+    @pytest.mark.slow
     def test_killed_between_run_json_and_the_config_it_is_as_long_as_before(
         self, run_copy, monkeypatch
     ):
