@@ -178,17 +178,16 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     directions = ("", "_reverse") if "weight_ih_l0_reverse" in shapes else ("",)
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
     suffixes = [f"_l{i}{d}" for i in range(depth) for d in directions] if first else [""]
-    rows, biases = (
-        GATES[cell] * units,
-        ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else (),
-    )
-    projected, want = f"weight_hr{first}" in shapes, {}
+    biases = ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else ()
+    rows, projected, want = GATES[cell] * units, f"weight_hr{first}" in shapes, {}
     for i, suffix in enumerate(suffixes):
         takes = E if i < len(directions) else H * len(directions)
         want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
         want |= {f"{bias}{suffix}": (rows,) for bias in biases}
         want |= {f"weight_hr{suffix}": (H, units)} if projected else {}
     check_shapes(where, shapes, want)
+    if projected and cell != "lstm":
+        raise InteropError(f"{where}: weight_hr{first} is an LSTM's, but the rest is of {cell}.")
 
     def layer(suffix: str) -> CellParams:
         arrays = {
