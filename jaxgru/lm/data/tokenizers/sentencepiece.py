@@ -14,20 +14,23 @@ from jaxgru.errors import needs
 from jaxgru.lm.data.tokenizers.base import (
     Chunk,
     Start,
-    Tokenizer,
     TokenizerError,
     Tokens,
     lacks,
     surrogates,
 )
+from jaxgru.lm.data.tokenizers.sentencepiece_model import (
+    BLOCK,
+    RESERVED,
+    SPACE,
+    SentencePieceModel,
+    most_pieces,
+    why,
+)
 
-BLOCK = 2**22  # characters that SentencePiece encodes at once, at most
-SPACE = "▁"  # how SentencePiece writes a space
-RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
 
-
-class SentencePieceTokenizer(Tokenizer):
-    """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226).
+class SentencePieceTokenizer(SentencePieceModel):
+    """Byte-pair subwords.
 
     SentencePiece normalises a text: white space of any length becomes one space, so newlines are
     lost; control characters vanish; compatibility characters are replaced (NFKC), so "ﬁ" is "fi".
@@ -36,22 +39,9 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
     file_name = "tokenizer.model"
     about = "the study's subwords, which lose line breaks and repeated spaces"
-    is_text = False
-    is_sized = True
 
     def __init__(self, model: bytes) -> None:
-        with needs("train"):
-            from sentencepiece import SentencePieceProcessor
-
-        self._model = model
-        self._processor = SentencePieceProcessor(model_proto=model)
-        self.vocab_size = self._processor.vocab_size()
-        self.pieces = [self._processor.id_to_piece(token) for token in range(self.vocab_size)]
-        self._byte_of = {
-            token: int(piece[3:5], 16)
-            for token, piece in enumerate(self.pieces)
-            if self._processor.is_byte(token) and re.fullmatch("<0x[0-9A-F]{2}>", piece)
-        }
+        super().__init__(model)
         # of the normalised text; the first byte of a character stands for the whole
         self._lengths = np.array([len(piece) for piece in self.pieces])
         for token, byte in self._byte_of.items():
@@ -115,26 +105,13 @@ class SentencePieceTokenizer(Tokenizer):
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            if most := re.search(r"too high .* <= (\d+)", str(error)):
+            if most := most_pieces(error):
                 raise TokenizerError(
-                    f"{cannot}, only {most[1]}; set model.vocab_size to that or less, or use a "
+                    f"{cannot}, only {most}; set model.vocab_size to that or less, or use a "
                     "longer text."
                 ) from error
-            # the message begins with a place in SentencePiece's source
-            reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
-            raise TokenizerError(f"{cannot}: {reason or 'it does not say why.'}") from error
+            raise TokenizerError(f"{cannot}: {why(error) or 'it does not say why.'}") from error
         return cls(model.getvalue())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SentencePieceTokenizer:
-        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
-        if not data:
-            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
-        return cls(data)
-
-    def to_bytes(self) -> bytes:
-        """Return the model in SentencePiece's own format."""
-        return self._model
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         unknown = surrogates(text)  # C++ cannot take them

@@ -19,17 +19,22 @@ from jaxgru.lm.data.tokenizers.base import (
     lacks,
     surrogates,
 )
+from jaxgru.lm.data.tokenizers.sentencepiece_model import (
+    BLOCK,
+    RESERVED,
+    SPACE,
+    SentencePieceModel,
+    most_pieces,
+    why,
+)
 
-BLOCK = 2**22  # characters that SentencePiece encodes at once, about
-SPACE = "▁"  # how SentencePiece writes a space, so this character itself is written as bytes
-RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
 LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
 COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
 LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
 
 
-class SubwordTokenizer(ByteLevelTokenizer):
-    """Byte-pair subwords by SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226), exact.
+class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
+    """Byte-pair subwords, exact.
 
     No character is normalised. Spaces belong to the word after them, and runs of spaces have tokens
     of their own, as indentation needs; a line break is always one token. Characters that are too
@@ -39,25 +44,17 @@ class SubwordTokenizer(ByteLevelTokenizer):
     kind = "subwords"
     file_name = "subwords.model"
     about = "SentencePiece's, which lose nothing"
-    is_text = False
-    is_sized = True
 
     def __init__(self, model: bytes) -> None:
-        with needs("train"):
-            from sentencepiece import SentencePieceProcessor
-
-        self._model = model
-        self._processor = SentencePieceProcessor(model_proto=model)
-        self.vocab_size = self._processor.vocab_size()
-        self.pieces = [self._processor.id_to_piece(token) for token in range(self.vocab_size)]
+        super().__init__(model)
+        # A space within a piece; the character "▁" itself is written as bytes
         self.bytes_of = [piece.replace(SPACE, " ").encode() for piece in self.pieces]
-        self._token_of_byte = {}
-        for token, piece in enumerate(self.pieces):
-            if self._processor.is_byte(token) and re.fullmatch("<0x[0-9A-F]{2}>", piece):
-                self._token_of_byte[int(piece[3:5], 16)] = token
-                self.bytes_of[token] = bytes([int(piece[3:5], 16)])
-            elif self._processor.is_unknown(token) or self._processor.is_control(token):
+        for token in range(self.vocab_size):
+            if self._processor.is_unknown(token) or self._processor.is_control(token):
                 self.bytes_of[token] = b""
+        for token, byte in self._byte_of.items():
+            self.bytes_of[token] = bytes([byte])
+        self._token_of_byte = {byte: token for token, byte in self._byte_of.items()}
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> SubwordTokenizer:
@@ -115,31 +112,25 @@ class SubwordTokenizer(ByteLevelTokenizer):
             try:
                 return cls(train(vocab_size))
             except RuntimeError as error:
-                most = re.search(r"too high .* <= (\d+)", str(error))
+                most = most_pieces(error)
                 if most is None:
                     raise
-                return cls(train(int(most[1])))
+                return cls(train(most))
         except (RuntimeError, OSError) as error:
-            # the message begins with a place in SentencePiece's source
-            reason = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+            reason = why(error) or "it says no more."
             raise TokenizerError(
-                f"SentencePiece cannot make subwords of this text: {reason or 'it says no more.'}"
+                f"SentencePiece cannot make subwords of this text: {reason}"
             ) from error
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SubwordTokenizer:
         """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
-        if not data:
-            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
-        tokenizer = cls(data)
+        tokenizer = super().from_bytes(data)
+        assert isinstance(tokenizer, SubwordTokenizer)
         if tokenizer._token_of_byte.keys() != set(range(256)):
             raise ValueError("it does not have a piece for each byte")
         tokenizer.encode(" a  b\n\n\tﬁ e\u0301\x85 ")
         return tokenizer
-
-    def to_bytes(self) -> bytes:
-        """Return the model in SentencePiece's own format."""
-        return self._model
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         if unknown := surrogates(text):
