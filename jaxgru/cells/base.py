@@ -249,6 +249,12 @@ def apply_mask(h: Array, keep: Array | None, scale: Array | None) -> Array:
     return jnp.where(keep, h * scale.astype(h.dtype), 0)
 
 
+def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
+    """Return the state before each step, given the first state and the state after each step."""
+    first = first[None]
+    return jnp.concatenate([after[1:], first] if reverse else [first, after[:-1]])
+
+
 def mixed(update: Array, new: Array, old: Array | float) -> Array:
     """Return the new values of the units that are updated, else the old; or the mean of both."""
     if update.dtype == bool:

@@ -40,6 +40,7 @@ from jaxgru.cells.base import (
     Steps,
     aligned,
     apply_mask,
+    before_each,
     plus,
     struct,
 )
@@ -171,13 +172,11 @@ def _forward(reverse, a, b, first):
 
 def _backward(reverse, residuals, dh):
     a, h, first = residuals
-    shifted = lambda end, x, reverse: jnp.concatenate(
-        [x[1:], end[None]] if reverse else [end[None], x[:-1]]
-    )
     zeros = jnp.zeros_like(first)
-    db: Any = linear_recurrence(not reverse, shifted(zeros, a, not reverse), dh, zeros)
+    of_later = before_each(zeros, a, not reverse)  # a of the step that reads this one's h
+    db: Any = linear_recurrence(not reverse, of_later, dh, zeros)
     i = -1 if reverse else 0
-    return db * shifted(first, h, reverse), db, a[i] * db[i]
+    return db * before_each(first, h, reverse), db, a[i] * db[i]
 
 
 linear_recurrence.defvjp(_forward, _backward)

@@ -154,9 +154,9 @@ def main() -> None:
                 save_record(run, record.to_dict())
             scores = None
             if arguments.output is not None:
-                tokens, pieces = dataset.validation, tokenizer.pieces
+                tokens = dataset.validation
                 nats = stream_nll(params, tokens)
-                scores = Scores([pieces[t] for t in tokens[1:]], nats, dataset.num_characters)
+                scores = Scores.of(tokenizer, tokens, nats, dataset.num_characters)
     if arguments.output is not None and scores is not None:
         write_table(arguments.output, scores)
 
@@ -223,8 +223,7 @@ def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
     model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
     if text is not None:
         return _score(model, tokenizer, text, NGram.token_nll)
-    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
-    return Scores(pieces, model.token_nll(tokens), dataset.num_characters)
+    return Scores.of(tokenizer, tokens, model.token_nll(tokens), dataset.num_characters)
 
 
 def _scored(

@@ -134,9 +134,7 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    marked = (
-        any(part is not None for part in (steps.reset, steps.real)) or reverse or return_carries
-    )
+    marked = steps.reset is not None or steps.real is not None or reverse or return_carries
     only_masks = steps.update is None and constants.keep is None
     if isinstance(layer, ParallelLayer) and only_masks and (layer.every_option or not marked):
         return layer.all_steps(carry, steps, constants, reverse)

@@ -20,6 +20,7 @@ from jaxgru.cells.base import (
     Recurrence,
     Steps,
     apply_mask,
+    before_each,
     besides_hidden,
     hidden,
     mixed,
@@ -49,12 +50,6 @@ def advance(
     new = with_hidden(new, apply_mask(hidden(new), now.keep, constants.scale))
     after = new if now.update is None else jax.tree.map(mixed, now.update, new, start)
     return after if now.real is None else layout.choose(now.real, after, start), new, saved
-
-
-def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
-    """Return the state before each step, given the first state and the state after each step."""
-    first = first[None]
-    return jnp.concatenate([after[1:], first] if reverse else [first, after[:-1]])
 
 
 def over_time(

@@ -148,9 +148,9 @@ def unroll(
         if reverse and reset is not None:
             reset = in_reading_order(reset, mask)
         options = implementation, reverse, return_carries
-        masks = dropout_masks(layers, dropout, B, T)
         if remat:
             return run_in_segments(*options, layers, x, carry, dropout, reset, initial, real)
+        masks = dropout_masks(layers, dropout, B, T)
         return run_stack(*options, layers, x, carry, masks, reset, initial, real)
 
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_tokens
+from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
 CHOSEN_ON = 2**13  # tokens, the last of the training text: enough to choose settings
@@ -108,28 +108,24 @@ def choose_dynamic(
     return min(candidates, key=lambda dynamic: dynamic_nll(params, tokens, dynamic).mean())
 
 
-def _segments(tokens: Any, every: int) -> tuple[Array, Array, int]:
-    """Return inputs and targets (segments, every), the last ones padded, and their number."""
-    tokens = as_tokens("tokens", tokens)
-    n = len(tokens) - 1
-    if n < 1:
-        raise UserError(f"a loss needs at least 2 tokens; these are {n + 1}.")
+def _segments(tokens: Any, every: int) -> tuple[Int[Array, "M 1 T"], Int[Array, "M 1 T"], int]:
+    """Return inputs and targets, and the number of predictions. The last segment may be padded.
+
+    It is predicted before its gradient updates anything, so the padding reaches no loss.
+    """
     if every < 1:
         raise UserError(f"an update every {every} tokens is impossible; it must be at least 1.")
-    cut = lambda tokens, fill: jnp.pad(
-        jnp.asarray(tokens), (0, -n % every), constant_values=fill
-    ).reshape(-1, every)
-    return cut(tokens[:-1], 0), cut(tokens[1:], -1), n
+    tokens = as_text(tokens)
+    return *windows(jnp.asarray(tokens), every, 1), len(tokens) - 1
 
 
 def _loss(
     params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], carry: ModelCarry
 ) -> tuple[Float[Array, ""], tuple[Float[Array, "B T"], ModelCarry]]:
-    """Return the mean loss of the targets that there are, the loss of each, and the next state."""
+    """Return the mean loss of the targets, the loss of each, and the next state."""
     logits, carry = apply(params, inputs, carry)
-    real = targets >= 0
-    nll = jnp.where(real, token_nll(logits, jnp.maximum(targets, 0)), 0)
-    return nll.sum() / real.sum(), (nll, carry)
+    nll = token_nll(logits, targets)
+    return nll.mean(), (nll, carry)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -138,11 +134,11 @@ def _dynamic_nll(
     trained: Params,
     mean_squares: Params,
     rates: tuple[Any, Any, Any],
-    inputs: Int[Array, "M T"],
-    targets: Int[Array, "M T"],
+    inputs: Int[Array, "M 1 T"],
+    targets: Int[Array, "M 1 T"],
 ) -> Float[Array, "M T"]:
     rate, decay, epsilon = rates
-    every = inputs.shape[1]
+    every = inputs.shape[2]
     rows = 1 if reset is None else max(every // reset, 1)  # more if the state is reset within
     zero = initial_carry(trained, rows)
     roots = jax.tree.map(jnp.sqrt, mean_squares)
@@ -170,12 +166,12 @@ def _dynamic_nll(
 
 
 @jax.jit
-def _mean_squares(params: Params, inputs: Int[Array, "M T"], targets: Int[Array, "M T"]) -> Params:
+def _mean_squares(
+    params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
+) -> Params:
     def segment(before: tuple, now: tuple) -> tuple[tuple, None]:
-        (total, carry), (inputs, targets) = before, now
-        gradient, (_, carry) = jax.grad(_loss, has_aux=True)(
-            params, inputs[None], targets[None], carry
-        )
+        total, carry = before
+        gradient, (_, carry) = jax.grad(_loss, has_aux=True)(params, *now, carry)
         return (jax.tree.map(lambda t, g: t + g * g, total, gradient), carry), None
 
     start = jax.tree.map(jnp.zeros_like, params), initial_carry(params, 1)

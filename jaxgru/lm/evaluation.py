@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.layers.arguments import as_tokens
-from jaxgru.lm.data.batching import random_crops, windows
+from jaxgru.lm.data.batching import as_text, random_crops, windows
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
@@ -52,7 +52,7 @@ def window_nll(
     Raises:
       UserError: fewer than two tokens, or a window below 1.
     """
-    tokens = _checked(tokens)
+    tokens = as_text(tokens)
     if window < 1:
         raise UserError(f"the window is {window}; it must be at least 1.")
     n = len(tokens) - 1
@@ -74,7 +74,7 @@ def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, 
     Raises:
       UserError: fewer than two tokens.
     """
-    tokens = _checked(tokens)
+    tokens = as_text(tokens)
     n = len(tokens) - 1
     nll = _stream_nll(on_device(params), *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
     return np.asarray(nll, np.float64).ravel()[:n]
@@ -149,7 +149,7 @@ def recovery(
     Raises:
       UserError: fewer than two tokens, or a length or stride below 1.
     """
-    tokens = _checked(tokens)
+    tokens = as_text(tokens)
     if length < 1 or stride < 1:
         raise UserError(f"length {length} and stride {stride} must both be at least 1.")
     if stream is None:
@@ -181,6 +181,17 @@ class Scores:
     pieces: list[str]
     nats: Float[np.ndarray, "N"]
     num_characters: int
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        tokens: Int[np.ndarray, "_"],
+        nats: Float[np.ndarray, "_"],
+        num_characters: int,
+    ) -> Scores:
+        """Return the scores of all tokens but the first, one fewer than there are."""
+        return cls([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
 
     @property
     def num_tokens(self) -> int:
@@ -224,7 +235,7 @@ def score(
     tokens = tokenizer.encode(text)
     nats = nll(model, tokens)
     num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
-    return Scores([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
+    return Scores.of(tokenizer, tokens, nats, num_characters)
 
 
 def perplexity(nats_per_token: float) -> float:
@@ -346,10 +357,3 @@ def _stream_nll(
         return carry, token_nll(logits, targets)
 
     return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]
-
-
-def _checked(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
-    tokens = as_tokens("tokens", tokens)
-    if len(tokens) < 2:
-        raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
-    return tokens

@@ -220,9 +220,8 @@ class _Recurrent:
         # On the device where `generate` leaves them: with others, its second call compiles anew
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
-        before = (
-            prompt[:-1] if options.stateful else prompt[:0]
-        )  # the state after it would be reset
+        # Where no state is kept, the state after it would be reset
+        before = prompt[:-1] if options.stateful else prompt[:0]
         for start in range(0, len(before), READ):
             carry = _read(params, before[None, start : start + READ], carry)
         self.counts = None

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
 from jaxgru.layers.dropout import Dropout, LayerMasks, dropout_masks
@@ -295,6 +296,4 @@ def token_nll(
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
     p, _, x = aligned(p, None, x)
-    x = x - x.mean(axis=-1, keepdims=True)
-    variance = (x * x).mean(axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(variance + 1e-5) * p.scale + p.shift
+    return standardized(x)[0] * p.scale + p.shift

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
+from jaxgru.layers.arguments import as_tokens
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
 
@@ -47,6 +49,14 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
     }[batches]
     if num_tokens < least:
         raise UserError(f"{name} has {num_tokens} tokens, but {what} need at least {least}.")
+
+
+def as_text(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
+    """Return the tokens of a text. Raises UserError where they have nothing to predict."""
+    tokens = as_tokens("tokens", tokens)
+    if len(tokens) < 2:
+        raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
+    return tokens
 
 
 def windows(

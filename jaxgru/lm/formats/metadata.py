@@ -53,9 +53,8 @@ def pack(
     except TokenizerError as error:
         raise InteropError(f"{where}: {error}") from error
     tensors = check_params(where, params, config, tokenizer)
-    if (
-        config.data.corpus == TINY_SHAKESPEARE and not config.data.validation
-    ):  # there is only one text of that name
+    # There is only one text of that name
+    if config.data.corpus == TINY_SHAKESPEARE and not config.data.validation:
         text_sha256 = TINY_SHAKESPEARE_SHA256
     metadata = {
         "format": "jaxgru",
