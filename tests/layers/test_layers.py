@@ -51,7 +51,7 @@ INIT = {
     "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
-QUICK = ["gru", "gru, reset after", "gru, norm", "lstm", "min_gru"]
+QUICK = ["gru", "gru, reset after", "gru, norm", "lstm"]
 KINDS = [
     "gru",
     "gru, norm",
@@ -122,9 +122,17 @@ def test_equals_the_plain_scan(kind, sizes, seed):
         chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("T, length", [(5, 2), (6, 2), (9, 3), (3, 3), (1, 1)])
+@pytest.mark.parametrize(
+    "T, length, kind, reverse",
+    [
+        (5, 2, "lstm", False),
+        (5, 2, "lstm", True),
+        (9, 3, "gru", True),
+        *slow(
+            (5, 2, "gru", False), (6, 2, "lstm", False), (3, 3, "gru", True), (1, 1, "gru", False)
+        ),
+    ],
+)
 def test_steps_are_computed_in_blocks(T, length, kind, reverse, monkeypatch):
     """Of one length, so as one program, also where the last block reads beyond the last step."""
     lengths = []
@@ -142,7 +150,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, reverse, monkeypatch):
         return sum(map(weighted, jax.tree.leaves((h, last)))), (h, last)
 
     ours, plain = (
-        jax.grad(partial(scalar, function), has_aux=True)(x)
+        jax.jit(jax.grad(partial(scalar, function), has_aux=True))(x)
         for function in (unroll_layer, unroll_autodiff)
     )
     assert set(lengths) == {length}

@@ -943,7 +943,7 @@ def test_forward_mode_through_a_step():
 # --- Episodes and padding
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", [True, *slow(False)])
 @pytest.mark.parametrize("padding", [{}, {"lengths": [5, 3]}, {"mask": [[0, 1, 0, 1, 1], [1] * 5]}])
 def test_each_episode_cut_out(padding, reverse):
     """The real steps of each episode, as a sequence of their own; dones as floats."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import layer, normal
+from conftest import slow
 from random_models import same_bits
 
 import jaxgru
@@ -44,12 +45,14 @@ class TestOut:
         "kind, directions, lengths, B, T, H",
         [
             ("gru", 2, [8, 0, 3], 3, 8, 6),
-            ("gru after, second bias", 2, None, 3, 8, 6),
             ("lstm", 2, [8, 0, 3], 3, 8, 6),
             ("rnn", 2, [1], 1, 1, 1),
             ("rnn", -1, [2, 5, 0], 3, 8, 33),
-            ("lstm", -1, None, 1, 3, 6),
             ("gru after", 1, [2, 5, 0], 3, 8, 6),
+            *slow(
+                ("gru after, second bias", 2, None, 3, 8, 6),
+                ("lstm", -1, None, 1, 3, 6),
+            ),
         ],
     )
     def test_the_same_numbers(self, kind, directions, lengths, B, T, H):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow
 from random_models import random_params
 
 import jaxgru
@@ -77,7 +78,7 @@ class TestChunks:
         assert text_of(params) == "a bad" + generated(params, "a bad")
 
     @pytest.mark.parametrize("stateful", [True, False])
-    @pytest.mark.parametrize("prompt", ["a", "ab", "a bad", "a badge"])
+    @pytest.mark.parametrize("prompt", ["a", "a badge", *slow("ab", "a bad")])
     def test_a_long_prompt_is_read_in_parts(self, params, monkeypatch, prompt, stateful):
         """At once, 10**6 characters took astra_alpha 2 GB; the text is the same."""
         monkeypatch.setattr(generation, "READ", 2)

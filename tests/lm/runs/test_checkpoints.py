@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tomli_w
+from conftest import slow
 
 import jaxgru
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, to_dict
@@ -75,7 +76,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize(
     "kind",
-    ["gru", "single bias", *(pytest.param(k, marks=pytest.mark.slow) for k in [*MODELS][2:])],
+    ["gru", *slow(*(kind for kind in MODELS if kind != "gru"))],
 )
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind):
     run, config, state, kept, progress = make_run(tmp_path, MODELS[kind])
@@ -322,7 +323,9 @@ def test_a_run_is_read_while_it_is_trained(tmp_path, monkeypatch, capfd, when):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("missing", ["params", "optimizer", "progress", "params/_METADATA", "all"])
+@pytest.mark.parametrize(
+    "missing", ["optimizer", "params/_METADATA", *slow("params", "progress", "all")]
+)
 def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, missing):
     """Checksums are written last, so that a copy may lack them and more."""
     run, config, state, later = make_two(tmp_path)
