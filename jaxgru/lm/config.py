@@ -212,16 +212,19 @@ class TrainingConfig(_Section):
     )
     sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
     learning_rate: float = recipe(3e-3, "where the schedule begins", above=0)
-    schedule: Literal["cosine", "linear", "constant"] = recipe(
+    schedule: Literal["cosine", "cosine_per_step", "linear", "constant"] = recipe(
         "cosine",
-        "of the learning rate: cosine, towards 0 epoch by epoch; linear, towards 0 step by step; "
-        "or constant",
+        "of the learning rate: cosine, towards 0 epoch by epoch; cosine_per_step or linear, "
+        "towards 0 step by step; or constant",
     )
     warmup_steps: int = recipe(
         0, "first steps, in which the learning rate grows to the schedule's in equal parts",
         at_least=0, below=2**31,
     )  # fmt: skip
-    weight_decay: float = recipe(0.01, "AdamW's, on every parameter", at_least=0)
+    weight_decay: float = recipe(0.01, "AdamW's", at_least=0)
+    decay_biases: bool = recipe(
+        True, "weight decay on biases and other vectors, too; false: on matrices alone"
+    )
     beta1: float = recipe(0.9, "AdamW's first-moment decay", at_least=0, below=1)
     beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
     epsilon: float = recipe(1e-8, "AdamW's denominator offset", above=0)
@@ -230,6 +233,33 @@ class TrainingConfig(_Section):
     dropout_site: Literal["state", "between", "output"] = recipe(
         "state",
         "state: inside the recurrence; between: between layers; output: after the last layer",
+    )
+    input_dropout: float = recipe(
+        0.0, "beside dropout: probability of dropping a unit of the embeddings", at_least=0, below=1
+    )
+    between_dropout: float = recipe(
+        0.0, "beside dropout: the same for a unit between layers", at_least=0, below=1
+    )
+    output_dropout: float = recipe(
+        0.0, "beside dropout: the same for a unit of the last layer's output", at_least=0, below=1
+    )
+    weight_drop: float = recipe(
+        0.0,
+        "probability of dropping a weight of the recurrent matrices, drawn once per optimizer step",
+        at_least=0,
+        below=1,
+    )
+    ema_decay: float = recipe(
+        0.0,
+        "of an exponential moving average of the parameters, which is then the model; 0: none",
+        at_least=0,
+        below=1,
+    )
+    random_offset: bool = recipe(
+        False, "streams: begin each pass over the text at a random token; the text is a ring"
+    )
+    reset_probability: float = recipe(
+        0.0, "streams: of resetting a row's state before a sequence", at_least=0, below=1
     )
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
         "float32", "operands of matrix products; their sums and all else are float32"
@@ -286,6 +316,32 @@ class Config:
                 f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
+        model, training = self.model, self.training
+        self._refuse(
+            model.num_layers == 1, "between_dropout", "model.num_layers is 1: nothing is between"
+        )
+        for site in ("between", "output"):
+            twice = training.dropout > 0 and training.dropout_site == site
+            reason = "training.dropout drops units there already"
+            self._refuse(twice, f"{site}_dropout", reason)
+        reason = f"the cell {model.cell} has no recurrent matrices"
+        self._refuse(not recurrent_matrices(model.cell), "weight_drop", reason)
+        for name in ("random_offset", "reset_probability"):
+            crops = self.data.batches != "streams"
+            self._refuse(crops, name, f"only streams use it, and data.batches is {self.data.batches}")
+
+    def _refuse(self, senseless: bool, name: str, reason: str) -> None:
+        """Raise ConfigError if a field of `training` is set though it makes no sense."""
+        value, default = getattr(self.training, name), getattr(TrainingConfig, name)
+        if senseless and value != default:
+            raise ConfigError(
+                f"training.{name} is {shown(value)}; it must be {shown(default)}: {reason}."
+            )
+
+
+def recurrent_matrices(cell: str) -> list[str]:
+    """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
+    return [f.name for f in dataclasses.fields(CELLS[cell].params) if f.name.startswith("U")]
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
@@ -455,6 +511,11 @@ ALSO_CALLED = {
     "training.epsilon": "eps",
     "training.max_grad_norm": "clip grad_clip clip_norm gradient_clipping",
     "training.dropout": "dropout_rate drop p_drop",
+    "training.input_dropout": "dropouti emb_dropout embedding_dropout embd_pdrop",
+    "training.between_dropout": "dropouth hidden_dropout",
+    "training.output_dropout": "head_dropout",
+    "training.weight_drop": "wdrop weight_dropout dropconnect drop_connect",
+    "training.ema_decay": "ema ema_rate weight_ema averaging",
     "training.compute_dtype": "precision bf16 dtype amp mixed_precision",
     "training.implementation": "unroll backend",
     "training.remat": "gradient_checkpointing",

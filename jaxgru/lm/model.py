@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
+from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
@@ -29,7 +29,7 @@ from jaxgru.layers.implementations import (
     unroll_stack,
 )
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
-from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.config import ModelConfig, recurrent_matrices
 
 
 @struct
@@ -124,6 +124,27 @@ def round_weights(params: Params, dtype: DTypeLike) -> Params:
     return dataclasses.replace(params, layers=layers, head=head)
 
 
+def drop_weights(key: PRNGKeyArray, params: Params, rate: float) -> Params:
+    """Return the parameters with weights of the recurrent matrices U dropped, and the rest scaled.
+
+    Each weight is 0 with probability `rate`, and otherwise divided by 1 − rate: DropConnect of the
+    recurrence, which is the same at each step of a sequence (Merity et al. 2018, arXiv 1708.02182,
+    section 2).
+    """
+
+    def dropped(key: PRNGKeyArray, layer: CellParams) -> CellParams:
+        names = recurrent_matrices(cell_of(layer).name)
+        matrices = {name: getattr(layer, name) for name in names}
+        keys = jax.random.split(key, len(names))
+        for key, (name, U) in zip(keys, matrices.items(), strict=True):
+            keep = jax.random.bernoulli(key, 1 - rate, U.shape)
+            matrices[name] = jnp.where(keep, U / (1 - rate), 0)
+        return dataclasses.replace(layer, **matrices)
+
+    keys = jax.random.split(key, len(params.layers))
+    return dataclasses.replace(params, layers=tuple(map(dropped, keys, params.layers)))
+
+
 def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
     """Return the state before the first token: zeros.
 
@@ -138,7 +159,7 @@ def apply(
     params: Params,
     tokens: Integer[AnyArray, "B T"] | Bool[AnyArray, "B T"],
     carry: ModelCarry | None = None,
-    dropout: Dropout | None = None,
+    dropout: Dropout | Sequence[Dropout] | None = None,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Compute the logits of the token after each token, and the state after the last token.
@@ -150,12 +171,12 @@ def apply(
       tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.
       carry: the state before the first token; None: zeros. Passing the returned carry with the next
         tokens gives the same logits as one call with all tokens.
-      dropout: in training; None otherwise.
+      dropout: in training, at one place or at several; None otherwise.
       implementation: how the layers are computed: as for `jaxgru.unroll`.
 
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
-        and batch, or its dtype is narrower than the model's.
+        and batch, or its dtype is narrower than the model's; two dropouts are at the same place.
       TypeError: in forward mode, without the implementation "autodiff".
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
@@ -167,14 +188,34 @@ def apply(
     else:
         start = as_carry(carry, carry_like(params.layers, B))
 
-    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Dropout | None) -> tuple:
-        masks = dropout_masks(params.layers, dropout, B, T)
+    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Any) -> tuple:
+        masks = _masks(params.layers, dropout, B, T)
         return _apply(implementation, params, tokens, carry, masks)
 
     tokens = jnp.asarray(tokens)
     run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
     with forward_mode_explained():
         return run(params, tokens, start, dropout)
+
+
+def _masks(
+    layers: Sequence[CellParams],
+    dropout: Dropout | Sequence[Dropout] | None,
+    batch_size: Size,
+    num_steps: Size,
+) -> list[LayerMasks]:
+    """Draw the masks of each layer, for one dropout or for several at different places."""
+    dropouts = dropout if isinstance(dropout, Sequence) else [dropout]
+    each = [dropout_masks(layers, part, batch_size, num_steps) for part in dropouts or [None]]
+
+    def the_only(*masks: Mask) -> Mask:
+        drawn = [mask for mask in masks if mask.keep is not None]
+        if len(drawn) > 1:
+            sites = ", ".join(part.site for part in dropouts if part)
+            raise ValueError(f"two dropouts are at the same place; their sites are {sites}.")
+        return drawn[0] if drawn else Mask()
+
+    return [LayerMasks(*map(the_only, *of_layer)) for of_layer in zip(*each, strict=True)]
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing

@@ -23,19 +23,29 @@ def random_crops(
 
 
 def stream_windows(
-    tokens: Tokens, step: Int[Array, ""], batch_size: int, sequence_length: int
+    tokens: Tokens,
+    step: Int[Array, ""],
+    batch_size: int,
+    sequence_length: int,
+    key: PRNGKeyArray | None = None,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, ""]]:
     """Return window number `step` of B streams: the text cut into B equal parts, one per row.
 
     The windows of a row are contiguous, so the state after one is the state before the next. After
-    the last whole window, the streams restart at the first.
+    the last whole window, the streams restart at the first. With a key, each such pass begins at a
+    random token, and the text is a ring: its first token follows its last one.
 
     Returns inputs, targets, and whether these are the first windows of the streams.
     """
     length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
-    window = step % (length // sequence_length)
+    windows_per_pass = length // sequence_length
+    window = step % windows_per_pass
     starts = length * jnp.arange(batch_size)[:, None] + sequence_length * window
-    parts = tokens[starts + jnp.arange(sequence_length + 1)[None]]
+    places = starts + jnp.arange(sequence_length + 1)[None]
+    if key is not None:
+        N, of_pass = tokens.shape[0], jax.random.fold_in(key, step // windows_per_pass)
+        places = (places - jax.random.randint(of_pass, (), 0, N)) % N  # N + N may exceed 32 bits
+    parts = tokens[places]
     return parts[:, :-1], parts[:, 1:], window == 0
 
 

@@ -1,9 +1,10 @@
 """Checkpoints of a run: what they hold, saving, and restoring the newest one that is intact.
 
-A checkpoint has five items: `params`, `optimizer` (AdamW's moments, key, step, the streams' carry),
-the `best` epoch's parameters once an epoch is done, and as JSON `progress` and `made_with`:
-everything else that decides the numbers, which must be the same when the run is resumed. `orbax.py`
-says how they are stored.
+A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameters once an epoch is
+done, and as JSON `progress` and `made_with`: everything else that decides the numbers, which must be
+the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the streams'
+carry. If `params` is a moving average, it also has the parameters that are trained. `orbax.py` says
+how they are stored.
 """
 
 from __future__ import annotations
@@ -143,14 +144,14 @@ def save(
     if checkpoint.step in manager.all_steps():
         return
     values = {
-        "params": state.params,
-        "optimizer": dataclasses.replace(_storable(state), params=None),
+        "params": state.evaluated,
+        "optimizer": _without_evaluated(_storable(state)),
         "progress": progress.to_dict(),
         "made_with": recorded,
         "best": best,
     }
     checkpoint.write({name: value for name, value in values.items() if value is not None})
-    fault = _fault_read_back(checkpoint, state.params)
+    fault = _fault_read_back(checkpoint, state.evaluated)
     if fault is not None:
         manager.delete(checkpoint.step)
         raise RunError(f"{checkpoint} cannot be read back ({fault}); it is deleted.")
@@ -208,7 +209,7 @@ def restore(
         if recorded is not None:
             _check_made_with(checkpoint, recorded, given=given)
         params = checkpoint.read_tree("params", like.params)
-        rest = checkpoint.read_tree("optimizer", dataclasses.replace(like, params=None))
+        rest = checkpoint.read_tree("optimizer", _without_evaluated(like))
         best = None
         if _has_best(checkpoint, config):
             best = checkpoint.read_tree("best", like.params)
@@ -217,7 +218,8 @@ def restore(
         key = jax.random.wrap_key_data(rest.key)
         if int(rest.step) != checkpoint.step:
             raise BrokenCheckpoint(f"{checkpoint} is of step {int(rest.step)}.")
-        return rest.replace(params=params, key=key), best, progress
+        evaluated = "params" if like.ema is None else "ema"
+        return rest.replace(**{evaluated: params}, key=key), best, progress
 
     restored, step, broken = _read_newest(manager, run, like, read)
     if is_first():
@@ -281,6 +283,11 @@ def _read_newest(
 def _storable(state: TrainState) -> TrainState:
     """Return the state as it is stored, with its key as plain numbers."""
     return dataclasses.replace(state, key=jax.random.key_data(state.key))
+
+
+def _without_evaluated(state: TrainState) -> TrainState:
+    """Return the state without its evaluated parameters, which are the item `params`."""
+    return dataclasses.replace(state, **{"params" if state.ema is None else "ema": None})
 
 
 def _no_checkpoint(run: Path) -> RunError:

@@ -37,6 +37,7 @@ from jaxgru.lm.training import (
     fit,
     init_state,
     learning_rate,
+    starting_from,
     state_shardings,
 )
 from jaxgru.parallel.hardware import share_cpu
@@ -277,7 +278,7 @@ class _Run:
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
         """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
         self.check_in_place()
-        params = one_copy(state.params, self.mesh)
+        params = one_copy(state.evaluated, self.mesh)
         if is_first():
             path = self.folder / folders.EPOCHS_FOLDER / f"{epoch:03}.safetensors"
             path.parent.mkdir(exist_ok=True)
@@ -422,7 +423,7 @@ def _fresh_state(
     state = init_state(config.model, config.training, config.data.batches)
     if model:
         params, sentence = initial.initial_params(state.params, model, tokenizer)
-        state = dataclasses.replace(state, params=params)
+        state = starting_from(params, state, config.training)
         if is_first():
             console.print(sentence, soft_wrap=True)
     return shard(state, state_shardings(state, mesh, config.training))

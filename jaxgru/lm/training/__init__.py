@@ -7,6 +7,7 @@ from jaxgru.lm.training.step import (
     TrainState,
     init_state,
     loss_fn,
+    starting_from,
     state_shardings,
     train_step,
     train_steps,
@@ -14,6 +15,6 @@ from jaxgru.lm.training.step import (
 
 __all__ = [
     "Epoch", "NonFiniteLoss", "Observer", "Progress", "TrainState", "clip_by_global_norm", "fit",
-    "init_state", "learning_rate", "loss_fn", "optimizer", "state_shardings",
-    "train_step", "train_steps",
+    "init_state", "learning_rate", "loss_fn", "optimizer", "starting_from",
+    "state_shardings", "train_step", "train_steps",
 ]  # fmt: skip

@@ -116,7 +116,7 @@ def fit(
 
         observer.on_validation(progress.epoch)
         step, T = int(state.step), training.sequence_length
-        val_loss = window_loss(state.params, val_tokens, T, mesh)
+        val_loss = window_loss(state.evaluated, val_tokens, T, mesh)
         val_loss = from_first(val_loss)  # so that all processes decide alike
         if not math.isfinite(val_loss):
             raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
@@ -137,7 +137,7 @@ def fit(
         progress.epoch_losses, progress.epoch_seconds = [], 0.0
         if val_loss < progress.best_val_loss:
             progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
-            best = jax.tree.map(jnp.copy, state.params)  # the next step donates the state
+            best = jax.tree.map(jnp.copy, state.evaluated)  # the next step donates the state
         progress.finished = progress.is_over(training)
         observer.on_epoch(state, best, progress)
-    return state, one_copy(best if training.patience else state.params, mesh)
+    return state, one_copy(best if training.patience else state.evaluated, mesh)

@@ -19,8 +19,9 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
     """Return the learning rate of each step, from 0.
 
     "cosine" is stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1. (Loshchilov & Hutter
-    2016, arXiv 1608.03983, eq. 5, without restarts and down to 0.) "linear" is lr·(1 − s/S) in step
-    s = 0 … S−1 of all S. In the first W steps, the warm-up, each is multiplied by (s + 1)/W.
+    2016, arXiv 1608.03983, eq. 5, without restarts and down to 0.) "cosine_per_step" is the same
+    with step s = 0 … S−1 of all S in the place of e/E, and "linear" is lr·(1 − s/S). In the first W
+    steps, the warm-up, each is multiplied by (s + 1)/W.
     """
     decayed = _SCHEDULES[training.schedule](training)
     if not training.warmup_steps:
@@ -39,6 +40,9 @@ def _cosine(training: TrainingConfig) -> optax.Schedule:
 
 _SCHEDULES = {
     "cosine": _cosine,
+    "cosine_per_step": lambda training: optax.cosine_decay_schedule(
+        training.learning_rate, training.epochs * training.steps_per_epoch
+    ),
     "linear": lambda training: optax.linear_schedule(
         training.learning_rate, 0.0, training.epochs * training.steps_per_epoch
     ),
@@ -47,7 +51,11 @@ _SCHEDULES = {
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Return gradient clipping, then AdamW with weight decay on EVERY parameter, also on biases."""
+    """Return gradient clipping, then AdamW, whose weight decay is on EVERY parameter by default.
+
+    Without `decay_biases` it is on matrices alone, which are all arrays of more than one axis.
+    """
+    matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     return optax.chain(
         clip_by_global_norm(training.max_grad_norm),
         optax.adamw(
@@ -56,6 +64,7 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
             b2=training.beta2,
             eps=training.epsilon,
             weight_decay=training.weight_decay,
+            mask=None if training.decay_biases else matrices,
         ),
     )
 

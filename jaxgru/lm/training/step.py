@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +19,16 @@ from jaxgru.layers.dropout import Dropout, at_step
 from jaxgru.layers.implementations import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
-from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_weights, token_nll
+from jaxgru.lm.model import (
+    ModelCarry,
+    Params,
+    apply,
+    drop_weights,
+    init,
+    initial_carry,
+    round_weights,
+    token_nll,
+)
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import (
     ROWS,
@@ -34,6 +43,7 @@ with needs("train"):
     import optax
 
 MAX_CHUNK = 64  # the most steps between two readings of the clock
+NO_STEP = 2**32 - 1  # a number that no step has: the key folded with it is none of a step's
 
 
 @struct
@@ -41,7 +51,8 @@ class TrainState:
     """The state of training. A step updates all fields but `key`: it derives its own keys from it.
 
     carry is the recurrent state from one step to the next, if training reads contiguous streams;
-    None if each step reads random crops from zero state.
+    None if each step reads random crops from zero state. ema is the moving average of the
+    parameters; None if there is none.
     """
 
     params: Params
@@ -49,6 +60,12 @@ class TrainState:
     key: PRNGKeyArray
     step: Int[Array, ""]
     carry: ModelCarry | None = None
+    ema: Params | None = None
+
+    @property
+    def evaluated(self) -> Params:
+        """The parameters that are evaluated and saved as the model: the average, if there is one."""
+        return self.params if self.ema is None else self.ema
 
 
 def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "crops") -> TrainState:
@@ -62,7 +79,13 @@ def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "cro
     carry = initial_carry(params, training.rows_per_step) if batches == "streams" else None
     step = jnp.zeros((), jnp.int32)
     opt_state = optimizer(training).init(cast(optax.Params, params))
-    return TrainState(params, opt_state, key, step, carry)
+    return starting_from(params, TrainState(params, opt_state, key, step, carry), training)
+
+
+def starting_from(params: Params, fresh: TrainState, training: TrainingConfig) -> TrainState:
+    """Return a fresh state with these parameters, from which their average starts, too."""
+    ema = jax.tree.map(jnp.copy, params) if training.ema_decay else None
+    return dataclasses.replace(fresh, params=params, ema=ema)
 
 
 def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> TrainState:
@@ -76,7 +99,7 @@ def loss_fn(
     params: Params,
     inputs: Int[Array, "B T"],
     targets: Int[Array, "B T"],
-    dropout: Dropout | None = None,
+    dropout: Dropout | Sequence[Dropout] | None = None,
     remat: bool = False,
     carry: ModelCarry | None = None,
     implementation: str = "auto",
@@ -103,7 +126,8 @@ def loss_fn(
 
     def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
         steps, inputs, targets = of_segment
-        here = at_step(dropout, steps[0])
+        parts = dropout if isinstance(dropout, Sequence) else [dropout]
+        here = [at_step(part, steps[0]) for part in parts if part]
         logits, carry = apply(params, inputs.T, carry, here, implementation)
         return carry, token_nll(logits, targets.T).T
 
@@ -124,7 +148,10 @@ def train_step(
     The batch is random crops. If the state has a carry, it is the next windows of the streams
     (`stream_windows`), which start from the state after the previous windows; the gradient stops at
     a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
-    Computation 2(4)).
+    Computation 2(4)). With `reset_probability`, some rows start from zeros instead.
+
+    `dropout` draws from the step's key; the other draws of the recipe have keys of their own, so
+    that none of them changes the draws of another.
 
     With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
     equal those of the whole batch up to the rounding of one sum. The tokens are then on all
@@ -132,22 +159,32 @@ def train_step(
     Rajbhandari et al. 2020, arXiv 1910.02054), each device gathers them for the step and keeps its
     piece of the mean gradient.
     """
-    crop_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    step_key = jax.random.fold_in(state.key, state.step)
+    crop_key, dropout_key = jax.random.split(step_key)
+    reset_key, weight_key, *site_keys = jax.random.split(jax.random.fold_in(step_key, 2), 5)
+    keys = dropout_key, site_keys, weight_key
     sizes = training.rows_per_step, training.sequence_length
     if state.carry is None:
         carry, (inputs, targets) = None, random_crops(crop_key, tokens, *sizes)
     else:
-        inputs, targets, from_zeros = stream_windows(tokens, state.step, *sizes)
-        carry = jax.tree.map(lambda h: jnp.where(from_zeros, 0, h), state.carry)
+        pass_key = jax.random.fold_in(state.key, NO_STEP) if training.random_offset else None
+        inputs, targets, from_zeros = stream_windows(tokens, state.step, *sizes, pass_key)
+        if training.reset_probability:
+            rows = training.rows_per_step
+            from_zeros |= jax.random.bernoulli(reset_key, training.reset_probability, (rows,))
+        over = lambda h: from_zeros.reshape(-1, *(1,) * (h.ndim - 1))
+        carry = jax.tree.map(lambda h: jnp.where(over(h), 0, h), state.carry)
 
     def loss_and_grads(
-        params, carry, inputs, targets, dropout_key, first_row: int | Int[Array, ""] = 0
+        params, carry, inputs, targets, keys, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         def of_rows(carry, inputs, targets, first_row):
-            where = {"site": training.dropout_site, "first_row": first_row}
-            dropout = Dropout(dropout_key, training.dropout, **where)
+            dropout_key, site_keys, weight_key = keys
+            dropout = _dropouts(training, dropout_key, site_keys, first_row)
 
             def loss(params):
+                if training.weight_drop:
+                    params = drop_weights(weight_key, params, training.weight_drop)
                 if training.compute_dtype != "float32":
                     params = round_weights(params, training.compute_dtype)
                 how = training.remat, carry, training.implementation
@@ -160,17 +197,15 @@ def train_step(
         return mean_of_micro_batches(of_rows, training.gradient_accumulation, rows, first_row)
 
     if mesh is None or mesh.size == 1:
-        (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, dropout_key)
+        (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, keys)
         return _update(training, state, grads, carry), loss
 
     cuts = specs(state.params, mesh, training.shard_parameters)
 
-    def share(params, carry, inputs, targets, dropout_key):
+    def share(params, carry, inputs, targets, keys):
         first_row = jax.lax.axis_index(ROWS) * len(inputs)
         params = gather(params, cuts)
-        (loss, grads), carry = loss_and_grads(
-            params, carry, inputs, targets, dropout_key, first_row
-        )
+        (loss, grads), carry = loss_and_grads(params, carry, inputs, targets, keys, first_row)
         return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry
 
     run = jax.shard_map(
@@ -180,10 +215,24 @@ def train_step(
         out_specs=(P(), cuts, P(ROWS)),
         check_vma=False,
     )
-    loss, grads, carry = run(state.params, carry, inputs, targets, dropout_key)
+    loss, grads, carry = run(state.params, carry, inputs, targets, keys)
     state = _update(training, state, grads, carry)
     where = state_shardings(state, mesh, training)  # a while_loop carry must keep its sharding
     return jax.lax.with_sharding_constraint(state, where), loss
+
+
+def _dropouts(
+    training: TrainingConfig,
+    key: PRNGKeyArray,
+    site_keys: Sequence[PRNGKeyArray],
+    first_row: int | Int[Array, ""],
+) -> list[Dropout]:
+    """Return the dropout of a config's one site, and that of the sites with a rate of their own."""
+    one = Dropout(key, training.dropout, training.dropout_site, first_row=first_row)
+    rates = training.input_dropout, training.between_dropout, training.output_dropout
+    sites = zip(site_keys, rates, ("input", "between", "output"), strict=True)
+    others = [Dropout(*where, first_row=first_row) for where in sites]
+    return [dropout for dropout in (one, *others) if dropout.rate]
 
 
 def _update(
@@ -192,8 +241,13 @@ def _update(
     gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
     with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
         updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
-    params = cast(Params, optax.apply_updates(params, updates))
-    return TrainState(params, opt_state, state.key, state.step + 1, carry)
+        params = cast(Params, optax.apply_updates(params, updates))
+        ema = state.ema
+        if ema is not None:
+            t = state.step.astype(jnp.float32)
+            decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))  # early on, a mean of few
+            ema = optax.incremental_update(params, ema, 1 - decay)
+    return TrainState(params, opt_state, state.key, state.step + 1, carry, ema)
 
 
 def mean_of_micro_batches(
