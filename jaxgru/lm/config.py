@@ -326,17 +326,17 @@ class Config:
             self._refuse(twice, f"{site}_dropout", reason)
         reason = f"the cell {model.cell} has no recurrent matrices"
         self._refuse(not recurrent_matrices(model.cell), "weight_drop", reason)
+        batches = self.data.batches
         for name in ("random_offset", "reset_probability"):
-            crops = self.data.batches != "streams"
-            self._refuse(crops, name, f"only streams use it, and data.batches is {self.data.batches}")
+            reason = f"only streams use it, and data.batches is {batches}"
+            self._refuse(batches != "streams", name, reason)
 
     def _refuse(self, senseless: bool, name: str, reason: str) -> None:
         """Raise ConfigError if a field of `training` is set though it makes no sense."""
         value, default = getattr(self.training, name), getattr(TrainingConfig, name)
         if senseless and value != default:
-            raise ConfigError(
-                f"training.{name} is {shown(value)}; it must be {shown(default)}: {reason}."
-            )
+            value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
+            raise ConfigError(f"training.{name} is {value}; it must be {default}: {reason}.")
 
 
 def recurrent_matrices(cell: str) -> list[str]:

@@ -64,7 +64,7 @@ class TrainState:
 
     @property
     def evaluated(self) -> Params:
-        """The parameters that are evaluated and saved as the model: the average, if there is one."""
+        """The parameters that are evaluated and saved as the model: the average, if any."""
         return self.params if self.ema is None else self.ema
 
 
