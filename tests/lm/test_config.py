@@ -64,8 +64,8 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 class TestPublishedConfigs:
-    def test_all_seven_are_known_and_two_to_compare_with(self):
-        assert config_names() == sorted([*PUBLISHED, "elman_alpha", "bengio_mlp"])
+    def test_all_seven_are_known_two_to_compare_with_and_the_best(self):
+        assert config_names() == sorted([*PUBLISHED, "elman_alpha", "bengio_mlp", "best_gru"])
 
     def test_the_elman_network_is_astra_alpha_with_another_cell(self):
         elman, astra = load_config("elman_alpha"), load_config("astra_alpha")
@@ -232,8 +232,8 @@ class TestRoundTrip:
         assert from_dict(to_dict(config)) == config
         assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(config)))) == config
 
-    @models
-    def test_of_the_published_ones(self, name):
+    @pytest.mark.parametrize("name", [*PUBLISHED, "best_gru"])
+    def test_of_the_ones_that_come_with_it(self, name):
         config = load_config(name)
         assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(config)))) == config
 
@@ -351,6 +351,14 @@ BAD_VALUES = {
     "training.warmup_steps": ["-1", "2.5", "true", str(2**31)],
     "training.dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
     "training.dropout_site": ["input", "0"],
+    "training.input_dropout": ["1", "-0.1"],
+    "training.between_dropout": ["1", "-0.1"],
+    "training.output_dropout": ["1", "-0.1"],
+    "training.weight_drop": ["1", "-0.1", "nan"],
+    "training.ema_decay": ["1", "-0.1", "true"],
+    "training.random_offset": ["1", "yes"],
+    "training.reset_probability": ["1", "-0.1"],
+    "training.decay_biases": ["0", "no"],
     "training.compute_dtype": ["float16", "16"],
     "data.tokenizer": ["bpe", "1"],
     "data.min_count": ["0", "1.5"],
@@ -389,6 +397,28 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=re.escape(f"{dotted} ")) as refusal:
             load_config("astra_alpha", parse_fields({dotted: text}))
         assert "must be" in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        "overrides, says",
+        [
+            ({"model.num_layers": 1}, "between_dropout is 0.15; it must be 0.0: model.num_layers"),
+            ({"training.dropout": 0.1, "training.dropout_site": "output"},
+             "output_dropout is 0.2; it must be 0.0: training.dropout drops units there already."),
+            ({"training.dropout": 0.1, "training.dropout_site": "between"},
+             "between_dropout is 0.15; it must be 0.0: training.dropout drops units there"),
+            ({"model.cell": "mlp", "model.context_length": 3},
+             "weight_drop is 0.2; it must be 0.0: the cell mlp has no recurrent matrices."),
+            ({"model.cell": "min_gru"}, "weight_drop is 0.2; it must be 0.0: the cell min_gru has"),
+            ({"data.batches": "crops"},
+             "random_offset is true; it must be false: only streams use it, and data.batches is"),
+            ({"data.batches": "crops", "training.random_offset": False},
+             "reset_probability is 0.25; it must be 0.0: only streams use it, and data.batches"),
+        ],
+    )  # fmt: skip
+    def test_a_field_that_makes_no_sense_with_another(self, overrides, says):
+        with pytest.raises(ConfigError, match=re.escape(f"training.{says}")):
+            load_config("best_gru", overrides)
+        assert load_config("best_gru", {"training.dropout": 0.1})  # inside the recurrence
 
     @pytest.mark.parametrize(
         "set_dropout",

@@ -94,6 +94,23 @@ class TestStreamWindows:
             np.testing.assert_array_equal(inputs[row], piece[: inputs.shape[1]])
             np.testing.assert_array_equal(targets[row], piece[1 : inputs.shape[1] + 1])
 
+    def test_passes_that_begin_at_a_random_token_of_a_ring(self):
+        """Three passes: each is one piece of the text, which is written again after its end."""
+        n, B, T = 30, 2, 3
+        key, tokens, length = jax.random.key(3), np.arange(n), (n - 1) // B
+        begins = []
+        for number in range(3):
+            steps = number * (length // T) + jnp.arange(length // T)
+            seen = [stream_windows(jnp.asarray(tokens), step, B, T, key) for step in steps]
+            inputs, targets = (np.concatenate([s[i] for s in seen], axis=1) for i in (0, 1))
+            begins.append(int(inputs[0, 0]))
+            for row in range(B):
+                piece = np.tile(tokens, 3)[begins[-1] + row * length :]
+                np.testing.assert_array_equal(inputs[row], piece[: inputs.shape[1]])
+                np.testing.assert_array_equal(targets[row], piece[1 : inputs.shape[1] + 1])
+            assert [bool(first) for _, _, first in seen] == [True] + [False] * (len(seen) - 1)
+        assert len(set(begins)) == 3
+
 
 class TestWindows:
     def test_by_hand(self):

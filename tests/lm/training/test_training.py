@@ -17,7 +17,9 @@ from conftest import slow
 from random_models import random_params
 
 from jaxgru.errors import UserError
-from jaxgru.lm.config import Config, ModelConfig, TrainingConfig, load_config
+from jaxgru.layers.dropout import dropout_masks
+from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
+from jaxgru.lm.data.batching import stream_windows
 from jaxgru.lm.model import Dropout, apply, token_nll
 from jaxgru.lm.training import (
     NonFiniteLoss,
@@ -49,12 +51,22 @@ CONFIG = Config(
         dropout=0.2,
     ),
 )
+REGULARIZED = Config(
+    model=dataclasses.replace(CONFIG.model, reset_gate="after"),
+    data=DataConfig(batches="streams"),
+    training=dataclasses.replace(
+        CONFIG.training, schedule="cosine_per_step", warmup_steps=2, decay_biases=False,
+        input_dropout=0.3, between_dropout=0.4, output_dropout=0.5, weight_drop=0.25,
+        ema_decay=0.3, random_offset=True, reset_probability=0.5,
+    ),
+)  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 3, 200).astype(np.int32)
 
 
 def run(config=CONFIG, tokens=TOKENS, observer=None):
     """A whole run in memory; returns the state, the result and the progress."""
-    progress, state = Progress(), init_state(config.model, config.training)
+    progress = Progress()
+    state = init_state(config.model, config.training, config.data.batches)
     state, best = fit(config, state, None, progress, tokens, tokens[:50], observer or Observer())
     return state, best, progress
 
@@ -88,6 +100,7 @@ def test_learning_rate_is_stepped_once_an_epoch():
         ({"schedule": "linear", "warmup_steps": 2}, [3, 5, 4, 3, 2, 1]),
         ({"warmup_steps": 3}, [2, 4, 4.5, 4.5, 1.5, 1.5]),
         ({"warmup_steps": 1}, [6, 6, 4.5, 4.5, 1.5, 1.5]),
+        ({"schedule": "cosine_per_step"}, [6, 3 + 1.5 * 3**0.5, 4.5, 3, 1.5, 3 - 1.5 * 3**0.5]),
     ],
 )
 def test_other_schedules_by_hand(options, rates):
@@ -105,15 +118,17 @@ def test_clipping_by_hand(max_norm, factor):
     np.testing.assert_allclose(clipped["b"], [[0, -4 * factor]], rtol=1e-7)
 
 
-def test_adamw_by_hand_over_three_steps():
-    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter too.
+@pytest.mark.parametrize("decay_biases", [True, False])
+def test_adamw_by_hand_over_three_steps(decay_biases):
+    """Loshchilov & Hutter's algorithm 2 in Python floats, decay on a bias-shaped parameter or not.
 
     In float64: in float32 the bias corrections 1 − βᵗ alone cost a relative 1e-6.
     """
     with jax.enable_x64(True):
         recipe = TrainingConfig(
-            epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0
-        )
+            epochs=3, steps_per_epoch=1, learning_rate=0.1, weight_decay=0.2, max_grad_norm=100.0,
+            decay_biases=decay_biases,
+        )  # fmt: skip
         params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
         state, update = optimizer(recipe).init(params), jax.jit(optimizer(recipe).update)
         expected = {"W": 1.5, "b": -0.5}
@@ -129,7 +144,8 @@ def test_adamw_by_hand_over_three_steps():
                 m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
                 moments[name] = m, v
                 step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
-                expected[name] = expected[name] * (1 - rate * 0.2) - rate * step
+                decay = 0.2 if decay_biases or name == "W" else 0
+                expected[name] = expected[name] * (1 - rate * decay) - rate * step
         for name in expected:
             assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-12)
 
@@ -276,10 +292,10 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
     assert len(saved) == 1
 
 
-@pytest.mark.parametrize("after", [1, 2, 5])
-def test_an_interrupted_run_resumes_to_the_same_bits(after):
+@pytest.mark.parametrize("after, config", [(1, CONFIG), (5, CONFIG), (2, REGULARIZED)])
+def test_an_interrupted_run_resumes_to_the_same_bits(after, config):
     """Interrupted after some chunk of steps; what was saved then ends in the undisturbed result."""
-    expected, _, undisturbed = run()
+    expected, _, undisturbed = run(config)
     saved, chunks = [], []
 
     def on_interrupt(state, best, progress):
@@ -291,11 +307,12 @@ def test_an_interrupted_run_resumes_to_the_same_bits(after):
         on_interrupt=on_interrupt,
     )
     with pytest.raises(KeyboardInterrupt):
-        run(observer=observer)
+        run(config, observer=observer)
     (state, best, progress) = saved[0]
     assert 0 < int(state.step) < 15
-    final, _ = fit(CONFIG, state, best, progress, TOKENS, TOKENS[:50], Observer())
+    final, result = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert_same(final, expected)
+    assert_same(result, final.params if config is CONFIG else final.ema)
     losses = [(r.train_loss, r.val_loss) for r in progress.records]
     assert losses == [(r.train_loss, r.val_loss) for r in undisturbed.records]
 
@@ -476,3 +493,74 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
         assert any(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(state.carry))
     for end in ends[1:]:
         chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)
+
+
+def test_every_regularizer_against_a_plain_loop():
+    """Five steps in float64: loss, gradient and state by the equations, step by step.
+
+    The masks are those that the keys give, each at its own place. The average is d·average +
+    (1 − d)·parameters with d = min(0.3, (1 + t)/(10 + t)). AdamW's first moment has the gradients.
+    """
+    model, B, T = REGULARIZED.model, 3, 4
+    recipe = dataclasses.replace(REGULARIZED.training, batch_size=B, max_grad_norm=1e9)
+    rates = {"state": 0.2, "input": 0.3, "between": 0.4, "output": 0.5}
+    gates = ("Uz", "Ur", "Un")
+
+    def drawn(key, step):
+        """What a step draws: its windows, the rows that start from zeros, and its masks."""
+        pass_key, key = jax.random.fold_in(key, 2**32 - 1), jax.random.fold_in(key, step)
+        reset_key, weight_key, *sites = jax.random.split(jax.random.fold_in(key, 2), 5)
+        x, y, first = stream_windows(jnp.asarray(TOKENS), jnp.int32(step), B, T, pass_key)
+        zero = first | jax.random.bernoulli(reset_key, 0.5, (B,))
+        sites = zip([jax.random.split(key)[1], *sites], rates.items(), strict=True)
+        state, below, between, above = (
+            dropout_masks(params.layers, Dropout(key, rate, site), B, T)
+            for key, (site, rate) in sites
+        )
+        masks = state[0].state, state[1].state, below[0].input, between[0].output, above[1].output
+        kept = [
+            [jax.random.bernoulli(key, 0.75, (4, 4)) / 0.75 for key in jax.random.split(layer, 3)]
+            for layer in jax.random.split(weight_key, 2)
+        ]
+        return x, y, zero, [mask.keep * mask.scale for mask in masks], kept
+
+    def loss(params, carry, x, y, zero, masks, kept):
+        sigmoid, total = jax.nn.sigmoid, 0.0
+        hidden = [jnp.where(zero[:, None], 0, h) for h in carry]
+        for t in range(T):
+            h = params.embedding[x[:, t]] * masks[2][t]
+            for i, p in enumerate(params.layers):
+                Uz, Ur, Un = (getattr(p, U) * keep for U, keep in zip(gates, kept[i], strict=True))
+                old = hidden[i]
+                z = sigmoid(h @ p.Wz + p.bz + old @ Uz + p.cz)
+                r = sigmoid(h @ p.Wr + p.br + old @ Ur + p.cr)
+                n = jnp.tanh(h @ p.Wn + p.bn + r * (old @ Un + p.cn))
+                hidden[i] = ((1 - z) * old + z * n) * masks[i][t]
+                h = hidden[i] * masks[3 + i][t]
+            log_p = jax.nn.log_softmax(h @ params.head.Wo + params.head.bo)
+            total -= log_p[jnp.arange(B), y[:, t]].mean() / T
+        return total, hidden
+
+    with jax.enable_x64(True):
+        params = random_params(model, dtype="float64")
+        state = init_state(model, recipe, "streams")
+        carry = jax.tree.map(lambda h: h.astype(float), state.carry)
+        opt_state, average = optimizer(recipe).init(params), jax.tree.map(jnp.copy, params)
+        state = state.replace(params=params, opt_state=opt_state, carry=carry, ema=average)
+        draws = jax.jit(partial(drawn, state.key))
+        plain = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        moment, resets, average = jax.tree.map(jnp.zeros_like, params), 0, arrays(average)
+        for step, d in enumerate([0.1, 2 / 11, 0.25, 0.3, 0.3]):
+            now = draws(step)
+            (value, carry), grads = plain(state.params, carry, *now)
+            moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
+            resets += int(now[2].sum()) if step else 0
+            state, losses, _ = train_steps(recipe, state, TOKENS, 1)
+            assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
+            chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
+            chex.assert_trees_all_close(state.carry, tuple(carry), rtol=1e-9)
+            pairs = zip(average, arrays(state.params), strict=True)
+            average = [d * old + (1 - d) * new for old, new in pairs]
+            for ours, theirs in zip(arrays(state.evaluated), average, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+        assert 0 < resets < 12
