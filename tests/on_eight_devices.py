@@ -64,7 +64,7 @@ def start(recipe, devices, dtype, batches="crops"):
 
 
 def numbers(state):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((state.params, state.ema))])
 
 
 def bits(state):
@@ -113,16 +113,23 @@ def of_devices_and_parts():
 
 
 def of_streams(folder):
-    """Streams, their carry on 1 device and on 8: 10 steps, and 4 and a checkpoint and 6."""
+    """Streams, their carry on 1 device and on 8: 10 steps, and 4 and a checkpoint and 6.
+
+    With every regularizer.
+    """
+    recipe = dataclasses.replace(
+        RECIPE, input_dropout=0.1, between_dropout=0.2, output_dropout=0.3, weight_drop=0.2,
+        ema_decay=0.5, random_offset=True, reset_probability=0.3, decay_biases=False,
+    )  # fmt: skip
     ends = {}
     for devices in (1, 8):
-        state, run, _ = start(RECIPE, devices, jnp.float32, "streams")
+        state, run, _ = start(recipe, devices, jnp.float32, "streams")
         state, first = run(state, 4)
         with open_checkpoints(folder / f"streams {devices}") as manager:
             save(manager, state, None, Progress())
         state, last = run(state, 6)
         ends[devices] = state, np.concatenate([first, last])
-    config = Config("tiny", MODEL, DataConfig(batches="streams"), RECIPE)
+    config = Config("tiny", MODEL, DataConfig(batches="streams"), recipe)
     with open_checkpoints(folder / "streams 1") as manager:
         state, _, _ = restore(manager, folder / "streams 1", config, mesh_of(8))
     state, last = run(state, 6)

@@ -28,6 +28,7 @@ from jaxgru.lm.training import Epoch, Progress, init_state, train_steps
 TOKENIZER = CharacterTokenizer("abc")
 TOKENS = np.tile(np.arange(3, dtype=np.int32), 20)
 RECIPE = TrainingConfig(epochs=2, steps_per_epoch=2, batch_size=2, sequence_length=4)
+AVERAGED = dataclasses.replace(RECIPE, ema_decay=0.5)
 MODELS = {
     "gru": ModelConfig("gru", 3, 2, 4, 2, second_bias=True),
     "single bias": ModelConfig("gru", 3, 1, 1, 1),
@@ -37,7 +38,7 @@ MODELS = {
 }
 
 
-def untrained(model):
+def untrained(model, recipe):
     """A state of step 2 whose floats are random, as training would leave them."""
     rng = np.random.default_rng(0)
 
@@ -46,19 +47,19 @@ def untrained(model):
             return leaf
         return jax.device_put(rng.normal(size=leaf.shape).astype(np.float32))
 
-    state = jax.tree.map(random, init_state(model, RECIPE))
+    state = jax.tree.map(random, init_state(model, recipe))
     return state.replace(step=jnp.array(2, state.step.dtype))
 
 
-def make_run(root, model=MODELS["gru"]):
+def make_run(root, model=MODELS["gru"], recipe=RECIPE):
     """A run with one checkpoint, of two steps: an epoch. Its best parameters are others."""
-    config = Config("tiny", model, training=RECIPE)
+    config = Config("tiny", model, training=recipe)
     run = create_run(root, config, TOKENIZER)
     (run / LOCK).touch()  # as whoever trained it has left it
-    if model == MODELS["gru"]:
+    if (model, recipe) == (MODELS["gru"], RECIPE):
         state, _, _ = train_steps(RECIPE, init_state(model, RECIPE), TOKENS, 2)
     else:
-        state = untrained(model)
+        state = untrained(model, recipe)
     kept = jax.tree.map(lambda x: x + 1, state.params)
     record = Epoch(1, 2, 1e-3, 0.5, 0.1 + 0.2, tokens_per_second=8.0, seconds=0.25)
     progress = Progress(records=[record], best_val_loss=0.1 + 0.2)
@@ -75,23 +76,28 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["gru", *slow(*(kind for kind in MODELS if kind != "gru"))],
+    "kind, recipe",
+    [
+        ("gru", RECIPE),
+        ("gru", AVERAGED),
+        *slow(*((kind, RECIPE) for kind in MODELS if kind != "gru")),
+    ],
 )
-def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind):
-    run, config, state, kept, progress = make_run(tmp_path, MODELS[kind])
+def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
+    """If the parameters are averaged, the model that is loaded is their average."""
+    run, config, state, kept, progress = make_run(tmp_path, MODELS[kind], recipe)
     with open_checkpoints(run) as manager:
         restored, restored_best, restored_progress = restore(manager, run, config)
     assert_same(restored, state)
     assert_same(restored_best, kept)
     assert restored_progress == progress
     params, loaded_config, tokenizer = jaxgru.lm.load(run)
-    assert_same(params, state.params)
+    assert_same(params, state.evaluated)
     assert_same(jaxgru.lm.load(run, "best")[0], kept)
-    assert_same(jaxgru.lm.load(run, "last")[0], state.params)
-    save_config(run, dataclasses.replace(config, training=dataclasses.replace(RECIPE, patience=1)))
+    assert_same(jaxgru.lm.load(run, "last")[0], state.evaluated)
+    save_config(run, dataclasses.replace(config, training=dataclasses.replace(recipe, patience=1)))
     assert_same(jaxgru.lm.load(run)[0], kept)
-    assert_same(jaxgru.lm.load(run, "last")[0], state.params)
+    assert_same(jaxgru.lm.load(run, "last")[0], state.evaluated)
     assert loaded_config == config and tokenizer.vocabulary == "abc"
 
 

@@ -501,8 +501,9 @@ def test_every_regularizer_against_a_plain_loop():
     The masks are those that the keys give, each at its own place. The average is d·average +
     (1 − d)·parameters with d = min(0.3, (1 + t)/(10 + t)). AdamW's first moment has the gradients.
     """
-    model, B, T = REGULARIZED.model, 3, 4
-    recipe = dataclasses.replace(REGULARIZED.training, batch_size=B, max_grad_norm=1e9)
+    model, B, T = REGULARIZED.model, 3, 2
+    sizes = {"batch_size": B, "sequence_length": T}
+    recipe = dataclasses.replace(REGULARIZED.training, **sizes, max_grad_norm=1e9)
     rates = {"state": 0.2, "input": 0.3, "between": 0.4, "output": 0.5}
     gates = ("Uz", "Ur", "Un")
 
