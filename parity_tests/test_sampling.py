@@ -147,7 +147,7 @@ def test_distributions(dtype, V, temperature, k, top_p, seed):
 
 
 @pytest.mark.parametrize("cell, options", [
-    ("gru", {"temperature": 1.0}),
+    pytest.param("gru", {"temperature": 1.0}, marks=pytest.mark.slow),
     pytest.param("lstm", {"temperature": 1.0}, marks=pytest.mark.slow),
     ("gru", {"temperature": 0.7, "top_k": 3}),
     pytest.param("gru", {"temperature": 1.3, "top_p": 0.8}, marks=pytest.mark.slow),

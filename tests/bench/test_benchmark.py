@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import python_script
+from conftest import python_script, slow
 from msgspec.structs import replace as changed
 
 import benchmark
@@ -315,7 +315,7 @@ class TestContestants:
     @pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=pytest.mark.slow if "one-device" in name else ())
+            pytest.param(name, marks=() if name in ("jaxgru", "torch") else pytest.mark.slow)
             for name, entry in CONTESTANTS.items()
             if entry.model and name not in ("wavefront", "torch.compile")
         ],
@@ -353,7 +353,7 @@ class TestContestants:
         with pytest.raises(AssertionError, match="fast unroll"):
             peers.build("jaxgru", task, "float32")
 
-    @pytest.mark.parametrize("name", LAYERS)
+    @pytest.mark.parametrize("name", [LAYERS[0], *slow(*LAYERS[1:])])
     def test_layers_with_resets(self, name):
         """After a reset, outputs are those of a sequence that begins there."""
         task = LayerTask("gru" if name == "haiku" else "gru, reset after", 2, 5, 3, 4, resets=True)

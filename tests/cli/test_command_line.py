@@ -220,9 +220,11 @@ class TestOutput:
     @pytest.mark.parametrize(
         "closed, options, code, says",
         [
-            (">&-", ["--config", "astra_alpha", "--summary"], 0, ""),
             (">&-", ["--nonsense"], 2, "train.py: there is no option --nonsense; .*\n"),
-            ("<&- >&- 2>&-", ["--nonsense"], 2, ""),
+            *slow(
+                (">&-", ["--config", "astra_alpha", "--summary"], 0, ""),
+                ("<&- >&- 2>&-", ["--nonsense"], 2, ""),
+            ),
         ],
     )
     def test_into_closed_streams_it_is_silent(self, closed, options, code, says):
@@ -302,6 +304,7 @@ class TestInterrupts:
         done = process(sys.executable, "-c", code)
         assert (done.returncode, done.stdout, done.stderr) == (130, "text", "")
 
+    @pytest.mark.slow
     def test_where_it_is_ignored_it_stays_so(self, tmp_path):
         """As under `nohup`, and behind a shell's "&"."""
         (tmp_path / "jaxgru").write_text("import jaxgru, signal; signal.raise_signal(2)\n")
@@ -315,8 +318,8 @@ class TestDevices:
         "platform, name, options",
         [
             ("cuda", "train", ["--config", "astra_alpha"]),
-            ("nonsense", "bench/cost", []),
             *slow(
+                ("nonsense", "bench/cost", []),
                 ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
                 ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
             ),
@@ -351,6 +354,7 @@ class TestWaitingForOthers:
         script = [sys.executable, str(SCRIPTS / "train.py"), "--config", "astra_alpha"]
         return address, [*script, "--runs", str(tmp_path), *options]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "number, others",
         [

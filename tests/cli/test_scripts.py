@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script
+from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script, slow
 
 import jaxgru
 from jaxgru.analysis import state_cost
@@ -77,6 +77,7 @@ class TestProcesses:
         assert done.returncode == 0, done.stderr
         assert done.stdout == "[]\nno device\n"
 
+    @pytest.mark.slow
     def test_output_cut_short_is_no_error(self, tiny_run):
         """`sample.py | head`: the reader goes, and that is all."""
         command = [sys.executable, str(SCRIPTS / "sample.py"), "--run", str(tiny_run)]
@@ -225,7 +226,7 @@ class TestEvaluate:
         assert "the stateless Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
 
-    @pytest.mark.parametrize("model", ["run", "safetensors", "onnx", "pretrained"])
+    @pytest.mark.parametrize("model", ["run", "onnx", *slow("safetensors", "pretrained")])
     def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, monkeypatch, model):
         """All of it, as NumPy computes it; the model's own text, moved, is split as ever."""
         run = script_options(model, tiny_run, tmp_path)

@@ -151,12 +151,9 @@ HOLES = [[False, True, False, True, True], [True, True, False, False, True]]
 @pytest.mark.parametrize("kind", GRU_FIRST)
 @settings(max_examples=1)
 @given(resets=MASKS, padding=LENGTHS | MASKS, reverse=st.booleans())
-@example(NEVER, [STEPS] * ROWS, False)
 @example(ALWAYS, [STEPS] * ROWS, False)
 @example(AMID, [STEPS, 3], False)  # a state goes on for two or three steps
-@example(AMID, [4, STEPS], True)
-@example(AMID, HOLES, False)  # each has an episode that begins in the padding
-@example(AMID, HOLES, True)
+@example(AMID, HOLES, True)  # an episode begins in the padding
 @example(AMID, NEVER, True)
 def test_each_episode_runs_by_itself(kind, resets, padding, reverse):
     """Any resets and padding, none and all included: outputs, carries and every gradient."""

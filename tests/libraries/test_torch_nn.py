@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from against import alike_under_strict_promotion, torch_gradients
 from annotations import unchecked
+from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import random_params, same_bits
@@ -103,10 +104,12 @@ class TestTwoDirections:
     @pytest.mark.parametrize(
         "T, B, E, H, L, lengths, dtype, tolerance",
         [
-            (5, 3, 4, 6, 2, None, np.float64, 1e-10),
             (1, 1, 2, 1, 1, None, np.float64, 1e-10),
             (5, 3, 4, 6, 2, [4, 1, 5], np.float64, 1e-10),
-            pytest.param(5, 3, 4, 6, 2, None, np.float32, 1e-4, marks=pytest.mark.slow),
+            *slow(
+                (5, 3, 4, 6, 2, None, np.float64, 1e-10),
+                (5, 3, 4, 6, 2, None, np.float32, 1e-4),
+            ),
         ],
     )
     def test_forward_and_gradients(self, kind, T, B, E, H, L, lengths, dtype, tolerance):

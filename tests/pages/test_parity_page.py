@@ -38,6 +38,7 @@ def test_the_page_says_what_was_recorded():
     }
 
 
+@pytest.mark.slow
 def test_a_suite_that_fails_shows_pytests_output_and_then_one_sentence(
     tmp_path, monkeypatch, capfd
 ):

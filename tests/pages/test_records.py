@@ -110,6 +110,7 @@ def without(run: dict, **measures: object) -> dict:
     return run | {"epochs": epochs, "study": run["study"] | measures}
 
 
+@pytest.mark.slow
 @settings(**SOME)
 @given(st.lists(RUNS, min_size=1, max_size=5))
 @example([without(run_json(changes={"training.dropout": 0.0}))])  # variants alone: ValueError

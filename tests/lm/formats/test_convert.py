@@ -193,7 +193,8 @@ def test_the_longest_name(script, saved, tmp_path):
     assert same_bits(load_pth_model(tmp_path / name)[0], random_params(MODEL))
 
 
-@pytest.mark.parametrize("when", [pytest.param("fsync", marks=pytest.mark.slow), "replace"])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["fsync", "replace"])
 def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
     """In a process of its own, which gets the signal while the file is half written."""
     code = (

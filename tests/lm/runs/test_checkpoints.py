@@ -274,6 +274,7 @@ def test_an_item_that_is_gone_is_missed(tmp_path):
         jaxgru.lm.load(run)
 
 
+@pytest.mark.slow
 def test_without_checksums_a_checkpoint_counts_as_good_if_it_can_be_read(tmp_path, capfd):
     run, config, state, later = make_two(tmp_path)
     newest = run / "checkpoints" / "3"
@@ -330,7 +331,7 @@ def test_a_run_is_read_while_it_is_trained(tmp_path, monkeypatch, capfd, when):
 
 
 @pytest.mark.parametrize(
-    "missing", ["optimizer", "params/_METADATA", *slow("params", "progress", "all")]
+    "missing", ["params/_METADATA", *slow("optimizer", "params", "progress", "all")]
 )
 def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, missing):
     """Checksums are written last, so that a copy may lack them and more."""

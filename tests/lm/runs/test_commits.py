@@ -87,6 +87,7 @@ def test_a_file_of_something_else_names_none(tmp_path):
         assert commits.trained_by(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_resumed_by_another_commit_names_both(run_copy, monkeypatch):
     (run_copy / FILE_NAME).unlink(missing_ok=True)
     record_commit(run_copy, A, 0)

@@ -150,6 +150,7 @@ class TestARun:
         assert (done.code, done.err) == (0, "")
         assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
+    @pytest.mark.slow
     def test_stopped_before_its_first_checkpoint_starts_from_the_model_again(
         self, train, script, tiny_run, tmp_path
     ):
@@ -162,6 +163,7 @@ class TestARun:
         done = script("train", "--resume", run)
         assert done.code == 2 and "has changed: its SHA-256 is" in done.err
 
+    @pytest.mark.slow
     def test_may_have_the_models_name(self, train, run_copy, tmp_path):
         """Then the model is the version before the new run, though `latest` moves."""
         family = tmp_path / "runs" / "mine"

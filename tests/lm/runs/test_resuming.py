@@ -136,6 +136,7 @@ class TestLength:
         resume_run(run_copy)
         assert len(records(run_copy)) == 4
 
+    @pytest.mark.slow
     def test_killed_before_a_step_is_done_it_is_not_called_finished(
         self, run_copy, monkeypatch, capfd
     ):
@@ -195,6 +196,7 @@ class TestLength:
         with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
             run.change({"training.epochs": 10}, progress)
 
+    @pytest.mark.slow
     def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
         resume_run(run_copy, {"training.epochs": 3})
         before = records(run_copy)

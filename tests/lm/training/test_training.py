@@ -159,16 +159,14 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
     assert a[2].records[0].train_loss != c[2].records[0].train_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batches, final_norm, training",
     [
         ("streams", True, {"dropout_site": "output", "remat": True}),
-        *slow(
-            ("crops", False,
-             {"compute_dtype": "bfloat16", "gradient_accumulation": 2, "patience": 1})
-        ),
+        ("crops", False, {"compute_dtype": "bfloat16", "gradient_accumulation": 2, "patience": 1}),
     ],
-)  # fmt: skip
+)
 def test_strict_promotion_of_dtypes_changes_nothing(batches, final_norm, training):
     """Nor does it fail, as Optax does under it."""
     model = dataclasses.replace(CONFIG.model, final_norm=final_norm)
@@ -196,6 +194,7 @@ def test_it_trains_without_jit():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chunks_do_not_change_the_numbers():
     """7 steps at once, and as 1 + 4 + 2: the same bits, and the losses of the same steps."""
     model, recipe = CONFIG.model, CONFIG.training
@@ -262,7 +261,7 @@ def test_without_patience_the_last_weights_are_the_result(monkeypatch):
     assert_same(result, state.params)
 
 
-@pytest.mark.parametrize("bad_step", [0, 7, *slow(1)])
+@pytest.mark.parametrize("bad_step", [7, *slow(0, 1)])
 def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
     rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
@@ -385,8 +384,9 @@ class TestManyDevices:
         hardware.share_cpu(64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "length, site", [(7, "state"), *slow((2, "between"), (1, "state"), (16, "between"))]
+    "length, site", [(7, "state"), (2, "between"), (1, "state"), (16, "between")]
 )
 def test_computing_parts_anew_changes_nothing(length, site):
     """Loss, state and gradients in float64, at lengths with and without a rest; the same masks."""
@@ -479,7 +479,8 @@ def test_streams_hand_their_state_on():
     assert not np.allclose(crops[:2], nll[:2])
 
 
-@pytest.mark.parametrize("cell", ["lstm", *slow("mlp")])  # a carry of two arrays, not of one shape
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "mlp"])  # a carry of two arrays, not of one shape
 def test_a_stream_computed_by_parts_is_the_same(cell):
     """By parts of the batch and of the sequence, with dropout: the same losses and state."""
     context = 3 if cell == "mlp" else 0
