@@ -8,6 +8,7 @@
 The state of a model, `carry`, is an argument and a result.
 """
 
+from jaxgru.lm.beam_search import beam_search
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.evaluation import Scores, evaluate, score
 from jaxgru.lm.generation import stream_text
@@ -17,7 +18,7 @@ from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.sampling import generate
 
 __all__ = [
-    "Config", "ModelConfig", "Params", "Scores", "apply", "config_names", "evaluate", "generate",
-    "init", "initial_carry", "load", "load_config", "num_params", "pretrained_names", "save",
-    "score", "step", "stream_text",
+    "Config", "ModelConfig", "Params", "Scores", "apply", "beam_search", "config_names",
+    "evaluate", "generate", "init", "initial_carry", "load", "load_config", "num_params",
+    "pretrained_names", "save", "score", "step", "stream_text",
 ]  # fmt: skip

@@ -108,7 +108,7 @@ def generate(
     """
     params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_array("prompt", prompt)
-    _check_prompt(prompt, V)
+    check_prompt(prompt, V)
     num_tokens = check_num_tokens(num_tokens)
     temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
     if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
@@ -119,7 +119,7 @@ def generate(
     if lengths is not None:
         lengths = _as_lengths(lengths, *prompt.shape)
     if stop is not None:
-        stop = _as_stop(stop, V)
+        stop = as_stop(stop, V)
     processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
     for processor in processors:
         if not callable(processor):
@@ -153,7 +153,7 @@ def generate(
     return tokens, *state, *logprobs
 
 
-def _check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
+def check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
@@ -184,7 +184,7 @@ def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyA
     return jnp.asarray(lengths, jnp.int32)
 
 
-def _as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
+def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
     """Return the stop tokens as an array; None where there are none."""
     stop = as_array("stop", stop)
     if not stop.size:
@@ -203,7 +203,7 @@ def check_num_tokens(num_tokens: SupportsIndex) -> int:
       UserError: it is below 1, or at least 2³¹.
       TypeError: it is not a whole number.
     """
-    return _whole("num_tokens", num_tokens, MOST_TOKENS, str(MOST_TOKENS))
+    return check_whole("num_tokens", num_tokens)
 
 
 def check_sampling(
@@ -222,13 +222,15 @@ def check_sampling(
         "a finite floating-point number, 0 or more",
     )
     if top_k is not None:
-        top_k = _whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
+        top_k = check_whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
     if top_p is not None:
         top_p = _number("top_p", top_p, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
     return temperature, top_k, top_p
 
 
-def _whole(name: str, value: SupportsIndex, most: int, named: str) -> int:
+def check_whole(
+    name: str, value: SupportsIndex, most: int = MOST_TOKENS, named: str = str(MOST_TOKENS)
+) -> int:
     number = operator.index(value)
     if isinstance(value, bool) or not 1 <= number <= most:
         raise UserError(f"{name} is {shown(value)}; it must be a whole number from 1 to {named}.")
@@ -306,7 +308,7 @@ def _generate(
         if counts is not None:
             counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
         if stopped is not None:  # such a row keeps its stop token, and the state before it
-            carry = jax.tree.map(partial(_where_rows, stopped), state.carry, carry)
+            carry = jax.tree.map(partial(where_rows, stopped), state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
             stopped |= (new[0][:, None] == stop).any(axis=1)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
@@ -340,7 +342,7 @@ def _generate(
     return jax.tree.map(jnp.transpose, new), state.carry, state.key
 
 
-def _where_rows(
+def where_rows(
     rows: Bool[Array, "B"], x: Float[Array, "B ..."], y: Float[Array, "B ..."]
 ) -> Float[Array, "B ..."]:
     return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
