@@ -22,15 +22,14 @@ from jaxgru.cells import (
 )
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout
-from jaxgru.layers.stack import init_stack
+from jaxgru.layers.stack import ResidualStack, init_stack
 from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Dropout", "GRUParams", "LSTMParams", "LayerNormGRUParams", "LayerNormLSTMParams",
-    "MinGRUParams", "ProjectedLSTMParams", "RNNParams", "UserError", "bidirectional", "cells",
-    "init_gru", "init_lstm", "init_min_gru", "init_rnn", "init_stack", "initial_carry", "libraries",
-    "lm", "step",
-    "unroll",
+    "MinGRUParams", "ProjectedLSTMParams", "RNNParams", "ResidualStack", "UserError",
+    "bidirectional", "cells", "init_gru", "init_lstm", "init_min_gru", "init_rnn", "init_stack",
+    "initial_carry", "libraries", "lm", "step", "unroll",
 ]  # fmt: skip

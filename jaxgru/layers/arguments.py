@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool
 from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, described, widest
 from jaxgru.errors import a_type
+from jaxgru.layers.stack import ResidualStack
 
 
 def as_array(name: str, value: Any) -> AnyArray:
@@ -110,8 +111,8 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
 
 def is_pair(layers: Any) -> bool:
     """Return whether these are the layers of two directions, as of a bidirectional module."""
-    several = lambda part: isinstance(part, list | tuple)
-    return several(layers) and len(layers) == 2 and all(map(several, layers))
+    pair = isinstance(layers, list | tuple) and len(layers) == 2
+    return pair and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
 
 
 def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
@@ -126,6 +127,7 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
             f"{name} is a pair, with the layers of two directions, as of a bidirectional module; "
             "call jaxgru.bidirectional(*pair, x)."
         )
+    layers = layers.layers if isinstance(layers, ResidualStack) else layers
     one = not isinstance(layers, Sequence)
     stack = (layers,) if one else tuple(layers)
     if not stack:
@@ -161,6 +163,15 @@ def check_features(features: int, takes: int, i: int = 0) -> None:
         given = "x has" if i == 0 else "the layer below it has"
         the_layer = "the layer" if i == 0 else f"layer {i}"
         raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
+
+
+def check_sum(units: int, features: int, i: int) -> None:
+    """Raise ValueError if layer i of a residual stack cannot add its input to its output."""
+    if i and units != features:
+        raise ValueError(
+            f"layer {i} of a residual stack takes {features} features and gives {units}; the "
+            "numbers must be equal, because it adds its input to its output."
+        )
 
 
 def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:

@@ -49,7 +49,7 @@ IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
 forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at the same time,
 for GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding,
-`reverse` and `return_carries`. "auto" is "scan" until the wavefront has been timed on a GPU."""
+`reverse`, `return_carries` and residual stacks. "auto" is "scan" until the wavefront has been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
@@ -234,7 +234,7 @@ def unroll_stack(
       ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
     check_implementation(implementation)
-    return run_stack(implementation, False, False, layers, x, carry, masks)[:2]
+    return run_stack(implementation, False, False, False, layers, x, carry, masks)[:2]
 
 
 @contextmanager
@@ -261,11 +261,12 @@ def check_implementation(implementation: Any) -> None:
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def run_stack(
     implementation: str,
     reverse: bool,
     return_carries: bool,
+    residual: bool,
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
@@ -274,9 +275,12 @@ def run_stack(
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
-    """Compute a stack of layers: the output, the last carries, and the carries of every step."""
+    """Compute a stack of layers: the output, the last carries, and the carries of every step.
+
+    With `residual`, each layer above the first adds its input to its output.
+    """
     marked = reset is not None or real is not None
-    only_masks = not (marked or reverse or return_carries)
+    only_masks = not (marked or reverse or return_carries or residual)
     layers, x, carry, masks, reset, initial, real = vary_alike(
         (layers, x, carry, masks, reset, initial, real)
     )
@@ -300,17 +304,24 @@ def run_stack(
         outputs, c = unroll_layer(
             layer, c, steps, constants, implementation, reverse, return_carries
         )
-        x = apply_mask(hidden(outputs), *mask.output)
+        h = apply_mask(hidden(outputs), *mask.output)
+        x = plus_input(h, x) if residual and i else h
         ends.append(c)
         each.append(outputs)
     return looked_up(x), tuple(ends), tuple(each) if return_carries else None
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+def plus_input(h: Float[Array, "*n H"], x: Float[Array, "*n H"]) -> Float[Array, "*n H"]:
+    """Return a layer's output in a residual stack, in its own dtype."""
+    return h + x.astype(h.dtype)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def run_in_segments(
     implementation: str,
     reverse: bool,
     return_carries: bool,
+    residual: bool,
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"],
     carry: Sequence[Carry],
@@ -326,7 +337,7 @@ def run_in_segments(
     def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
         steps, x, reset, real = of_segment
         masks = dropout_masks(layers, at_step(dropout, steps[0]), B, len(steps))
-        options = implementation, reverse, return_carries
+        options = implementation, reverse, return_carries, residual
         y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
         return carry, (y, carries)
 

@@ -9,10 +9,25 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn
-from jaxgru.cells.base import check_flags, is_whole
+from jaxgru.cells.base import check_flags, exportable, is_whole, struct
 from jaxgru.errors import shown
 
 INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lstm, "rnn": init_rnn}
+
+
+@struct
+class ResidualStack:
+    """Layers of which each above the first adds its input to its output (Wu et al. 2016, arXiv
+    1609.08144, section 3.1).
+
+    `unroll`, `bidirectional`, `step` and `initial_carry` take it in place of the list. Only what
+    goes up is the sum: the carries are those of the layers. Dropout of an output comes before.
+    """
+
+    layers: tuple[CellParams, ...]
+
+
+exportable(ResidualStack)
 
 
 def init_stack(
@@ -23,8 +38,9 @@ def init_stack(
     num_layers: int = 1,
     *,
     bidirectional: bool = False,
+    residual: bool = False,
     **options: Any,
-) -> tuple[Any, ...]:
+) -> Any:
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
@@ -32,16 +48,18 @@ def init_stack(
       in_features: the size of the input at a step.
       hidden_dim: H, the size of the state of each layer, in each direction.
       bidirectional: each layer above the first reads 2 H features, those of both directions.
+      residual: each layer above the first adds its input to its output: a `ResidualStack`.
       options: those of `init_gru`, `init_lstm` or `init_rnn`, for each layer.
 
     Returns:
-      The layers, for `unroll(layers, x)`; or a pair of these, for `bidirectional(*pair, x)`.
+      The layers, a tuple or a `ResidualStack`, for `unroll(layers, x)`; or a pair of these, for
+      `bidirectional(*pair, x)`.
 
     Raises:
       ValueError: the cell is unknown, the number of layers is not a positive whole number, or an
         option is wrong as in the function.
     """
-    check_flags(bidirectional=bidirectional)
+    check_flags(bidirectional=bidirectional, residual=residual)
     init = INITS.get(cell) if isinstance(cell, str) else cell
     if not callable(init):
         raise ValueError(
@@ -58,4 +76,6 @@ def init_stack(
         key, directions * hidden_dim if i else in_features, hidden_dim, **options
     )
     stacks = tuple(tuple(draw(keys[d, i], i) for i in range(num_layers)) for d in range(directions))
+    if residual:
+        stacks = tuple(map(ResidualStack, stacks))
     return stacks if bidirectional else stacks[0]

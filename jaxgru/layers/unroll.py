@@ -28,6 +28,7 @@ from jaxgru.layers.arguments import (
     carry_like,
     check_layer,
     check_order,
+    check_sum,
     in_reading_order,
     real_steps,
 )
@@ -35,10 +36,12 @@ from jaxgru.layers.dropout import Dropout, dropout_masks, of_layer
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
+    plus_input,
     run_in_segments,
     run_stack,
     sharded_by_xla,
 )
+from jaxgru.layers.stack import ResidualStack
 
 
 def unroll(
@@ -64,7 +67,8 @@ def unroll(
 
     Args:
       layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the
-        input of each is then the output of the one below.
+        input of each is then the output of the one below. A `ResidualStack` of them also adds it to
+        the layer's output.
       x: the input, in floating point. It is converted to the dtype of the layer's biases. One
         sequence may come as (T, F); then neither the results nor any other argument has the axis B.
       carry: the state before the first step, as returned here or by `initial_carry`: for one layer
@@ -115,8 +119,12 @@ def unroll(
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
     if remat and is_symbolic_dim(T):
         raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
+    residual = isinstance(layers, ResidualStack)
     for i, layer in enumerate(stack):
-        features = check_layer(layer, features, i)
+        units = check_layer(layer, features, i)
+        if residual:
+            check_sum(units, features, i)
+        features = units
     like = carry_like(stack, B)
     if carry is not None:
         carry = as_carry(carry, like, one, alone)
@@ -147,7 +155,7 @@ def unroll(
         reset, initial, real, mask = flags
         if reverse and reset is not None:
             reset = in_reading_order(reset, mask)
-        options = implementation, reverse, return_carries
+        options = implementation, reverse, return_carries, residual
         if remat:
             return run_in_segments(*options, layers, x, carry, dropout, reset, initial, real)
         masks = dropout_masks(layers, dropout, B, T)
@@ -188,8 +196,9 @@ def bidirectional(
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
 
     Args:
-      forward: a layer, or a list of layers, that reads from the first step to the last.
-      backward: a layer, or a list of as many layers, that reads from the last step to the first.
+      forward: a layer, or a list or `ResidualStack` of layers, that reads from the first step to
+        the last.
+      backward: as many layers, in the same form, that read from the last step to the first.
       x: as for `unroll`, and so are `reset`, `lengths`, `mask`, `time_major`, `implementation`.
       remat: as for `unroll`, in each layer and direction.
       carry: a pair, of the forward and of the backward layers, each as for `unroll`.
@@ -203,8 +212,8 @@ def bidirectional(
       (y, carry, carries).
 
     Raises:
-      ValueError: as `unroll`; the lists have different lengths; or the carry or `initial` is no
-        pair.
+      ValueError: as `unroll`; the lists have different lengths, or only one is residual; or the
+        carry or `initial` is no pair.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
@@ -213,6 +222,9 @@ def bidirectional(
         raise ValueError(
             f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
+    residual = isinstance(forward, ResidualStack)
+    if residual != isinstance(backward, ResidualStack):
+        raise ValueError("only one direction is a ResidualStack; both must be, or none.")
     check_flags(time_major=time_major, return_carries=return_carries)
     y = as_jax("x", as_input(x))
     alone, features = y.ndim == 2, y.shape[-1]
@@ -247,11 +259,15 @@ def bidirectional(
     )
     results: list[list[tuple]] = []  # of each layer, in each direction
     for i, layers in enumerate(zip(ahead, back, strict=True)):
-        features = sum(check_layer(layer, features, i) for layer in layers)
+        units = sum(check_layer(layer, features, i) for layer in layers)
+        if residual:
+            check_sum(units, features, i)
+        features = units
         results.append(
             [unroll(layer, y, **options[d][i], **both) for d, layer in enumerate(layers)]
         )
-        y = jnp.concatenate([result[0] for result in results[-1]], axis=-1)
+        sides = jnp.concatenate([result[0] for result in results[-1]], axis=-1)
+        y = plus_input(sides, y) if residual and i else sides
     # Of each direction, for each layer: the carry and, with return_carries, those of every step
     ends = [
         [tuple(result[d][k] for result in results) for d in (0, 1)]

@@ -1,7 +1,9 @@
 """A stack drawn in one call, and what is printed of layers."""
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from annotations import unchecked
 
@@ -36,6 +38,70 @@ def test_a_stack_fits_together(cell):
 def test_what_is_refused(arguments, says):
     with unchecked(), pytest.raises(ValueError, match=says):
         jaxgru.init_stack(*arguments)
+
+
+@pytest.fixture(scope="module")
+def residual():
+    """Two directions of three layers."""
+    with jax.enable_x64(True):
+        options = dict(bidirectional=True, residual=True, dtype="float64")
+        yield jaxgru.init_stack("rnn", KEY, 3, 4, 3, **options)
+
+
+def wider(stack):
+    """Two layers, the second of 5 units."""
+    return stack.replace(layers=(stack.layers[0], jaxgru.init_rnn(KEY, 4, 5, dtype="float64")))
+
+
+def test_each_layer_above_the_first_adds_its_input():
+    """By hand, from single layers; in segments, too, and step by step."""
+    with jax.enable_x64(True):
+        x = jax.random.normal(KEY, (2, 5, 3), "float64")
+        narrow = jaxgru.init_stack("rnn", KEY, 3, 4, 3, residual=True, dtype="float64")
+        lengths = jnp.array([5, 3])
+        y, carry = jaxgru.unroll(narrow, x, lengths=lengths)
+        expected, ends = x, []
+        for i, layer in enumerate(narrow.layers):
+            h, end = jaxgru.unroll(layer, expected, lengths=lengths)
+            expected, ends = h + (expected if i else 0), [*ends, end]
+        chex.assert_trees_all_close((y, carry), (expected, tuple(ends)), atol=1e-12)
+        for options in (dict(remat=True), dict(implementation="wavefront")):
+            again = jaxgru.unroll(narrow, x, lengths=lengths, **options)
+            chex.assert_trees_all_close(again, (y, carry), atol=1e-12)
+        state = jaxgru.initial_carry(narrow, 2)
+        for t in range(3):
+            y_t, state = jaxgru.step(narrow, x[:, t], state)
+            np.testing.assert_allclose(y_t, y[:, t], atol=1e-12)
+        # Dropout of the output drops the layer's own part
+        y_dropped, _ = jaxgru.unroll(narrow, x, dropout=jaxgru.Dropout(KEY, 0.5, "output"))
+        y_dropped, own, below = y_dropped[0], h[0], y[0] - h[0]
+        kept = abs(y_dropped - below) > 1e-9
+        np.testing.assert_allclose(y_dropped, below + kept * 2 * own, atol=1e-12)
+        assert 0 < kept.sum() < kept.size
+
+
+def test_two_directions_add_what_both_read(residual):
+    with jax.enable_x64(True):
+        x = jax.random.normal(KEY, (2, 5, 3), "float64")
+        y, _ = jaxgru.bidirectional(*residual, x)
+        expected = x
+        for i, layers in enumerate(zip(residual[0].layers, residual[1].layers, strict=True)):
+            h, _ = jaxgru.bidirectional(*layers, expected)
+            expected = h + (expected if i else 0)
+        np.testing.assert_allclose(y, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda a, b, x: jaxgru.bidirectional(a, b.layers, x), "only one direction is a Residual"),
+        (lambda a, b, x: jaxgru.unroll((a, b), x), "is a pair, with the layers of two directions"),
+        (lambda a, b, x: jaxgru.unroll(wider(a), x), "layer 1 of a residual stack takes 4 .* 5;"),
+    ],
+)
+def test_residual_stacks_that_are_refused(residual, call, says):
+    with unchecked(), pytest.raises(ValueError, match=says):
+        call(*residual, jnp.zeros((2, 5, 3)))
 
 
 def test_printed_layers_show_sizes():
