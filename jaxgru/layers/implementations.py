@@ -49,7 +49,8 @@ IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
 forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at the same time,
 for GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding,
-`reverse`, `return_carries` and residual stacks. "auto" is "scan" until the wavefront has been timed on a GPU."""
+`reverse`, `return_carries` and a `ResidualStack`. "auto" is "scan" until the wavefront has been
+timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
