@@ -306,7 +306,7 @@ def run_stack(
             layer, c, steps, constants, implementation, reverse, return_carries
         )
         h = apply_mask(hidden(outputs), *mask.output)
-        x = plus_input(h, x) if residual and i else h
+        x = plus_input(h, looked_up(x)) if residual and i else h
         ends.append(c)
         each.append(outputs)
     return looked_up(x), tuple(ends), tuple(each) if return_carries else None
