@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,8 @@ class Dropout:
         return replace(self, **fields)
 
 
+Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout=` takes
+
 NO_MASK = Mask()
 
 
@@ -90,8 +92,28 @@ class LayerMasks(NamedTuple):
     zoneout: Mask = NO_MASK
 
 
+def each(dropout: Dropouts) -> list[Dropout]:
+    """Return the dropouts one by one.
+
+    Raises:
+      ValueError: one is no Dropout, or two are at one site.
+    """
+    several = dropout if isinstance(dropout, list | tuple) else (dropout,)
+    found: list[Dropout] = []
+    for one in several:
+        if not isinstance(one, Dropout | None):
+            raise ValueError(
+                f"dropout is {shown(one)}; it must be a Dropout(key, rate, site), or a tuple of "
+                "these."
+            )
+        if one and one.site in [before.site for before in found]:
+            raise ValueError(f"two dropouts have the site {one.site!r}; each must have its own.")
+        found += [one] if one else []
+    return found
+
+
 def dropout_masks(
-    layers: Sequence[CellParams], dropout: Dropout | None, batch_size: Size, num_steps: Size
+    layers: Sequence[CellParams], dropout: Dropouts, batch_size: Size, num_steps: Size
 ) -> list[LayerMasks]:
     """Draw the masks of each layer.
 
@@ -99,16 +121,24 @@ def dropout_masks(
     uses the rounded rate, so expectations are exact.
 
     Raises:
-      ValueError: it is no Dropout; the rate is not in [0, 1); the site or the kind is unknown, or
-        zoneout is elsewhere than at the state; there is no key; or the first row or step is no
-        whole number that fits into 32 bits.
+      ValueError: it is no Dropout; two are at one site; the rate is not in [0, 1); the site or the
+        kind is unknown, or zoneout is elsewhere than at the state; there is no key; or the first
+        row or step is no whole number that fits into 32 bits.
     """
+    masks = [_masks_of(layers, one, batch_size, num_steps) for one in each(dropout)]
+    drawn = lambda masks: next((mask for mask in masks if mask.keep is not None), NO_MASK)
+    return [
+        LayerMasks(*map(drawn, zip(*of_layer, strict=True)))
+        for of_layer in zip([LayerMasks()] * len(layers), *masks, strict=True)
+    ]
+
+
+def _masks_of(
+    layers: Sequence[CellParams], dropout: Dropout, batch_size: Size, num_steps: Size
+) -> list[LayerMasks]:
+    """Draw the masks of one dropout."""
     L = len(layers)
-    if not isinstance(dropout, Dropout | None):
-        raise ValueError(f"dropout is {shown(dropout)}; it must be a Dropout(key, rate, site).")
     none = [LayerMasks()] * L
-    if dropout is None:
-        return none
     threshold, scale = _threshold_and_scale(dropout.rate)
     site, kind, key = dropout.site, dropout.kind, dropout.key
     for name, value, known in (("site", site, SITES), ("kind", kind, KINDS)):
@@ -164,15 +194,13 @@ def dropout_masks(
     return [of_layer(i) if i in here.get(site, range(L)) else none[i] for i in range(L)]
 
 
-def at_step(dropout: Dropout | None, step: int | Int[Array, ""]) -> Dropout | None:
+def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     """Return the dropout of the part of a sequence that begins at this step."""
-    return dropout and dropout.replace(first_step=dropout.first_step + step)
+    return [one.replace(first_step=one.first_step + step) for one in each(dropout)]
 
 
-def of_layer(dropout: Dropout | None, direction: int, i: int, L: int) -> Dropout | None:
+def of_layer(dropout: Dropout, direction: int, i: int, L: int) -> Dropout | None:
     """Return the dropout of layer i of L in one of two directions, for `unroll` of it alone."""
-    if not isinstance(dropout, Dropout):
-        return dropout
     key, last = dropout.key, i == L - 1
     if key is not None:
         key = jax.random.split(jax.random.split(key)[direction], L)[i]

@@ -41,7 +41,7 @@ from jaxgru.cells.products import Lookup, blocks_dot, dot, looked_up, matmul, pr
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
-from jaxgru.layers.dropout import Dropout, LayerMasks, at_step, dropout_masks
+from jaxgru.layers.dropout import Dropouts, LayerMasks, at_step, dropout_masks
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
@@ -326,7 +326,7 @@ def run_in_segments(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"],
     carry: Sequence[Carry],
-    dropout: Dropout | None,
+    dropout: Dropouts,
     reset: Bool[Array, "T B"] | None = None,
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,

@@ -32,7 +32,7 @@ from jaxgru.layers.arguments import (
     in_reading_order,
     real_steps,
 )
-from jaxgru.layers.dropout import Dropout, dropout_masks, of_layer
+from jaxgru.layers.dropout import Dropouts, dropout_masks, each, of_layer
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
@@ -56,7 +56,7 @@ def unroll(
     reverse: bool = False,
     time_major: bool = False,
     return_carries: bool = False,
-    dropout: Dropout | None = None,
+    dropout: Dropouts = None,
     remat: bool = False,
     implementation: str = "auto",
 ) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def unroll(
       time_major: x and the output are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
-      dropout: in training.
+      dropout: in training; of several sites, a tuple, each with a key of its own.
       remat: for the gradient, keep only the carries between about √T segments of the sequence, and
         compute a segment anew when its turn comes: less memory, one more forward pass.
       implementation: one of `IMPLEMENTATIONS`.
@@ -151,7 +151,7 @@ def unroll(
     if real is not None:
         x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
 
-    def run(layers: Any, x: Array, carry: Any, dropout: Dropout | None, *flags: Any) -> tuple:
+    def run(layers: Any, x: Array, carry: Any, dropout: Dropouts, *flags: Any) -> tuple:
         reset, initial, real, mask = flags
         if reverse and reset is not None:
             reset = in_reading_order(reset, mask)
@@ -187,7 +187,7 @@ def bidirectional(
     initial: Any = None,
     time_major: bool = False,
     return_carries: bool = False,
-    dropout: Dropout | None = None,
+    dropout: Dropouts = None,
     remat: bool = False,
     implementation: str = "auto",
 ) -> tuple[Any, ...]:
@@ -242,7 +242,7 @@ def bidirectional(
                 dict(
                     carry=start and start[i],
                     initial=part and part[i],
-                    dropout=of_layer(dropout, d, i, L),
+                    dropout=[of_layer(one, d, i, L) for one in each(dropout)],
                     reverse=bool(d),
                 )
                 for i in range(L)

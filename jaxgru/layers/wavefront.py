@@ -94,8 +94,7 @@ def unroll_stack(
         return jnp.stack(kept, axis=1) if kept else None
 
     state_masks, output_masks = [m.state for m in masks], [m.output for m in masks]
-    scales = [m.scale for m in (*state_masks, *output_masks) if m.scale is not None]
-    scale = scales[0] if scales else None
+    scale, scale_between = state_masks[0].scale, output_masks[0].scale
     run = jax.vmap(
         lambda U, carry, steps: over_time(recurrence, U, carry, steps, Constants(scale=scale))
     )
@@ -110,7 +109,7 @@ def unroll_stack(
         carry = jax.tree.map(
             lambda new, old: jnp.where(busy[:, None, None], new, old), new_carry, carry
         )
-        return (carry, apply_mask(h[:-1], output_keep, scale)), h[-1]
+        return (carry, apply_mask(h[:-1], output_keep, scale_between)), h[-1]
 
     inputs = jnp.arange(C + L - 1), waves(first_a, 0), keep(state_masks), keep(output_masks[:-1])
     below = jnp.zeros((L - 1, T // C, B, H), first_a.dtype)

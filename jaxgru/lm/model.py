@@ -17,11 +17,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
-from jaxgru.cells.base import AnyArray, Mask, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
-from jaxgru.layers.dropout import Dropout, LayerMasks, dropout_masks
+from jaxgru.layers.dropout import Dropouts, LayerMasks, dropout_masks
 from jaxgru.layers.implementations import (
     forward_mode_explained,
     layer_stepper,
@@ -159,7 +159,7 @@ def apply(
     params: Params,
     tokens: Integer[AnyArray, "B T"] | Bool[AnyArray, "B T"],
     carry: ModelCarry | None = None,
-    dropout: Dropout | Sequence[Dropout] | None = None,
+    dropout: Dropouts = None,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Compute the logits of the token after each token, and the state after the last token.
@@ -176,7 +176,7 @@ def apply(
 
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
-        and batch, or its dtype is narrower than the model's; two dropouts are at the same place.
+        and batch, or its dtype is narrower than the model's; two dropouts have one site.
       TypeError: in forward mode, without the implementation "autodiff".
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
@@ -188,34 +188,14 @@ def apply(
     else:
         start = as_carry(carry, carry_like(params.layers, B))
 
-    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Any) -> tuple:
-        masks = _masks(params.layers, dropout, B, T)
+    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Dropouts) -> tuple:
+        masks = dropout_masks(params.layers, dropout, B, T)
         return _apply(implementation, params, tokens, carry, masks)
 
     tokens = jnp.asarray(tokens)
     run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
     with forward_mode_explained():
         return run(params, tokens, start, dropout)
-
-
-def _masks(
-    layers: Sequence[CellParams],
-    dropout: Dropout | Sequence[Dropout] | None,
-    batch_size: Size,
-    num_steps: Size,
-) -> list[LayerMasks]:
-    """Draw the masks of each layer, for one dropout or for several at different places."""
-    dropouts = dropout if isinstance(dropout, Sequence) else [dropout]
-    each = [dropout_masks(layers, part, batch_size, num_steps) for part in dropouts or [None]]
-
-    def the_only(*masks: Mask) -> Mask:
-        drawn = [mask for mask in masks if mask.keep is not None]
-        if len(drawn) > 1:
-            sites = ", ".join(part.site for part in dropouts if part)
-            raise ValueError(f"two dropouts are at the same place; their sites are {sites}.")
-        return drawn[0] if drawn else Mask()
-
-    return [LayerMasks(*map(the_only, *of_layer)) for of_layer in zip(*each, strict=True)]
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing

@@ -205,6 +205,54 @@ def test_two_directions_have_masks_of_their_own(site):
     )
 
 
+@pytest.mark.parametrize("options", [{"remat": True}, {"implementation": "wavefront"}])
+def test_several_sites_in_one_call(options):
+    """Each with the masks that it has alone, and a scale of its own."""
+    rng, T = np.random.default_rng(0), 18
+    layer, _, _ = problem(jaxgru.init_rnn)
+    layers = [layer, layer.replace(W=rng.normal(size=(H, H)))]
+    rates = {"input": 0.2, "state": 0.6, "between": 0.4, "output": 0.5}
+    keys = jax.random.split(KEY, 4)
+    dropout = tuple(Dropout(key, rates[site], site) for key, site in zip(keys, rates, strict=True))
+    drawn = {one.site: dropout_masks(layers, one, 2, T) for one in dropout}
+
+    def drop(h, mask, t=slice(None)):
+        return np.where(mask.keep[t], h * float(mask.scale), 0)
+
+    x = rng.normal(size=(T, 2, F))
+    expected, h = [], np.zeros((2, 2, H))
+    for t, y in enumerate(drop(x, drawn["input"][0].input)):
+        for i, (p, site) in enumerate(zip(layers, ("between", "output"), strict=True)):
+            h[i] = drop(np.tanh(y @ p.W + h[i] @ p.U + p.b), drawn["state"][i].state, t)
+            y = drop(h[i], drawn[site][i].output, t)
+        expected.append(y)
+    seen, _ = jaxgru.unroll(layers, x, dropout=dropout, time_major=True, **options)
+    np.testing.assert_allclose(seen, expected, atol=1e-12)
+
+
+def test_several_sites_in_two_directions():
+    """Each direction has those of both sites."""
+    layer, x, _ = problem(jaxgru.init_rnn)
+    keys = jax.random.split(KEY)
+    dropout = Dropout(keys[0], 0.5, "output"), Dropout(keys[1], 0.5, "state")
+    y, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout)
+    of_state, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout[1])
+    of_output, _ = jaxgru.bidirectional(layer, layer, np.ones_like(x), dropout=dropout[0])
+    np.testing.assert_allclose(y, np.where(of_output == 0, 0, 2 * of_state), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "dropout, says",
+    [
+        (2 * [Dropout(KEY, 0.5, "state")], "two dropouts have the site 'state'; each must have"),
+        ((Dropout(KEY, 0.5, "state"), 0.5), "dropout is 0.5; it must be a Dropout.*, or a tuple"),
+    ],
+)
+def test_several_that_are_refused(dropout, says):
+    with unchecked(), pytest.raises(ValueError, match=says):
+        masks(dropout)
+
+
 @pytest.mark.parametrize(
     "dropout, says",
     [
