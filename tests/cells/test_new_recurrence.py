@@ -1,6 +1,7 @@
 """A recurrence that the library has never heard of: one file, one call of `register`."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import chex
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY
 from jaxtyping import Array, Float
 from minimal_gated_unit import MGU
 
@@ -114,6 +115,34 @@ def test_a_carry_of_three_parts(monkeypatch):
         for part, expected in zip(carry, ((fast + slow) / 2, fast, slow), strict=True):
             np.testing.assert_allclose(part[row], expected, atol=1e-6)
     assert (np.asarray(y[1, 4:]) == 0).all()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_guides_dreamer_gru(n, monkeypatch):
+    """The code of the page, against NumPy in float64, from the equations."""
+    page = (ROOT / "docs" / "guide" / "custom_cell.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page_of = lambda name: next(block for block in blocks if f"class {name}" in block)
+    monkeypatch.setattr(cells, "CELLS", dict(cells.CELLS))
+    rng, (B, T, E, H) = np.random.default_rng(0), (2, 5, 3, 4)
+    starts, x = rng.random((B, T)) < 0.3, rng.normal(size=(B, T, E))
+    with jax.enable_x64(True):
+        names = {"__name__": f"page_{n}", "x": x.astype("float32"), "starts": starts}
+        exec(page_of("PeepholeLSTMParams") + page_of("DreamerParams"), names)
+        W, gain, b = (rng.normal(size=s) for s in ((n, H // n + E, 3 * H // n), 3 * H, 3 * H))
+        y, _ = jaxgru.unroll(names["DreamerParams"](W, gain, b), x, reset=starts)
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))
+    for row in range(B):
+        for t in range(T):
+            h = np.zeros(H) if t == 0 or starts[row, t] else h
+            of_group = [np.concatenate([part, x[row, t]]) for part in np.split(h, n)]
+            a = np.concatenate([part @ U for part, U in zip(of_group, W, strict=True)])
+            a = gain * (a - a.mean()) / np.sqrt(a.var() + 1e-3) + b
+            gates = [np.split(part, 3) for part in np.split(a, n)]
+            reset, candidate, update = (np.concatenate(gate) for gate in zip(*gates, strict=True))
+            candidate, update = np.tanh(sigmoid(reset) * candidate), sigmoid(update - 1)
+            h = update * candidate + (1 - update) * h
+            np.testing.assert_allclose(y[row, t], h, atol=1e-12)
 
 
 def test_it_is_saved(run, tmp_path):
