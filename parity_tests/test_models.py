@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import jaxgru
 import torchref
+from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import ModelConfig
-from jaxgru.lm.model import Dropout, Params, dropout_masks, token_nll
+from jaxgru.lm.model import Params, token_nll
 from jaxgru.lm.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,

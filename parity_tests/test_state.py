@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxgru
+from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import ModelConfig
-from jaxgru.lm.model import Dropout, dropout_masks
 from parity_tests.bridge import (
     REPEATED,
     SMALLEST,

@@ -10,10 +10,11 @@ import pytest
 
 import jaxgru
 import torchref
+from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.model import Dropout, Params, dropout_masks
+from jaxgru.lm.model import Params
 from jaxgru.lm.training import TrainState, optimizer, train_step
 from parity_tests.bridge import (
     DTYPES,

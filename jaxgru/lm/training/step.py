@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.cells.base import struct
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, at_step
+from jaxgru.layers.dropout import Dropout, Dropouts, at_step
 from jaxgru.layers.implementations import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
@@ -99,7 +99,7 @@ def loss_fn(
     params: Params,
     inputs: Int[Array, "B T"],
     targets: Int[Array, "B T"],
-    dropout: Dropout | Sequence[Dropout] | None = None,
+    dropout: Dropouts = None,
     remat: bool = False,
     carry: ModelCarry | None = None,
     implementation: str = "auto",
@@ -126,8 +126,7 @@ def loss_fn(
 
     def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
         steps, inputs, targets = of_segment
-        parts = dropout if isinstance(dropout, Sequence) else [dropout]
-        here = [at_step(part, steps[0]) for part in parts if part]
+        here = at_step(dropout, steps[0])
         logits, carry = apply(params, inputs.T, carry, here, implementation)
         return carry, token_nll(logits, targets.T).T
 
@@ -241,12 +240,13 @@ def _update(
     gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
     with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
         updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
-        params = cast(Params, optax.apply_updates(params, updates))
-        ema = state.ema
+        params = optax.apply_updates(params, updates)
+        ema = cast(optax.Params, state.ema)
         if ema is not None:
             t = state.step.astype(jnp.float32)
             decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))  # early on, a mean of few
             ema = optax.incremental_update(params, ema, 1 - decay)
+    params, ema = cast(tuple[Params, Params | None], (params, ema))
     return TrainState(params, opt_state, state.key, state.step + 1, carry, ema)
 
 

@@ -17,10 +17,10 @@ from conftest import slow
 from random_models import random_params
 
 from jaxgru.errors import UserError
-from jaxgru.layers.dropout import dropout_masks
+from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import stream_windows
-from jaxgru.lm.model import Dropout, apply, token_nll
+from jaxgru.lm.model import apply, token_nll
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
