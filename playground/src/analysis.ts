@@ -14,11 +14,11 @@ export interface Analysed {
 
 /** The text as the model reads it. */
 export const analysed = signal<Analysed | null>(null);
-/** Nats of each character but the first, by how often the state is lost, as they become known. */
+/** Nats of each character but the first, by how often the state is reset, as they become known. */
 export const surprises = signal(new Map<Reset, Float32Array>());
 /** Whether what is known is not yet of the text and the model that are shown. */
 export const stale = signal(true);
-/** The same by the counted bigram. */
+/** The same by bigram counts. */
 export const bigram = signal<Float32Array | null>(null);
 
 export const mean = (values: Float32Array) => values.reduce((sum, value) => sum + value, 0) / values.length;

@@ -1,6 +1,7 @@
 /** The page: what all panels share, and the panels. */
 
 import { signal } from "@preact/signals";
+import { goTo } from "./address";
 import { failure } from "./models";
 import type { ModelName } from "./engine/types";
 import { Inside } from "./panels/inside";
@@ -9,11 +10,11 @@ import { State } from "./panels/state";
 import { Surprise } from "./panels/surprise";
 import { setEvery, Writers } from "./panels/writers";
 import { dark, toggleDark } from "./screen";
-import { every, inWords, model, RESETS, type Panel } from "./view";
+import { choose, every, inWords, model, RESETS, type Panel } from "./view";
 
 const MODELS: [ModelName, string][] = [
-  ["astra_alpha", "astra_alpha: GRU, 1 layer"],
   ["astra_beta", "astra_beta: GRU, 2 layers"],
+  ["astra_alpha", "astra_alpha: GRU, 1 layer"],
   ["elman_alpha", "elman_alpha: Elman RNN"],
 ];
 
@@ -32,26 +33,36 @@ export const whole = signal(false);
 export const unused = signal<string[]>([]);
 
 function Bar() {
+  const last = RESETS.length - 1;
   return (
     <div class="bar" role="group" aria-label="For all panels">
       <label>
         <span>Model</span>
-        <select value={model.value} onChange={(event) => (model.value = event.currentTarget.value as ModelName)}>
+        <select value={model.value} onChange={(event) => choose(event.currentTarget.value as ModelName)}>
           {MODELS.map(([name, title]) => <option key={name} value={name}>{title}</option>)}
         </select>
       </label>
       <label class="slider">
-        <span>Lose the state <output>{inWords(every.value)}</output></span>
-        <input
-          type="range"
-          min={0}
-          max={RESETS.length - 1}
-          step={1}
-          value={RESETS.indexOf(every.value)}
-          aria-label="Lose the state"
-          aria-valuetext={inWords(every.value)}
-          onInput={(event) => setEvery(RESETS[event.currentTarget.valueAsNumber])}
-        />
+        <span>Reset the state: <output>{inWords(every.value)}</output></span>
+        <span class="slide">
+          <input
+            type="range"
+            min={0}
+            max={last}
+            step={1}
+            value={RESETS.indexOf(every.value)}
+            aria-label="Reset the state"
+            aria-valuetext={inWords(every.value)}
+            onInput={(event) => setEvery(RESETS[event.currentTarget.valueAsNumber])}
+          />
+          <span class="ticks" aria-hidden="true">
+            {RESETS.map((reset, i) => (
+              <span key={i} class={reset === every.value ? "here" : ""} style={{ left: `${(100 * i) / last}%` }}>
+                {reset ?? "never"}
+              </span>
+            ))}
+          </span>
+        </span>
       </label>
     </div>
   );
@@ -82,21 +93,29 @@ export function App() {
           jaxgru
         </a>
         <span>Playground</span>
-        <button type="button" onClick={toggleDark} aria-pressed={dark.value}>Dark</button>
+        <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
       </header>
       <Bar />
       <main>
-        <h1>What a model loses with its state</h1>
+        <h1>Why does my RNN write gibberish?</h1>
         <p>
-          A recurrent language model reads one character at a time and keeps what it needs of the past in its
-          state, a vector of numbers. The models in this page are trained on plays by Shakespeare; the slider sets
-          their state to zero every so many characters, as a program does that forgets to pass it on.
+          Often because something resets its state. A recurrent network reads one character at a time and keeps what it
+          remembers in its state, a list of numbers. Here one model writes twice, with the same random numbers. On the
+          right, the slider at the top sets the state to zero. Move it while they write.
         </p>
         <nav aria-label="Panels">
           {TITLES.map(([name, title]) => (
-            <button key={name} type="button" onClick={() => document.getElementById(name)!.scrollIntoView()}>
+            <a
+              key={name}
+              href={name === "writers" ? "#" : `#panel=${name}`}
+              onClick={(event) => {
+                if (event.ctrlKey || event.metaKey || event.shiftKey) return; // in a tab of its own
+                event.preventDefault();
+                goTo(name);
+              }}
+            >
               {title}
-            </button>
+            </a>
           ))}
         </nav>
         <Problems />
@@ -105,8 +124,8 @@ export function App() {
       </main>
       <footer>
         <p>
-          The address of this page holds all that it shows: copy it to send this view to somebody. Nothing
-          that is typed here leaves the page.
+          The models were trained on plays by Shakespeare. They run in this page: nothing that is typed here leaves it.
+          The address holds all that the page shows, so that a link shows somebody else the same.
         </p>
       </footer>
     </>

@@ -1,12 +1,14 @@
-/** The memory curve: mean nats per character against how often the state is lost. */
+/** The memory curve: mean nats per character against how often the state is reset. */
 
 import { RESETS, type Reset } from "./view";
 
 interface Props {
   means: Map<Reset, number>;
-  /** Of the counted bigram. */
+  /** Of bigram counts. */
   bigram: number | null;
   selected: Reset;
+  /** A point was clicked. The keyboard moves the slider instead. */
+  onSelect(reset: Reset): void;
 }
 
 const [WIDTH, HEIGHT] = [640, 360];
@@ -15,7 +17,7 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [56, 16, 44, 64];
 /** Steps between the labels of the vertical axis, from the span of the values. */
 const step = (span: number) => [0.1, 0.2, 0.5, 1, 2].find((size) => span / size <= 6) ?? 5;
 
-export function MemoryCurve({ means, bigram, selected }: Props) {
+export function MemoryCurve({ means, bigram, selected, onSelect }: Props) {
   const values = [...means.values(), ...(bigram === null ? [] : [bigram])];
   if (!values.length) return null;
   const size = step(Math.max(...values) - Math.min(...values));
@@ -27,9 +29,9 @@ export function MemoryCurve({ means, bigram, selected }: Props) {
   const known = RESETS.filter((reset) => means.has(reset)).map((reset) => [reset, means.get(reset)!] as const);
   const name = (reset: Reset) => (reset === null ? "never" : String(reset));
   const summary =
-    "Mean nats per character, by the characters between two losses of the state: " +
+    "Mean nats per character, by how many characters lie between two resets: " +
     known.map(([reset, nats]) => `${name(reset)}: ${nats.toFixed(2)}`).join(", ") +
-    (bigram === null ? "." : `; counted bigram: ${bigram.toFixed(2)}.`);
+    (bigram === null ? "." : `; bigram counts: ${bigram.toFixed(2)}.`);
   return (
     <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={summary}>
       {ticks.map((nats) => (
@@ -42,22 +44,23 @@ export function MemoryCurve({ means, bigram, selected }: Props) {
         <text class="tick" x={x(reset)} y={HEIGHT - BOTTOM + 22} text-anchor="middle">{name(reset)}</text>
       ))}
       <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">
-        characters between two losses of the state
+        reset the state every so many characters
       </text>
       <text x={0} y={20}>nats per character</text>
       {bigram !== null && (
         <g class="bigram">
           <line x1={LEFT} x2={WIDTH - RIGHT} y1={y(bigram)} y2={y(bigram)} />
           <text x={WIDTH - RIGHT} y={y(bigram) - 6} text-anchor="end">
-            counted bigram: {bigram.toFixed(2)}
+            bigram counts: {bigram.toFixed(2)}
           </text>
         </g>
       )}
       <polyline points={known.map(([reset, nats]) => `${x(reset)},${y(nats)}`).join(" ")} />
       {known.map(([reset, nats]) => (
-        <g class={reset === selected ? "point selected" : "point"}>
+        <g class={reset === selected ? "point selected" : "point"} onClick={() => onSelect(reset)}>
           <circle cx={x(reset)} cy={y(nats)} r={reset === selected ? 7 : 4} />
           <text x={x(reset)} y={y(nats) + 22} text-anchor="middle">{nats.toFixed(2)}</text>
+          <circle class="target" cx={x(reset)} cy={y(nats)} r={24} />
         </g>
       ))}
     </svg>

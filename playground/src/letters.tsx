@@ -17,21 +17,25 @@ interface Props {
   description: string;
 }
 
-/** Pixels of a line, and of the font in it; around the text. */
+/** Pixels of a line, and around the text. A text that is longer than so many lines scrolls. */
 const LINE = 24;
-const FONT = "14.5px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace";
 const MARGIN = 12;
+const LINES = 14;
 
-let advance = 0;
+/** The font: a smaller one in a narrow column. */
+const fontOf = (width: number) =>
+  `${width < 260 ? 12 : 14.5}px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace`;
+
+const advances = new Map<string, number>();
 
 /** The width of a character, measured once: the first time takes long. */
-function measure(): number {
-  if (!advance) {
+function measure(font: string): number {
+  if (!advances.has(font)) {
     const context = document.createElement("canvas").getContext("2d")!;
-    context.font = FONT;
-    advance = context.measureText("x").width;
+    context.font = font;
+    advances.set(font, context.measureText("x").width);
   }
-  return advance;
+  return advances.get(font)!;
 }
 
 /** Show a character in a sentence. One that cannot be seen, or that acts on others, is shown by its number. */
@@ -51,7 +55,9 @@ export function Letters({ label, characters, tints, panel, description }: Props)
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width, height } = useSize(box);
-  const columns = width ? Math.max(8, Math.floor((width - 2 * MARGIN) / measure())) : Infinity;
+  const font = fontOf(width);
+  const advance = measure(font);
+  const columns = width ? Math.max(8, Math.floor((width - 2 * MARGIN) / advance)) : Infinity;
   const starts = useMemo(() => breakLines(characters, columns), [characters, columns]);
   const index = Math.min(at.value, characters.length - 1);
   const [seen, night] = [near[panel].value, dark.value];
@@ -73,7 +79,7 @@ export function Letters({ label, characters, tints, panel, description }: Props)
     const top = box.current!.scrollTop;
     const [text, faint] = [colour(box.current!, "--text"), colour(box.current!, "--muted")];
     const [positive, negative] = [colour(box.current!, "--tinted"), colour(box.current!, "--negative")];
-    context.font = FONT;
+    context.font = font;
     context.textBaseline = "middle";
     const first = Math.max(0, Math.floor((top - MARGIN) / LINE));
     const end = Math.min(starts.length, Math.ceil((top + height) / LINE));
@@ -141,6 +147,7 @@ export function Letters({ label, characters, tints, panel, description }: Props)
     <div
       ref={box}
       class={`letters ${panel}`}
+      style={{ height: `${Math.min(starts.length, LINES) * LINE + 2 * MARGIN + 2}px` }}
       role="slider"
       tabIndex={0}
       aria-label={label}

@@ -2,30 +2,15 @@
 
 import { effect, type ReadonlySignal } from "@preact/signals";
 import { render } from "preact";
+import { startAddress } from "./address";
 import { startAnalysis } from "./analysis";
 import { App, unused, whole } from "./app";
 import { loadAll, loaded, report } from "./models";
 import { startContinuing } from "./panels/state";
 import { startWriters } from "./panels/writers";
 import { watchScreen } from "./screen";
-import { readView, writeView } from "./view";
+import { readView } from "./view";
 import "./style.css";
-
-/** Milliseconds between two changes of the URL; browsers refuse more than 100 in 30 seconds. */
-const URL_PAUSE = 500;
-
-function keepUrl(): void {
-  let timer = 0;
-  effect(() => {
-    writeView();
-    timer ||= window.setTimeout(() => {
-      timer = 0;
-      const view = writeView();
-      history.replaceState(null, "", view ? `#${view}` : location.pathname + location.search);
-    }, URL_PAUSE);
-  });
-  addEventListener("hashchange", () => location.reload()); // another link was opened in this tab
-}
 
 const task = () => new Promise((done) => setTimeout(done));
 
@@ -42,7 +27,7 @@ async function start(): Promise<void> {
   whole.value = true;
   await task();
   watchScreen();
-  keepUrl();
+  startAddress();
   await has(loaded); // after a failure, the reader tries again
   startAnalysis();
   startContinuing();

@@ -8,14 +8,28 @@ export const near = Object.fromEntries(PANELS.map((name) => [name, signal(false)
 
 const preference = matchMedia("(prefers-color-scheme: dark)");
 
-/** Follows the system until the reader chooses. */
-export const dark = signal(preference.matches);
+/** What the reader chose on an earlier visit, if the browser keeps it. */
+function remembered(): string | null {
+  try {
+    return localStorage.getItem("theme");
+  } catch {
+    return null;
+  }
+}
 
-let chosen = false;
+let chosen = remembered();
+
+/** Follows the system until the reader chooses. */
+export const dark = signal(chosen ? chosen === "dark" : preference.matches);
 
 export function toggleDark(): void {
-  chosen = true;
   dark.value = !dark.value;
+  chosen = dark.value ? "dark" : "light";
+  try {
+    localStorage.setItem("theme", chosen);
+  } catch {
+    // the choice holds for this visit
+  }
 }
 
 preference.addEventListener("change", () => chosen || (dark.value = preference.matches));

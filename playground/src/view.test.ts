@@ -7,7 +7,7 @@ test("the default view needs no text", () => expect(view.writeView()).toBe(""));
 
 test("a view is read as it was written", () => {
   const hash =
-    "panel=reach&model=astra_beta&every=1%2C120%3A16%2C300%3Anever&prompt=A%26B+%3D&seed=4294967295" +
+    "panel=reach&model=astra_alpha&every=1%2C120%3A16%2C300%3Anever&prompt=A%26B+%3D&seed=4294967295" +
     "&temperature=0&top_k=5&fast=true&written=2000&text=O%0A%F0%9F%98%80&at=3&unit=300&draft=&state=x.y&continued=100";
   expect(view.readView(hash)).toEqual([]);
   expect(view.schedule.value).toEqual([[0, 1], [120, 16], [300, null]]);
@@ -35,8 +35,8 @@ test("of the slider's history, a link keeps what was written", () => {
   expect(view.schedule.value).toEqual([[0, 1], [100, 2]]);
 });
 
-test("how often the state is lost reads right in its sentences", () => {
-  expect([null, 1, 16].map(view.lostInWords)).toEqual(["never lost", "lost before every character", "lost every 16 characters"]);
+test("how often the state is reset reads right in its sentences", () => {
+  expect([null, 1, 16].map(view.resetInWords)).toEqual(["never reset", "reset before every character", "reset every 16 characters"]);
 });
 
 test("a text that is too long for its field cannot be used", () => {
@@ -45,12 +45,18 @@ test("a text that is too long for its field cannot be used", () => {
 });
 
 test("the slider's history begins where it was moved", () => {
-  view.loseEvery(4, 0);
+  view.resetFrom(0, 4);
   expect(view.schedule.value).toEqual([[0, 4]]);
-  view.loseEvery(8, 10);
-  view.loseEvery(16, 10); // before anything more was written
-  view.loseEvery(null, 20);
+  view.resetFrom(10, 8);
+  view.resetFrom(10, 16); // before anything more was written
+  view.resetFrom(20, null);
   expect(view.schedule.value).toEqual([[0, 4], [10, 16], [20, null]]);
-  view.loseEvery(16, 20); // back to what it was
+  view.resetFrom(20, 16); // back to what it was
   expect(view.schedule.value).toEqual([[0, 4], [10, 16]]);
+});
+
+test("another model shows a unit of its own", () => {
+  view.readView("unit=7");
+  view.choose("elman_alpha");
+  expect(view.writeView()).toBe("model=elman_alpha");
 });

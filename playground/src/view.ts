@@ -12,7 +12,7 @@ import type { ModelName } from "./engine/types";
 export type Reset = number | null;
 
 export const RESETS: Reset[] = [1, 2, 4, 8, 16, 32, 64, 128, null];
-export const MODELS: ModelName[] = ["astra_alpha", "astra_beta", "elman_alpha"];
+export const MODELS: ModelName[] = ["astra_beta", "astra_alpha", "elman_alpha"];
 export const PANELS = ["writers", "surprise", "inside", "reach", "state"] as const;
 export type Panel = (typeof PANELS)[number];
 
@@ -65,7 +65,7 @@ const integer = (low: number, high: number) => (text: string) =>
 
 const atMost = (length: number) => (text: string) => (text.length <= length ? text : undefined);
 
-/** The slider's history: from which character on the state is lost how often. The first is from 0. */
+/** The slider's history: from which character on the state is reset how often. The first is from 0. */
 export type Schedule = [from: number, every: Reset][];
 
 const resetText = (every: Reset) => (every === null ? "never" : String(every));
@@ -92,7 +92,7 @@ function writeSchedule(schedule: Schedule): string {
 }
 
 export const panel = parameter<Panel>("panel", "writers", oneOf(PANELS));
-export const model = parameter<ModelName>("model", "astra_alpha", oneOf(MODELS));
+export const model = parameter<ModelName>("model", "astra_beta", oneOf(MODELS));
 export const schedule = parameter<Schedule>("every", [[0, 1]], readSchedule, writeSchedule);
 export const every = computed(() => schedule.value[schedule.value.length - 1][1]);
 
@@ -114,7 +114,8 @@ export const written = parameter("written", 0, integer(1, WRITTEN_LIMIT));
 export const text = parameter("text", PASSAGE, atMost(TEXT_LIMIT));
 /** The character that is looked at, counted from 0. At first, the end of a line. */
 export const at = parameter("at", PASSAGE.indexOf("heart\n") + 5, integer(0, TEXT_LIMIT));
-export const unit = parameter("unit", 0, integer(0, 65535));
+/** The unit of the state that is looked at; null: the one that follows something most closely. */
+export const unit = parameter<number | null>("unit", null, integer(0, 65535));
 
 export const draft = parameter("draft", PROMPT, atMost(TEXT_LIMIT));
 export const stateText = parameter("state", "", atMost(STATE_LIMIT));
@@ -144,20 +145,27 @@ export function readView(hash: string): string[] {
   return unused;
 }
 
-/** Lose the state every so many characters, from character `from` of what is being written. */
-export function loseEvery(value: Reset, from: number): void {
+/** Show another model: its units are others. */
+export function choose(name: ModelName): void {
+  model.value = name;
+  unit.value = null;
+}
+
+/** Reset the state every so many characters, from character `from` of what is being written. */
+export function resetFrom(from: number, value: Reset): void {
   const before = schedule.value.filter(([start]) => start < from);
   if (before.at(-1)?.[1] === value) schedule.value = before;
   else schedule.value = [...before, [before.length ? from : 0, value]];
 }
 
-/** "every 4 characters", after "lose the state". */
+/** "every 4 characters", after "reset the state". */
 export function inWords(value: Reset): string {
   if (value === null) return "never";
-  return value === 1 ? "before every character" : `every ${value} characters`;
+  return value === 1 ? "every character" : `every ${value} characters`;
 }
 
-/** "lost every 4 characters", after "the state is". */
-export function lostInWords(value: Reset): string {
-  return value === null ? "never lost" : `lost ${inWords(value)}`;
+/** "reset every 4 characters", after "the state is". */
+export function resetInWords(value: Reset): string {
+  if (value === null) return "never reset";
+  return value === 1 ? "reset before every character" : `reset ${inWords(value)}`;
 }

@@ -96,9 +96,12 @@ export const analysed = (page) =>
 /** Wait until a condition holds in the page. */
 export const until = (page, condition, argument) => page.waitForFunction(condition, argument);
 
+/** Open the settings of the writers. */
+export const openOptions = (page) => panel(page, "writers").locator("summary").click();
+
 /** Press a key on the slider of all panels. */
 export async function move(page, key, times = 1) {
-  await page.getByRole("slider", { name: "Lose the state", exact: true }).focus();
+  await page.getByRole("slider", { name: "Reset the state", exact: true }).focus();
   for (let i = 0; i < times; i++) await page.keyboard.press(key);
 }
 

@@ -91,7 +91,7 @@ for (const model of ["astra_alpha", "astra_beta", "elman_alpha"]) {
   await timed("inside", async () => {
     await show(page, "inside");
     await panel(page, "inside").getByRole("application").waitFor();
-    for (let i = 0; i < 5; i++) await panel(page, "inside").locator(".units button").nth(i).click();
+    for (let i = 0; i < 5; i++) await panel(page, "inside").locator(".units input").nth(i).click();
     await panel(page, "inside").getByRole("application").hover({ position: { x: 300, y: 100 } });
   });
   await timed("reach", async () => {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { analysed, figures, launch, move, open, panel, readout, serve, show, texts, until } from "./browser.mjs";
+import { analysed, figures, launch, move, open, openOptions, panel, readout, serve, show, texts, until } from "./browser.mjs";
 
 let server, browser, page;
 const report = {};
@@ -12,7 +12,7 @@ const report = {};
 before(async () => {
   server = await serve();
   browser = await launch();
-  page = await open(browser, server.address, "written=120");
+  page = await open(browser, server.address, "model=astra_alpha&written=120");
 });
 
 after(async () => {
@@ -64,14 +64,20 @@ test("the two writers", async (t) => {
     const same = [...left].findIndex((character, i) => character !== right[i]);
     assert(same > 10 && kept.startsWith(left.slice(0, 60)), `${same}: ${right}`);
     assert.match(page.url(), /every=never%2C\d+%3A1&/);
+    const moved = writers.locator("mark");
+    assert.equal(await moved.getAttribute("data-move"), "every character");
+    const [, from] = /never%2C(\d+)/.exec(page.url());
+    assert.equal(await moved.evaluate((mark) => mark.previousSibling.textContent.length), +from);
     const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
     assert.deepEqual(await texts(copy), [left, right]);
+    assert.equal(await panel(copy, "writers").locator("mark").count(), 1);
     assert.deepEqual(copy.problems, []);
     await copy.context().close();
   });
 
   await t.test("temperature, top-k, seed and prompt start anew", async () => {
     await writers.getByLabel("Fast").check();
+    await openOptions(page);
     await writers.getByLabel("Temperature").focus();
     await page.keyboard.press("Home");
     await writers.getByLabel("Top-k").selectOption("5");
@@ -98,18 +104,26 @@ test("surprise", async (t) => {
     const label = await surprise.locator("svg").getAttribute("aria-label");
     const points = Object.fromEntries([...label.matchAll(/(\w+): (\d\.\d+)/g)].map(([, k, nats]) => [k, +nats]));
     assert(Math.abs(points[1] - lost) < 0.006 && Math.abs(points.never - kept) < 0.006);
-    assert(lost > points.bigram && kept < points.bigram);
+    assert(lost > points.counts && kept < points.counts);
     report.text = await surprise.getByLabel("Text", { exact: true }).inputValue();
     report.means = { never: kept, 1: lost };
   });
 
   await t.test("the slider moves along the curve", async () => {
     await move(page, "ArrowRight", 2);
-    await surprise.getByText("State lost every 4 characters").waitFor();
+    await surprise.getByRole("heading", { name: "Reset every 4 characters" }).waitFor();
     const [same, less] = await figures(page, "surprise");
     assert(same === kept && less < lost && less > kept);
     report.means[4] = less;
     assert.equal(await surprise.locator(".selected text").textContent(), less.toFixed(2));
+    assert.equal(await page.locator(".ticks .here").textContent(), "4");
+  });
+
+  await t.test("a point of the curve moves the slider", async () => {
+    await surprise.locator(".point .target").nth(5).click();
+    await surprise.getByRole("heading", { name: "Reset every 32 characters" }).waitFor();
+    assert.equal(await page.getByRole("slider", { name: "Reset the state" }).getAttribute("aria-valuetext"), "every 32 characters");
+    await surprise.locator(".point .target").nth(2).click();
   });
 
   await t.test("each character has its number, by mouse and by keyboard", async () => {
@@ -147,16 +161,25 @@ test("surprise", async (t) => {
 test("inside", async (t) => {
   const inside = panel(page, "inside");
   await show(page, "inside");
-  await inside.locator(".units button").first().waitFor();
+  await inside.locator(".units input").first().waitFor();
 
-  await t.test("a unit is chosen from the list, or by its number", async () => {
-    const unit = inside.locator(".units button").nth(5);
-    await unit.click();
-    const number = (await unit.textContent()).split(" ")[0];
-    assert.equal(await unit.getAttribute("aria-pressed"), "true");
+  await t.test("at first, it is the one that follows something most closely", async () => {
+    const correlations = (await inside.locator(".units small").allTextContents()).map((text) => +text.slice(1, -1).replace("−", "-"));
+    const closest = correlations.map(Math.abs).reduce((a, b) => Math.max(a, b));
+    assert.equal(await inside.locator(".units .chosen small").first().textContent(), `(−${closest.toFixed(2)})`);
+  });
+
+  await t.test("a unit is chosen from the list, by mouse, by keyboard, or by its number", async () => {
+    const units = inside.locator(".units input");
+    await units.nth(4).click();
+    await page.keyboard.press("ArrowRight");
+    const unit = units.nth(5);
+    const number = (await inside.locator(".units label").nth(5).textContent()).split(" ")[0];
+    assert.equal(await unit.isChecked(), true);
+    assert.equal(await unit.evaluate((each) => each === document.activeElement), true);
     assert.equal(await inside.getByLabel("Unit, 0 to 127").inputValue(), number);
     await inside.getByLabel("Unit, 0 to 127").fill("100");
-    assert.match(await readout(inside), /unit 100 is -?\d\.\d\d\.$/);
+    assert.match(await readout(inside), /unit 100 is −?\d\.\d\d\.$/);
   });
 
   await t.test("the text shows the unit of the character that is looked at", async () => {
@@ -169,17 +192,24 @@ test("inside", async (t) => {
     assert.notEqual(await readout(inside), first);
   });
 
-  await t.test("the heat map shows any unit at any character", async () => {
+  await t.test("the heat map shows any unit at any character, the slowest at the top", async () => {
     const map = inside.getByRole("application");
+    const shown = async () => +(/unit (\d+) is/.exec(await readout(inside))[1]);
+    await map.click({ position: { x: 9, y: 1 } });
+    assert.match(await readout(inside), /^After “O”/); // PRO
+    const slowest = await shown();
     await map.focus();
     await page.keyboard.press("ArrowDown");
+    const second = await shown();
+    assert.notEqual(second, slowest);
+    await page.keyboard.press("ArrowUp");
+    await page.keyboard.press("ArrowUp");
     await page.keyboard.press("ArrowLeft");
-    assert.match(await readout(inside), /unit 101 is/);
-    await map.hover({ position: { x: 9, y: 1 } });
-    assert.match(await inside.locator(".readout").last().textContent(), /^After “O”, unit 0 is/); // PRO
-    assert.match(await readout(inside), /unit 101 is/);
-    await map.click({ position: { x: 1, y: 5 } });
-    assert.match(await readout(inside), /^After “P”, unit 2 is/);
+    assert.equal(await shown(), slowest);
+    assert.match(await readout(inside), /^After “R”/);
+    await map.hover({ position: { x: 1, y: 3 } });
+    assert.match(await inside.locator(".readout").last().textContent(), new RegExp(`^After “P”, unit ${second} is`));
+    assert.equal(await shown(), slowest);
   });
 });
 
@@ -192,7 +222,7 @@ test("reach", async () => {
   await reach.getByText("nothing is before it").first().waitFor();
   for (let i = 0; i < 30; i++) await page.keyboard.press("ArrowRight");
   await until(page, () => /^“e” depends/.test(document.querySelector("#reach .readout").textContent));
-  await move(page, "Home"); // the bar's slider: lost before every character
+  await move(page, "Home"); // the bar's slider: reset before every character
   await until(page, () => /last character\.$/.test([...document.querySelectorAll("#reach .readout")].at(-1).textContent));
   const [kept, lost] = await reach.locator(".readout").allTextContents();
   assert.match(kept, /^“e” depends most on space, 4 characters before it \(gradient norm \d\.\d\d\); 90 % .* last \d+ characters\.$/);
@@ -251,6 +281,19 @@ test("the state is copied, and pasted back", async (t) => {
   });
 });
 
+test("Back returns to the panel before", async () => {
+  const link = (name) => page.getByRole("navigation").getByRole("link", { name });
+  const at = (name) => until(page, (name) => Math.abs(document.querySelector(`#${name}`).getBoundingClientRect().top - 128) < 9, name);
+  await link("Surprise").click();
+  await at("surprise");
+  await link("Reach").click();
+  await at("reach");
+  await page.goBack();
+  await at("surprise");
+  await until(page, () => location.hash.includes("panel=surprise"));
+  await show(page, "state");
+});
+
 test("the URL shows the same to somebody else", async () => {
   const shown = async (page) => ({
     texts: await texts(page),
@@ -292,7 +335,9 @@ test("a broken link shows the default, and says so", async () => {
 });
 
 test("all controls are reached by Tab, in the order of the page", async () => {
-  const controls = "a, button:enabled, input, select, textarea, [tabindex]";
+  // A group of radio buttons is one stop
+  const controls = "a, button:enabled, input:not([type=radio]:not(:checked)), select, textarea, summary, [tabindex]";
+  await panel(page, "inside").locator(".units input").first().check();
   const count = await page.locator(controls).count();
   await page.locator(controls).first().focus();
   for (let i = 1; i < count; i++) {

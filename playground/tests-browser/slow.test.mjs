@@ -21,7 +21,7 @@ after(async () => {
 
 test("all models, without a network", async (t) => {
   let models = 0;
-  const page = await open(browser, server.address, "written=60", {
+  const page = await open(browser, server.address, "model=astra_alpha&written=60", {
     prepare: (page) => page.on("requestfinished", (request) => (models += request.url().endsWith(".safetensors"))),
   });
   while (models < 3) await page.waitForEvent("requestfinished");
@@ -43,8 +43,8 @@ test("all models, without a network", async (t) => {
         await move(page, "ArrowRight");
       }
       await show(page, "inside");
-      await panel(page, "inside").locator(".units button").last().click();
-      assert.match(await readout(panel(page, "inside")), /unit \d+ .*is -?\d\.\d\d\.$/);
+      await panel(page, "inside").locator(".units input").last().click();
+      assert.match(await readout(panel(page, "inside")), /unit \d+ .*is −?\d\.\d\d\.$/);
       await show(page, "reach");
       await panel(page, "reach").locator(".letters").first().focus();
       await page.keyboard.press("End");
@@ -61,7 +61,7 @@ test("all models, without a network", async (t) => {
 });
 
 test("a megabyte is pasted", async () => {
-  const page = await open(browser, server.address, "written=60");
+  const page = await open(browser, server.address, "model=astra_alpha&written=60");
   const field = panel(page, "surprise").getByLabel("Text", { exact: true });
   await page.evaluate(() => navigator.clipboard.writeText("To be, or not to be: that is the question:\n".repeat(25000)));
   await field.focus();
@@ -88,7 +88,7 @@ test("a megabyte is pasted", async () => {
 });
 
 test("a thousand emoji, and a text in another alphabet", async () => {
-  const page = await open(browser, server.address, "written=60");
+  const page = await open(browser, server.address, "model=astra_alpha&written=60");
   const field = panel(page, "surprise").getByLabel("Text", { exact: true });
   await field.fill("😀👩‍👩‍👧".repeat(900));
   await page.getByText("at least two characters").waitFor();
@@ -104,7 +104,7 @@ test("a thousand emoji, and a text in another alphabet", async () => {
 });
 
 test("a button that is pressed twice, and a text that is changed meanwhile", async () => {
-  const page = await open(browser, server.address, "written=60");
+  const page = await open(browser, server.address, "model=astra_alpha&written=60");
   const state = panel(page, "state");
   const [field, button] = [state.getByLabel("Text", { exact: true }), state.getByRole("button", { name: "Write 100 characters" })];
   await analysed(page);
@@ -131,7 +131,7 @@ test("a button that is pressed twice, and a text that is changed meanwhile", asy
 });
 
 test("fields say what they do not use, and show what is used", async () => {
-  const page = await open(browser, server.address, "written=60&temperature=1.85&seed=7&prompt=JULIET%3A%0AO%20Romeo%2C");
+  const page = await open(browser, server.address, "model=astra_alpha&written=60&temperature=1.85&seed=7&prompt=JULIET%3A%0AO%20Romeo%2C");
   const writers = panel(page, "writers");
   const [seed, prompt] = [writers.getByLabel("Seed"), writers.getByLabel("Prompt")];
   assert.equal(await prompt.inputValue(), "JULIET:\nO Romeo,");
@@ -147,7 +147,7 @@ test("fields say what they do not use, and show what is used", async () => {
   await writers.getByText("The field is full: it takes 500 characters.").waitFor();
   await prompt.fill("a\u202e\u200b\t\0\ufeff");
   await writers.getByText("left out here: U+202E U+200B U+0009 U+0000 U+FEFF.").waitFor();
-  await panel(page, "inside").locator(".units button").first().waitFor(); // before it is in sight, for Tab
+  await panel(page, "inside").locator(".units input").first().waitFor(); // before it is in sight, for Tab
   await show(page, "inside");
   await panel(page, "inside").getByLabel("Unit, 0 to 127").fill("500");
   await panel(page, "inside").getByText("takes an integer from 0 to 127; 0 is used.").waitFor();
@@ -157,7 +157,7 @@ test("fields say what they do not use, and show what is used", async () => {
 
 test("the bar keeps its height, and nothing is cut off", async () => {
   for (const width of [320, 390, 800, 1280]) {
-    const page = await open(browser, server.address, "written=60", { viewport: { width, height: 844 } });
+    const page = await open(browser, server.address, "model=astra_alpha&written=60", { viewport: { width, height: 844 } });
     const heights = new Set();
     for (let i = 0; i < 9; i++) {
       heights.add(await page.locator(".bar").evaluate((bar) => bar.offsetHeight));
@@ -174,7 +174,7 @@ for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
   for (const colorScheme of ["light", "dark"]) {
     test(`${size} and ${colorScheme}: axe finds nothing serious, and nothing is cut off`, async () => {
       const options = { viewport, colorScheme, hasTouch: size === "narrow", isMobile: size === "narrow" };
-      const page = await open(browser, server.address, "written=400&at=300&unit=8&every=4", options);
+      const page = await open(browser, server.address, "model=astra_alpha&written=400&at=300&unit=8&every=4", options);
       for (const name of PANELS) {
         await show(page, name);
         if (name === "state") {
@@ -206,19 +206,23 @@ for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
 }
 
 test("the colours follow the button", async () => {
-  const page = await open(browser, server.address, "written=60", { colorScheme: "light" });
+  const page = await open(browser, server.address, "model=astra_alpha&written=60", { colorScheme: "light" });
   const background = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
   const light = await background();
   await page.getByRole("button", { name: "Dark" }).click();
-  assert.notEqual(await background(), light);
+  const night = await background();
+  assert.notEqual(night, light);
+  await page.reload();
+  await page.getByRole("button", { name: "Light" }).waitFor(); // it remembers
+  assert.equal(await background(), night);
   await page.emulateMedia({ colorScheme: "dark" });
-  await page.getByRole("button", { name: "Dark" }).click();
+  await page.getByRole("button", { name: "Light" }).click();
   assert.equal(await background(), light);
   await page.context().close();
 });
 
 test("nothing moves for readers who want that", async () => {
-  const page = await open(browser, server.address, "", { reducedMotion: "reduce" });
+  const page = await open(browser, server.address, "model=astra_alpha", { reducedMotion: "reduce" });
   const [text] = await texts(page);
   assert.equal(text.length, 407);
   await page.evaluate(() => {
@@ -234,7 +238,7 @@ test("nothing moves for readers who want that", async () => {
 });
 
 test("a model that cannot be loaded is said in a sentence", async () => {
-  const page = await open(browser, server.address, "written=60", {
+  const page = await open(browser, server.address, "model=astra_alpha&written=60", {
     prepare: (page) => page.context().route("**/astra_beta*.safetensors", (route) => route.fulfill({ status: 404 })),
   });
   await page.getByText("The model astra_beta could not be loaded: the server answered 404.").waitFor();
@@ -262,7 +266,7 @@ for (const [name, viewport] of [["inside", WIDE], ["reach", NARROW]]) {
 
 test("after a failed first load, the page begins again, whole", async () => {
   for (const file of ["**/*.safetensors", "**/worker-*.js"]) {
-    const page = await open(browser, server.address, "", {
+    const page = await open(browser, server.address, "model=astra_alpha", {
       prepare: (page) => page.context().route(file, (route) => route.abort()),
     });
     const note = page.locator("[role=alert] .note");
@@ -280,7 +284,7 @@ test("after a failed first load, the page begins again, whole", async () => {
 
 test("one model that fails stops no other, and its note goes when it is there", async () => {
   let elman = false;
-  const page = await open(browser, server.address, "written=60", {
+  const page = await open(browser, server.address, "model=astra_alpha&written=60", {
     prepare: async (page) => {
       page.on("requestfinished", (request) => (elman ||= /elman_alpha.*safetensors/.test(request.url())));
       await page.context().route(MODEL("astra_beta"), (route) => route.abort());
@@ -299,7 +303,7 @@ test("one model that fails stops no other, and its note goes when it is there", 
 test("while a model loads, its name is shown, and what is chosen meanwhile holds", async () => {
   let release;
   const held = new Promise((done) => (release = done));
-  const page = await open(browser, server.address, "", {
+  const page = await open(browser, server.address, "model=astra_alpha", {
     prepare: (page) => page.context().route(MODEL("astra_alpha"), (route) => held.then(() => route.continue())),
   });
   const button = (name) => panel(page, "writers").getByRole("button", { name, exact: true });
@@ -323,7 +327,7 @@ test("while a model loads, its name is shown, and what is chosen meanwhile holds
 test("pausing and writing while the first model loads", async () => {
   let release;
   const held = new Promise((done) => (release = done));
-  const page = await open(browser, server.address, "", {
+  const page = await open(browser, server.address, "model=astra_alpha", {
     prepare: (page) => page.context().route(MODEL("astra_alpha"), (route) => held.then(() => route.continue())),
   });
   await panel(page, "writers").getByRole("button", { name: "Pause" }).click();

@@ -115,7 +115,7 @@ describe("a text that is written", () => {
     expect((await write(pasted, 40, 1)).tokens).toEqual((await write(writing, 40, 1)).tokens);
   });
 
-  test("loses its state when it is due, also if the slider moves", async () => {
+  test("resets its state when it is due, also if the slider moves", async () => {
     const all = Uint8Array.of(...prompt, ...(await write(await start(), 10)).tokens);
     const continued = await write(await start(3, null), 10, null);
     expect(continued.writing.sinceReset).toBe(prompt.length - 1 + 10);

@@ -179,7 +179,7 @@ function checkTokens(tokens: Iterable<number>, V: number): void {
 
 function checkReset(resetEvery: number | null): void {
   if (resetEvery !== null && !(Number.isInteger(resetEvery) && resetEvery >= 1))
-    throw new Error(`The state cannot be lost every ${resetEvery} characters; it must be at least 1.`);
+    throw new Error(`The state cannot be reset every ${resetEvery} characters; it must be at least 1.`);
 }
 
 function checkCarry(carry: Carry, { L, H }: Model): void {

@@ -8,8 +8,9 @@ import type { UnitInfo } from "../engine/types";
 import { engine } from "../models";
 import { Letters, quote } from "../letters";
 import { dark, near } from "../screen";
+import { slowestFirst } from "../slowness";
 import { at, unit } from "../view";
-import { Legend, NumberField, Panel, ready } from "./parts";
+import { Legend, NumberField, Panel, ready, signed } from "./parts";
 
 /** Pixels per character of the heat map, and its least height. */
 const CHARACTER = 4;
@@ -19,6 +20,8 @@ interface Inside {
   of: Analysed;
   /** (characters, units), row by row. */
   states: Float32Array;
+  /** The unit of each row of the heat map: in each layer, the slowest first. */
+  order: Uint16Array;
 }
 
 const inside = signal<Inside | null>(null);
@@ -27,15 +30,16 @@ follow(
   () => near.inside.value,
   async (of) => {
     if (!near.inside.value || inside.value?.of === of) return inside.value;
-    const { name } = of.info;
-    return { of, states: await engine.states(name, of.tokens, null) };
+    const { name, hiddenDim, numLayers } = of.info;
+    const states = await engine.states(name, of.tokens, null);
+    return { of, states, order: slowestFirst(states, hiddenDim * numLayers, hiddenDim) };
   },
   (found) => (inside.value = found),
 );
 
 const known = signal<UnitInfo[]>([]);
 
-// Not only when the panel is near: Tab has to find the buttons on its way down.
+// Not only when the panel is near: Tab has to find the list on its way down.
 follow(
   () => undefined,
   (of) => engine.units(of.info.name),
@@ -45,7 +49,12 @@ follow(
 /** Those of the text that is shown. */
 const current = computed(() => (inside.value?.of === analysed.value ? inside.value : null));
 const numUnits = computed(() => (analysed.value ? analysed.value.info.hiddenDim * analysed.value.info.numLayers : 1));
-const chosen = computed(() => Math.min(unit.value, numUnits.value - 1));
+/** Of the units that follow something, the closest. */
+const closest = computed(() => {
+  const strength = ({ correlation }: UnitInfo) => Math.abs(correlation);
+  return known.value.reduce((a, b) => (strength(b) > strength(a) ? b : a), known.value[0])?.unit ?? 0;
+});
+const chosen = computed(() => Math.min(unit.value ?? closest.value, numUnits.value - 1));
 
 /** The unit's values, relative to the largest. */
 const tints = computed(() => {
@@ -60,7 +69,7 @@ function describe(i: number, j: number): string {
   if (!current.value) return "…";
   const { states, of } = current.value;
   const layer = of.info.numLayers > 1 ? ` (layer ${1 + Math.floor(j / of.info.hiddenDim)})` : "";
-  return `After ${quote(of.characters[i])}, unit ${j}${layer} is ${states[i * numUnits.value + j].toFixed(2)}.`;
+  return `After ${quote(of.characters[i])}, unit ${j}${layer} is ${signed(states[i * numUnits.value + j])}.`;
 }
 
 const description = computed(() => (ready.value ? describe(index.value, chosen.value) : ""));
@@ -84,10 +93,10 @@ function HeatMap() {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width } = useSize(box);
-  const { states, of } = current.value!;
-  const [T, U] = [of.tokens.length, numUnits.value];
+  const { states, of, order } = current.value!;
+  const [T, U, L] = [of.tokens.length, numUnits.value, of.info.numLayers];
   const height = Math.max(HEIGHT, U);
-  const [i, j, night] = [index.value, chosen.value, dark.value];
+  const [i, row, night] = [index.value, order.indexOf(chosen.value), dark.value];
 
   function paint(): void {
     if (!width) return;
@@ -99,7 +108,7 @@ function HeatMap() {
     const pixels = new Uint32Array(image.data.buffer);
     for (let t = 0; t < columns; t++) {
       for (let u = 0; u < U; u++) {
-        pixels[u * columns + t] = colours[127 + Math.round(127 * states[(first + t) * U + u])];
+        pixels[u * columns + t] = colours[127 + Math.round(127 * states[(first + t) * U + order[u]])];
       }
     }
     sheet.width = columns;
@@ -110,12 +119,14 @@ function HeatMap() {
     context.drawImage(sheet, first * CHARACTER - scrollLeft, 0, columns * CHARACTER, height);
     context.strokeStyle = colour(box.current!, "--text");
     context.strokeRect(i * CHARACTER - scrollLeft - 0.5, -1, CHARACTER + 1, height + 2);
-    context.strokeRect(-1, (j * height) / U - 0.5, width + 2, height / U + 1);
+    context.strokeRect(-1, (row * height) / U - 0.5, width + 2, height / U + 1);
+    context.fillStyle = colour(box.current!, "--text");
+    for (let layer = 1; layer < L; layer++) context.fillRect(0, (layer * height) / L - 1, width, 2);
   }
 
   const painter = useRef(paint); // the newest: a scroll paints again without rendering
   painter.current = paint;
-  useLayoutEffect(paint, [states, i, j, width, night]);
+  useLayoutEffect(paint, [states, i, row, width, night]);
   useLayoutEffect(() => {
     const left = i * CHARACTER;
     const { scrollLeft } = box.current!;
@@ -128,7 +139,7 @@ function HeatMap() {
     const { left, top } = canvas.current!.getBoundingClientRect();
     const clamp = (place: number, size: number) => Math.max(0, Math.min(size - 1, Math.floor(place)));
     const x = event.clientX - left + box.current!.scrollLeft;
-    return [clamp(x / CHARACTER, T), clamp(((event.clientY - top) / height) * U, U)];
+    return [clamp(x / CHARACTER, T), order[clamp(((event.clientY - top) / height) * U, U)]];
   }
 
   function move(event: KeyboardEvent): void {
@@ -136,25 +147,34 @@ function HeatMap() {
     if (!step) return;
     event.preventDefault();
     at.value = Math.max(0, Math.min(T - 1, i + step[0]));
-    unit.value = Math.max(0, Math.min(U - 1, j + step[1]));
+    if (step[1]) unit.value = order[Math.max(0, Math.min(U - 1, row + step[1]))];
   }
 
   return (
-    <div
-      ref={box}
-      class="map"
-      tabIndex={0}
-      role="application"
-      aria-roledescription="heat map"
-      aria-label="The state over time: left and right move along the characters, up and down along the units."
-      onPointerDown={(event) => ([at.value, unit.value] = under(event))}
-      onPointerMove={(event) => (pointed.value = describe(...under(event)))}
-      onPointerLeave={() => (pointed.value = "")}
-      onKeyDown={move}
-      onScroll={() => painter.current()}
-    >
-      <canvas ref={canvas} />
-      <div style={{ width: `${T * CHARACTER}px` }} />
+    <div class="bands">
+      {Array.from({ length: L }, (_, layer) => (
+        <p key={layer} class="band" style={{ height: `${height / L}px` }}>
+          <span>slow</span>
+          <b>{L > 1 ? `layer ${layer + 1}` : "units"}</b>
+          <span>quick</span>
+        </p>
+      ))}
+      <div
+        ref={box}
+        class="map"
+        tabIndex={0}
+        role="application"
+        aria-roledescription="heat map"
+        aria-label="The state over time: left and right move along the characters, up and down along the units."
+        onPointerDown={(event) => ([at.value, unit.value] = under(event))}
+        onPointerMove={(event) => (pointed.value = describe(...under(event)))}
+        onPointerLeave={() => (pointed.value = "")}
+        onKeyDown={move}
+        onScroll={() => painter.current()}
+      >
+        <canvas ref={canvas} />
+        <div style={{ width: `${T * CHARACTER}px` }} />
+      </div>
     </div>
   );
 }
@@ -162,28 +182,35 @@ function HeatMap() {
 /** The states in sight, one pixel each. */
 const sheet = document.createElement("canvas");
 
-/** The units by what they follow, the closest first. */
+/** The radio button that was pressed: a unit that follows several things is in the list several times. */
+const pressed = signal("");
+
+/** The units by what they follow, the closest first: radio buttons, which are one stop for Tab. */
 function Units({ units }: { units: UnitInfo[] }) {
+  const key = ({ unit, follows }: UnitInfo) => `${unit} ${follows}`;
+  const same = units.filter((found) => found.unit === chosen.value);
+  const checked = same.find((found) => key(found) === pressed.value) ?? same[0];
   return (
-    <dl class="units">
+    <fieldset class="units">
+      <legend>What units follow, and how closely: 1 or −1 is always, 0 is never</legend>
       {[...new Set(units.map(({ follows }) => follows))].map((follows) => (
         <div key={follows}>
-          <dt>{follows}</dt>
+          <span>{follows}</span>
           {units.filter((found) => found.follows === follows).map((found) => (
-            <dd key={found.unit}>
-              <button
-                type="button"
-                aria-pressed={chosen.value === found.unit}
-                aria-label={`Unit ${found.unit}: ${follows}, correlation ${found.correlation.toFixed(2)}`}
-                onClick={() => (unit.value = found.unit)}
-              >
-                {found.unit} <small>({found.correlation.toFixed(2)})</small>
-              </button>
-            </dd>
+            <label key={found.unit} class={found.unit === chosen.value ? "chosen" : ""}>
+              <input
+                type="radio"
+                name="unit"
+                aria-label={`Unit ${found.unit}: ${follows}, correlation ${signed(found.correlation)}`}
+                checked={found === checked}
+                onChange={() => ([unit.value, pressed.value] = [found.unit, key(found)])}
+              />
+              {found.unit} <small>({signed(found.correlation)})</small>
+            </label>
           ))}
         </div>
       ))}
-    </dl>
+    </fieldset>
   );
 }
 
@@ -191,10 +218,9 @@ export function Inside() {
   return (
     <Panel name="inside" title="Inside" busy={stale.value}>
       <p>
-        The state has {numUnits} numbers, its units. Some follow something that a reader can name, at times several
-        things; they are listed with their correlation over text that the model was not trained on. Choose one to
-        tint the text by its value after each character. The state is never lost here: the slider at the top does
-        not act.
+        The state is a list of {numUnits} numbers, called units. Nobody told them what to remember, and yet some follow
+        a thing that we can name. Choose a unit, and the text takes its colour: orange where the unit is positive, blue
+        where it is negative. Here the state is never reset, whatever the slider says.
       </p>
       {ready.value && (
         <>
@@ -218,11 +244,12 @@ export function Inside() {
           <Legend panel="inside" low="negative" high="positive, relative to the unit's largest value" />
           <h3>The state over time</h3>
           <p>
-            A column per character, a row per unit. Look for rows that change colour slowly: those units keep something
-            over many characters, for example how long the line is.
+            Each column is a character, each row a unit. The units at the top of a layer change slowly: they keep
+            something over many characters, for example where in the line we are. Those at the bottom change with each
+            letter. Click a row to see its unit in the text above.
           </p>
           <p class="readout">{pointed.value || description.value}</p>
-          {current.value ? <HeatMap /> : <div class="map" />}
+          {current.value ? <HeatMap /> : <div class="map wait" />}
           <Legend panel="inside" low="−1" high="1" />
         </>
       )}

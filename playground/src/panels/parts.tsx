@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { computed, type Signal } from "@preact/signals";
 import { useState } from "preact/hooks";
 import { analysed, notes } from "../analysis";
-import { lostInWords, type Panel as Name, type Reset } from "../view";
+import { resetInWords, type Panel as Name, type Reset } from "../view";
 
 /** A section of the page. `busy`: its figures are not yet those of what it shows. */
 export function Panel(props: { name: Name; title: string; busy?: boolean; children: ComponentChildren }) {
@@ -114,8 +114,14 @@ export function TextField(props: { label: string; rows: number; limit: number; v
   );
 }
 
-/** The title of a column whose model loses its state. */
-export const lostTitle = (every: Reset) => `State ${lostInWords(every)}`;
+/** The title of a column whose model's state is reset. */
+export const resetTitle = (every: Reset) => {
+  const words = resetInWords(every);
+  return words[0].toUpperCase() + words.slice(1);
+};
+
+/** A number with its sign, to two decimals. */
+export const signed = (value: number) => value.toFixed(2).replace("-", "−");
 
 /** What the colours of `Letters` mean. */
 export function Legend({ panel, low, high }: { panel: Name; low: string; high: string }) {

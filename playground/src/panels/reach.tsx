@@ -6,7 +6,7 @@ import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
 import { every } from "../view";
-import { Column, Legend, lostTitle, Panel, ready } from "./parts";
+import { Column, Legend, resetTitle, Panel, ready } from "./parts";
 
 /** Characters that are looked back on, at least. A multiple of all resets, so that those stay where they are. */
 const BACK = 256;
@@ -66,7 +66,7 @@ const descriptions = [0, 1].map((side) =>
     const { of, at, start, norms } = current.value;
     if (at === 0) return `${quote(of.characters[0])} is the first character: nothing is before it.`;
     const found = norms[side];
-    if (!found.some((norm) => norm > 0)) return "Nothing before it matters: the state was just lost.";
+    if (!found.some((norm) => norm > 0)) return "Nothing before it matters: the state was just reset.";
     const most = found.indexOf(found.reduce((a, b) => Math.max(a, b)));
     const distance = found.length - most;
     return (
@@ -81,14 +81,15 @@ export function Reach() {
   return (
     <Panel name="reach" title="Reach" busy={stale.value}>
       <p>
-        Point at a character, or move along the text with the arrow keys: the earlier characters glow by how much
-        the cost of this one depends on them, measured by the gradient with respect to their embeddings. With the
-        state, the glow reaches back over letters and words; without it, it ends where the state was last lost.
+        How far back does the model look? Point at a character, or move along the text with the arrow keys. Earlier
+        characters glow if a small change to them would change the bet on this one (the gradient of its cost with
+        respect to their embeddings). With the state, the glow reaches back over letters and words. On the right, it
+        ends where the state was last reset.
       </p>
       {ready.value && (
         <>
           <div class="pair" onScrollCapture={scrollBoth}>
-            {["With its state", lostTitle(every.value)].map((title, side) => (
+            {["With its state", resetTitle(every.value)].map((title, side) => (
               <Column key={side} title={title}>
                 <Letters
                   panel="reach"

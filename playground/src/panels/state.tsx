@@ -89,13 +89,13 @@ export function State() {
   return (
     <Panel name="state" title="Copy the state">
       <p>
-        All that the model knows of a text is its state. Copy it, then type on or delete the text, and paste the
-        state back, here or on another machine: the model continues where it was. Seed, Temperature and Top-k are
-        those of the first panel; a copied state keeps its seed.
+        All that the model knows of a text is in its state. Copy the state and delete the text. Then continue from the
+        state, here or on another computer: the model goes on as if it still had the text. Seed, Temperature and Top-k
+        are those of the first panel; a copied state keeps its seed.
       </p>
       <div class="pair">
         <div class="column">
-          <TextField label="Text" rows={8} limit={TEXT_LIMIT} value={draft} onChange={() => (copied.value = "")} />
+          <TextField label="Text" rows={4} limit={TEXT_LIMIT} value={draft} onChange={() => (copied.value = "")} />
           <div class="buttons">
             <button
               type="button"
@@ -112,7 +112,7 @@ export function State() {
           </div>
         </div>
         <div class="column">
-          <TextField label={title.value} rows={8} limit={STATE_LIMIT} value={stateText} onChange={() => (continued.value = 0)} />
+          <TextField label={title.value} rows={4} limit={STATE_LIMIT} value={stateText} onChange={() => (continued.value = 0)} />
           <div class="buttons">
             <button
               type="button"

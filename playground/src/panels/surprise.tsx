@@ -4,8 +4,9 @@ import { computed } from "@preact/signals";
 import { analysed, bigram, index, mean, stale, surprises } from "../analysis";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
-import { every, lostInWords, text, TEXT_LIMIT, type Reset } from "../view";
-import { Column, Legend, lostTitle, Notes, Panel, ready, TextField } from "./parts";
+import { every, resetInWords, text, TEXT_LIMIT, type Reset } from "../view";
+import { setEvery } from "./writers";
+import { Column, Legend, resetTitle, Notes, Panel, ready, TextField } from "./parts";
 
 /** Nats that have the strongest tint. */
 const STRONGEST = 6;
@@ -19,12 +20,12 @@ function tints(nats: Float32Array | undefined): Float32Array | undefined {
 }
 
 const kept = computed(() => surprises.value.get(null));
-const lost = computed(() => surprises.value.get(every.value));
+const reset = computed(() => surprises.value.get(every.value));
 const keptTints = computed(() => tints(kept.value));
-const lostTints = computed(() => tints(lost.value));
+const resetTints = computed(() => tints(reset.value));
 
 const means = computed(
-  () => new Map<Reset, number>(Array.from(surprises.value, ([reset, nats]) => [reset, mean(nats)])),
+  () => new Map<Reset, number>(Array.from(surprises.value, ([every, nats]) => [every, mean(nats)])),
 );
 
 /** The character that is looked at, and what it costs each of the two, and on average up to there. */
@@ -35,7 +36,7 @@ const description = computed(() => {
   if (i === 0) return `${character} is the first character: it is given.`;
   const costs = (nats?: Float32Array) =>
     nats ? `${nats[i - 1].toFixed(2)} nats (${mean(nats.subarray(0, i)).toFixed(2)} per character so far)` : "…";
-  return `${character} costs ${costs(kept.value)} with the state, ${costs(lost.value)} when it is ${lostInWords(every.value)}.`;
+  return `${character} costs ${costs(kept.value)} with the state, ${costs(reset.value)} when it is ${resetInWords(every.value)}.`;
 });
 
 function Mean({ nats }: { nats: Float32Array | undefined }) {
@@ -50,12 +51,10 @@ export function Surprise() {
   return (
     <Panel name="surprise" title="Surprise" busy={stale.value}>
       <p>
-        A character costs −ln p nats, where p is the probability that the model gave it after reading those before
-        it: the stronger the tint, the more surprising the character. Type or paste a text, point at its
-        characters, and move the slider at the top to see what the state is worth.
-      </p>
-      <p>
-        The panels Inside and Reach show this text, too.
+        Here the model reads a text and bets on each next character. The redder a character, the less the model expected
+        it. The cost is −ln p, where p is the probability that the model gave the character: 0 for one that it was sure
+        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Type or paste a text of your own; the panels
+        below show it, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
@@ -73,23 +72,28 @@ export function Surprise() {
               />
               <Mean nats={kept.value} />
             </Column>
-            <Column title={lostTitle(every.value)}>
+            <Column title={resetTitle(every.value)}>
               <Letters
                 panel="surprise"
-                label="What each character costs when the state is lost"
+                label="What each character costs when the state is reset"
                 characters={analysed.value!.characters}
-                tints={lostTints.value}
+                tints={resetTints.value}
                 description={description.value}
               />
-              <Mean nats={lost.value} />
+              <Mean nats={reset.value} />
             </Column>
           </div>
           <Legend panel="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
           <h3>The memory curve of this text</h3>
+          <p>
+            The cost of a character, on average over the text, for each position of the slider. Click a point to move the
+            slider there.
+          </p>
           <MemoryCurve
             means={means.value}
             bigram={bigram.value && mean(bigram.value)}
             selected={every.value}
+            onSelect={setEvery}
           />
         </>
       )}

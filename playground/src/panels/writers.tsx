@@ -1,15 +1,16 @@
 /** Panel 1: one prompt, one seed, one set of weights; the left writes with its state, the right without. */
 
 import { effect, signal, untracked } from "@preact/signals";
+import { Fragment } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
-  every, fast, lostInWords, loseEvery, model, prompt, PROMPT_LIMIT, schedule, seed, temperature, topK,
+  every, fast, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
 } from "../view";
-import { Column, Field, lostTitle, NumberField, Panel, TextField } from "./parts";
+import { Field, NumberField, Panel, resetTitle, TextField } from "./parts";
 
 /** Characters per step, and milliseconds between two steps. */
 const READING = { characters: 2, pause: 80 };
@@ -17,7 +18,7 @@ const FAST = { characters: 100, pause: 0 };
 /** Characters that are written at once for readers who want nothing to move. */
 const STILL = 400;
 /** Characters after which the costs are computed again while the models write. */
-const COSTS_EVERY = 100;
+const COSTS_EVERY = 50;
 
 /** What both write on from. */
 interface Begun {
@@ -189,13 +190,27 @@ function again(): void {
 
 /** The slider: acts on what is written from now on. */
 export function setEvery(value: Reset): void {
-  loseEvery(value, ahead);
+  resetFrom(ahead, value);
 }
 
 /** Pixels: a field that is so close to its bottom follows what is written. */
 const NEARLY = 8;
 
-function Text({ side, label }: { side: number; label: string }) {
+/** "every 8", where the slider was moved to. */
+const short = (value: Reset) => (value === null ? "never" : `every ${value === 1 ? "character" : value}`);
+
+/** What the right one wrote, with the slider's moves: marks that are no part of the text. */
+function Marked({ text }: { text: string }) {
+  const moves = schedule.value;
+  return moves.map(([from, value], i) => (
+    <Fragment key={from}>
+      {i > 0 && from <= text.length && <mark data-move={short(value)} />}
+      {text.slice(from, moves[i + 1]?.[0])}
+    </Fragment>
+  ));
+}
+
+function Text({ side, title, label }: { side: number; title: string; label: string }) {
   const box = useRef<HTMLPreElement>(null);
   const text = texts[side].value;
   const cost = costs[side].value;
@@ -207,31 +222,27 @@ function Text({ side, label }: { side: number; label: string }) {
     if (running.value && atBottom) field.scrollTop = field.scrollHeight;
   }, [text]);
   return (
-    <>
+    <div class="column">
+      <div class="head">
+        <h3>{title}</h3>
+        <p class="figure">
+          {cost === null ? "…" : cost.toFixed(3)} <span>nats per character</span>
+        </p>
+      </div>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
         <b><bdi>{prompt.value}</bdi></b>
-        {text}
+        {side ? <Marked text={text} /> : text}
       </pre>
-      <p class="figure">
-        {cost === null ? "…" : cost.toFixed(3)}{" "}
-        <span>nats per character{cost === null && `, after ${COSTS_EVERY} characters`}</span>
-      </p>
-    </>
+    </div>
   );
 }
 
-export function Writers() {
-  const full = written.value >= WRITTEN_LIMIT;
+/** What the reader sets once, if at all. */
+function Options() {
   return (
-    <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
-      <p>
-        Both sides continue the same prompt with the same weights and the same random numbers, but the state of
-        the right one is {lostInWords(every.value)}: move the slider at the top while they write. The figures say how
-        well each text is written in the eyes of the model that keeps its state, in nats per character: the lower,
-        the more likely.
-      </p>
+    <details class="options">
+      <summary>Seed, temperature and top-k</summary>
       <div class="controls">
-        <TextField label="Prompt" rows={1} limit={PROMPT_LIMIT} value={prompt} />
         <NumberField label="Seed" most={2 ** 32 - 1} value={seed.value} onValue={(value) => (seed.value = value)} />
         <Field label={`Temperature: ${temperature.value || "0 (the likeliest)"}`}>
           <input
@@ -254,6 +265,16 @@ export function Writers() {
               .map((k) => <option value={k}>{k}</option>)}
           </select>
         </Field>
+      </div>
+    </details>
+  );
+}
+
+export function Writers() {
+  const full = written.value >= WRITTEN_LIMIT;
+  return (
+    <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
+      <div class="controls">
         <div class="buttons">
           <button type="button" onClick={toggle} disabled={full}>
             {running.value ? "Pause" : "Write"}
@@ -268,23 +289,23 @@ export function Writers() {
             Fast
           </label>
         </div>
+        <TextField label="Prompt" rows={1} limit={PROMPT_LIMIT} value={prompt} />
       </div>
       {note.value && <p class="note" role="status">{note.value}</p>}
       <div class="pair">
-        <Column title="With its state">
-          <Text side={0} label="Text written with the state" />
-        </Column>
-        <Column title={lostTitle(every.value)}>
-          <Text side={1} label="Text written while losing the state" />
-        </Column>
+        <Text side={0} title="With its state" label="Text written with the state" />
+        <Text side={1} title={resetTitle(every.value)} label="Text written while the state is reset" />
       </div>
       <p class="small">
+        The score is what a character of each text costs the model that keeps its state. Lower is better; −ln of the
+        probability, on average.
+        {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
         {written.value.toLocaleString("en")} characters
         {rate.value > 0 && `, ${Math.round(rate.value).toLocaleString("en")} per second on each side`}
         {full && `; that is enough, “Again” starts anew`}.
       </p>
+      <Options />
     </Panel>
   );
 }
-
