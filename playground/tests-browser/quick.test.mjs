@@ -30,6 +30,19 @@ test("the two writers", async (t) => {
     assert.notEqual(kept, lost);
   });
 
+  await t.test("one character more is written, and the bars follow", async () => {
+    const h4 = writers.locator("h4");
+    assert.match(await h4.last().textContent(), new RegExp(`^Remembers ${lost.at(-1).replace("\n", "↵").replace(" ", "␣")}, bets on$`));
+    await writers.getByRole("button", { name: "One character" }).click();
+    await until(page, () => document.querySelector("#writers pre").textContent.length === 128);
+    const next = (await writers.locator("pre").first().textContent()).at(-1).replace("\n", "↵").replace(" ", "␣");
+    await until(page, (next) => document.querySelector("#writers h4 q").textContent.endsWith(next), next);
+    assert.equal((await h4.first().textContent()).at(-"X, bets on".length), next);
+    await move(page, "End"); // paused: the right one would now keep what it reads
+    await until(page, () => document.querySelector("#writers .column:last-child h4").textContent.length > "Remembers X, bets on".length);
+    await move(page, "Home");
+  });
+
   await t.test("again writes the same again", async () => {
     await writers.getByLabel("Fast").check();
     await writers.getByRole("button", { name: "Again" }).click();
@@ -141,6 +154,19 @@ test("surprise", async (t) => {
     assert.equal(await letters.getAttribute("aria-valuetext"), await readout(surprise));
     await page.keyboard.press("End");
     assert.match(await readout(surprise), /^line break costs/);
+  });
+
+  await t.test("the bars show what the model bet on, and mark the character that came", async () => {
+    const letters = surprise.locator(".letters").first();
+    await letters.focus();
+    await page.keyboard.press("Home");
+    await until(page, () => document.querySelectorAll("#surprise .glyph").length === 0); // nothing is before it
+    for (let i = 0; i < 19; i++) await page.keyboard.press("ArrowRight"); // "PROSPERO:\nBe collec"
+    await until(page, () => document.querySelector("#surprise h4").textContent === "Remembers …O:↵Be␣collec, bets on");
+    assert.equal(await surprise.locator("h4").last().textContent(), "Remembers lec, bets on"); // reset after "Be col"
+    report.bets = await surprise.locator(".bars").evaluateAll((both) =>
+      both.map((each) => [...each.children].map((row) => [row.querySelector(".glyph").textContent, row.lastChild.textContent])));
+    assert.deepEqual(await surprise.locator(".came .glyph").allTextContents(), ["t", "t"]);
   });
 
   await t.test("it says what it leaves out, and when there is nothing", async () => {

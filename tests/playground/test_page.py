@@ -6,9 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from jaxgru.lm import load
+from jaxgru.lm import apply, load
 from jaxgru.lm.evaluation import stream_loss, window_loss
 
 PLAYGROUND = Path(__file__).parents[2] / "playground"
@@ -68,6 +70,19 @@ def assert_same_means(means: dict[str, float], model: str, text: str) -> None:
         assert nats == pytest.approx(expected, abs=6e-4), (model, every)
 
 
+def assert_same_bets(bets: list[list[list[str]]], model: str, texts: list[str]) -> None:
+    """Compare the bars with jaxgru's probabilities after each text. The page shows whole percents."""
+    params, _, tokenizer = load(model)
+    for rows, text in zip(bets, texts, strict=True):
+        logits, _ = apply(params, tokenizer.encode(text)[None])
+        p = np.asarray(jax.nn.softmax(logits[0, -1]))
+        expected = np.argsort(-p)[: len(rows)]
+        assert [character for character, _ in rows] == list(tokenizer.decode(expected))
+        assert [int(percent.split()[0]) for _, percent in rows] == pytest.approx(
+            100 * p[expected], abs=0.51
+        )
+
+
 @needs_node
 @needs_chromium
 def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
@@ -75,6 +90,8 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     for text, nats in report["written"]:  # the first panel: given to the model with its state
         assert_same_means({"never": nats}, "astra_alpha", text)
     assert_same_means(report["means"], "astra_alpha", report["text"])
+    # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
+    assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
 
 
 @pytest.mark.slow

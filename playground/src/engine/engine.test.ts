@@ -2,6 +2,7 @@ import { readFileSync } from "node:fs";
 import { beforeAll, describe, expect, test } from "vitest";
 import bigram from "../../assets/bigram.json";
 import { createEngine, MAX_STEPS } from "./engine";
+import { draw, uniform } from "./sampling";
 import type { Carry, SamplingOptions, Writing } from "./types";
 
 const name = "elman_alpha";
@@ -124,6 +125,21 @@ describe("a text that is written", () => {
     expect(after.writing.carry).toEqual(await engine.read(name, all.subarray(-1), null));
     const later = await write(after.writing, 5, 5);
     expect(later.writing.sinceReset).toBe(1);
+  });
+
+  test.each(RESETS)("is drawn from the next probabilities, which are those that a text costs, reset every %s", async (resetEvery) => {
+    const writing = await start(3, resetEvery);
+    const drawn = await engine.next(name, writing, { ...options, resetEvery });
+    const { tokens } = await write(writing, 1, resetEvery);
+    expect(tokens[0]).toBe(draw(drawn, uniform(3, 0)));
+    expect(drawn.filter((p) => p > 0)).toHaveLength(options.topK!);
+    const p = await engine.next(name, writing, { temperature: 1, topK: null, resetEvery });
+    for (const token of [0, 1, 40]) {
+      const costs = await engine.surprise(name, Uint8Array.of(...prompt, token), resetEvery);
+      expect(-Math.log(p[token])).toBeCloseTo(costs.at(-1)!, 5);
+    }
+    const greedy = await engine.next(name, writing, { temperature: 0, topK: null, resetEvery });
+    expect([greedy.indexOf(1), greedy.reduce((a, b) => a + b)]).toEqual([p.indexOf(Math.max(...p)), 1]);
   });
 
   test("goes on from a state that was copied", async () => {

@@ -1,7 +1,7 @@
 import bigram from "../../assets/bigram.json";
 import units from "../../assets/units.json";
 import { loadModel, nats, type Model, type Step } from "./model";
-import { nextToken, uniform } from "./sampling";
+import { nextProbabilities, nextToken, uniform } from "./sampling";
 import { Slots, type Slices } from "./slices";
 import { encode } from "./text";
 import type { Carry, Engine, ModelName, UnitInfo } from "./types";
@@ -78,6 +78,14 @@ export function createEngine(fetchModel: (name: ModelName) => Promise<ArrayBuffe
       }
       const { carry, sinceReset } = stream;
       return { tokens, writing: { carry, sinceReset, last, seed: writing.seed, draws } };
+    },
+
+    async next(name, writing, options) {
+      const { model } = await begin(name, new Uint8Array(0), options.resetEvery);
+      checkTokens([writing.last], model.V);
+      const stream = new Stream(model, writing.carry, writing.sinceReset);
+      stream.read(writing.last, options.resetEvery);
+      return nextProbabilities(stream.logits(), options);
     },
 
     async surprise(name, tokens, resetEvery, slot) {

@@ -8,6 +8,15 @@ export function nextToken(logits: Float32Array, u: number, options: SamplingOpti
   return draw(probabilities(logits, temperature, topK), u);
 }
 
+/** Return the probabilities of all tokens (V,); at temperature 0, the most likely one has them all. */
+export function nextProbabilities(logits: Float32Array, options: SamplingOptions): Float64Array {
+  const { temperature, topK } = options;
+  if (temperature !== 0) return probabilities(logits, temperature, topK);
+  const found = new Float64Array(logits.length);
+  found[logits.indexOf(Math.max(...logits))] = 1;
+  return found;
+}
+
 /** Return the distribution to draw from, as jaxgru.lm.sampling: tokens that tie with the last one kept are kept, too. */
 export function probabilities(logits: Float32Array, temperature: number, topK: number | null): Float64Array {
   if (!(temperature > 0 && temperature < Infinity))

@@ -71,6 +71,8 @@ export interface Engine {
   start(name: ModelName, tokens: Uint8Array, seed: number, resetEvery: number | null, carry?: Carry, slot?: string): Promise<Writing>;
   /** Write `n` tokens, and return them with what comes next: n and n more are the same as 2·n. */
   write(name: ModelName, writing: Writing, n: number, options: SamplingOptions): Promise<{ tokens: Uint8Array; writing: Writing }>;
+  /** The probabilities from which `write` would draw the next token. (V,) */
+  next(name: ModelName, writing: Writing, options: SamplingOptions): Promise<Float64Array>;
   /** Nats of each token but the first, given those before it since the last reset. (T − 1,) */
   surprise(name: ModelName, tokens: Uint8Array, resetEvery: number | null, slot?: string): Promise<Float32Array>;
   /** The same by the bigram counted in the training text (smoothed: no character is impossible). */

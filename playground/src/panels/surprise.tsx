@@ -1,9 +1,12 @@
 /** Panel 2: what each character of a text costs, with the state and without. */
 
-import { computed } from "@preact/signals";
-import { analysed, bigram, index, mean, stale, surprises } from "../analysis";
+import { computed, signal } from "@preact/signals";
+import { analysed, type Analysed, bigram, follow, index, mean, stale, surprises } from "../analysis";
+import { Bars } from "../bars";
 import { MemoryCurve } from "../curve";
 import { Letters, quote, scrollBoth } from "../letters";
+import { engine } from "../models";
+import { near } from "../screen";
 import { every, resetInWords, text, TEXT_LIMIT, type Reset } from "../view";
 import { setEvery } from "./writers";
 import { Column, Legend, resetTitle, Notes, Panel, ready, TextField } from "./parts";
@@ -39,6 +42,45 @@ const description = computed(() => {
   return `${character} costs ${costs(kept.value)} with the state, ${costs(reset.value)} when it is ${resetInWords(every.value)}.`;
 });
 
+/** What the model remembered before a character came, and the probability that it gave each. */
+interface Bet {
+  memory: string[];
+  probabilities: Float64Array;
+}
+
+
+const bets = signal<{ of: Analysed; at: number; sides: Bet[] } | null>(null);
+
+follow(
+  () => [near.surprise.value, index.value, every.value],
+  async (of) => {
+    const [at, before] = [index.value, of.tokens.slice(0, index.value)];
+    if (!near.surprise.value || at === 0) return null;
+    const sides = [];
+    for (const resetEvery of [null, every.value]) {
+      const start = await engine.start(of.info.name, before, 0, resetEvery);
+      const probabilities = await engine.next(of.info.name, start, { temperature: 1, topK: null, resetEvery });
+      const lastReset = resetEvery === null ? 0 : at - 1 - ((at - 1) % resetEvery);
+      sides.push({ memory: of.characters.slice(lastReset, at), probabilities });
+    }
+    return { of, at, sides };
+  },
+  (found) => (bets.value = found),
+);
+
+function Bets({ side, title }: { side: number; title: string }) {
+  const known = bets.value?.of === analysed.value ? bets.value : null;
+  return (
+    <Bars
+      probabilities={known?.sides[side].probabilities ?? null}
+      characters={analysed.value!.info.vocabulary}
+      memory={known?.sides[side].memory ?? []}
+      came={known ? known.of.tokens[known.at] : undefined}
+      label={`What the model bet on: ${title}`}
+    />
+  );
+}
+
 function Mean({ nats }: { nats: Float32Array | undefined }) {
   return (
     <p class="figure">
@@ -53,7 +95,8 @@ export function Surprise() {
       <p>
         Here the model reads a text and bets on each next character. The redder a character, the less the model expected
         it. The cost is −ln p, where p is the probability that the model gave the character: 0 for one that it was sure
-        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Type or paste a text of your own; the panels
+        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Point at a character to see the bets; the bar
+        of the one that came is dark. Type or paste a text of your own; the panels
         below show it, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
@@ -71,6 +114,7 @@ export function Surprise() {
                 description={description.value}
               />
               <Mean nats={kept.value} />
+              <Bets side={0} title="With its state" />
             </Column>
             <Column title={resetTitle(every.value)}>
               <Letters
@@ -81,6 +125,7 @@ export function Surprise() {
                 description={description.value}
               />
               <Mean nats={reset.value} />
+              <Bets side={1} title={resetTitle(every.value)} />
             </Column>
           </div>
           <Legend panel="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />

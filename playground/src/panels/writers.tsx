@@ -4,6 +4,7 @@ import { effect, signal, untracked } from "@preact/signals";
 import { Fragment } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
+import { Bars } from "../bars";
 import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
@@ -19,6 +20,8 @@ const FAST = { characters: 100, pause: 0 };
 const STILL = 400;
 /** Characters after which the costs are computed again while the models write. */
 const COSTS_EVERY = 50;
+/** Milliseconds between two changes of the bars while the models write: each can be read. */
+const BARS_PAUSE = 300;
 
 /** What both write on from. */
 interface Begun {
@@ -28,10 +31,18 @@ interface Begun {
   tokens: [number[], number[]]; // written by each
 }
 
+/** What one of them may write next, and what it remembers. */
+interface Next {
+  info: ModelInfo;
+  probabilities: Float64Array;
+  memory: string[];
+}
+
 const begun = signal<Begun | null>(null); // null: the model is not loaded, or the prompt not read
 const texts = [signal(""), signal("")];
 const costs = [signal<number | null>(null), signal<number | null>(null)];
 const costed = signal(0); // characters that the costs are of
+const nexts = signal<Next[]>([]);
 const running = signal(false);
 const note = signal("");
 const rate = signal(0);
@@ -78,6 +89,7 @@ function clear(): void {
   generation++;
   begun.value = null;
   written.value = costed.value = ahead = 0;
+  nexts.value = [];
   for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
 }
 
@@ -151,6 +163,27 @@ const updateCosts = newest(
   },
 );
 
+let drawn = 0; // when the bars changed
+
+/** What each may write next, with the slider where it is. */
+const updateNexts = newest(
+  async (of: Begun, reset: Reset) => {
+    const { info } = of;
+    const found = [null, reset].map(async (resetEvery, side): Promise<Next> => {
+      const writing = of.writings[side];
+      const read = [...of.start, ...of.tokens[side]];
+      const kept = resetEvery !== null && writing.sinceReset >= resetEvery ? 0 : writing.sinceReset;
+      const options = { temperature: temperature.value, topK: topK.value, resetEvery };
+      const probabilities = await engine.next(info.name, writing, options);
+      return { info, probabilities, memory: charactersOf(info, read.slice(-kept - 1)) };
+    });
+    return { of, found: await Promise.all(found) };
+  },
+  ({ of, found }) => {
+    if (of === begun.value) nexts.value = found;
+  },
+);
+
 /** Start the writers, or show again what a link shows. */
 export function startWriters(): void {
   go();
@@ -171,6 +204,13 @@ export function startWriters(): void {
     const due = !running.value || written.value % COSTS_EVERY < READING.characters;
     if (due && written.value && begun.value) void updateCosts(begun.value, written.value);
   });
+  effect(() => {
+    written.value, running.value;
+    const [of, reset, now] = [begun.value, every.value, performance.now()];
+    if (!of || (running.value && now - drawn < BARS_PAUSE)) return;
+    drawn = now;
+    void updateNexts(of, reset);
+  });
 }
 
 function toggle(): void {
@@ -179,6 +219,13 @@ function toggle(): void {
     go();
     void (begun.value ? run(begun.value) : begin());
   }
+}
+
+/** Write one character more on both sides. */
+function one(): void {
+  hurry = Math.min(ahead + 1, WRITTEN_LIMIT);
+  running.value = true;
+  void (begun.value ? run(begun.value) : begin());
 }
 
 function again(): void {
@@ -214,6 +261,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
   const box = useRef<HTMLPreElement>(null);
   const text = texts[side].value;
   const cost = costs[side].value;
+  const next = nexts.value[side];
   const height = useRef(0);
   useLayoutEffect(() => {
     const field = box.current!;
@@ -233,6 +281,12 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
         <b><bdi>{prompt.value}</bdi></b>
         {side ? <Marked text={text} /> : text}
       </pre>
+      <Bars
+        probabilities={next?.probabilities ?? null}
+        characters={next?.info.vocabulary ?? []}
+        memory={next?.memory ?? []}
+        label={`What comes next: ${title}`}
+      />
     </div>
   );
 }
@@ -279,6 +333,7 @@ export function Writers() {
           <button type="button" onClick={toggle} disabled={full}>
             {running.value ? "Pause" : "Write"}
           </button>
+          <button type="button" onClick={one} disabled={full}>One character</button>
           <button type="button" onClick={again}>Again</button>
           <label>
             <input
