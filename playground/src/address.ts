@@ -14,8 +14,12 @@ const address = () => {
   return view ? `#${view}` : location.pathname + location.search;
 };
 
-/** Write what is shown into the address. */
-export const keepAddress = () => history.replaceState(LOAD, "", address());
+let kept = "";
+
+/** Write what is shown into the address. A replacement in vain could end a Back that is under way. */
+export function keepAddress(): void {
+  if (kept !== address()) history.replaceState(LOAD, "", (kept = address()));
+}
 
 const scrollTo = (name: Panel) => document.getElementById(name)!.scrollIntoView();
 
@@ -23,7 +27,7 @@ const scrollTo = (name: Panel) => document.getElementById(name)!.scrollIntoView(
 export function goTo(name: Panel): void {
   keepAddress();
   panel.value = name;
-  history.pushState(LOAD, "", address());
+  history.pushState(LOAD, "", (kept = address()));
   scrollTo(name);
 }
 
@@ -39,6 +43,7 @@ export function startAddress(): void {
   });
   window.addEventListener("popstate", ({ state }) => {
     const found = new URLSearchParams(location.hash.slice(1)).get("panel") ?? "writers";
+    kept = ""; // that of another entry
     if (state === LOAD) scrollTo(PANELS.find((name) => name === found)!);
     else location.reload(); // another link was opened in this tab
   });

@@ -74,7 +74,7 @@ export const show = (page, name) => panel(page, name).evaluate((each) => each.sc
 /** Wait until the writers have stopped or paused, and return both texts. */
 export async function texts(page) {
   await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).waitFor();
-  return panel(page, "writers").locator("pre").allTextContents();
+  return panel(page, "writers").locator(".written").allTextContents();
 }
 
 /** The nats per character that a panel shows, once all are there: [with the state, without]. */

@@ -43,6 +43,18 @@ test("the two writers", async (t) => {
     await move(page, "Home");
   });
 
+  await t.test("the code beside them resets the state as the slider does", async () => {
+    const code = (label) => writers.getByRole("group", { name: label }).textContent();
+    const shown = async () => [await code("The state is carried on"), await code("The state is reset in the loop")];
+    report.code = { 1: await shown() };
+    await move(page, "ArrowRight", 2);
+    report.code[4] = await shown();
+    await move(page, "End");
+    const [carried, same] = await shown();
+    assert.equal(carried, same);
+    await move(page, "Home");
+  });
+
   await t.test("again writes the same again", async () => {
     await writers.getByLabel("Fast").check();
     await writers.getByRole("button", { name: "Again" }).click();
@@ -310,6 +322,7 @@ test("the state is copied, and pasted back", async (t) => {
 test("Back returns to the panel before", async () => {
   const link = (name) => page.getByRole("navigation").getByRole("link", { name });
   const at = (name) => until(page, (name) => Math.abs(document.querySelector(`#${name}`).getBoundingClientRect().top - 128) < 9, name);
+  await page.emulateMedia({ reducedMotion: "reduce" }); // it jumps
   await link("Surprise").click();
   await at("surprise");
   await link("Reach").click();
@@ -317,6 +330,7 @@ test("Back returns to the panel before", async () => {
   await page.goBack();
   await at("surprise");
   await until(page, () => location.hash.includes("panel=surprise"));
+  await page.emulateMedia({ reducedMotion: "no-preference" });
   await show(page, "state");
 });
 

@@ -342,7 +342,7 @@ test("a writer that the reader scrolled back stays there while it writes", async
   const page = await open(browser, server.address, "model=elman_alpha&written=800");
   await texts(page);
   await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).click();
-  const written = panel(page, "writers").locator("pre");
+  const written = panel(page, "writers").locator(".written");
   await until(page, () => document.querySelector("#writers pre").textContent.length > 820);
   await written.first().evaluate((each) => (each.scrollTop = 0));
   await until(page, () => document.querySelector("#writers pre").textContent.length > 850);

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxgru import lm
 from jaxgru.lm import apply, load
 from jaxgru.lm.evaluation import stream_loss, window_loss
 
@@ -83,6 +84,17 @@ def assert_same_bets(bets: list[list[list[str]]], model: str, texts: list[str]) 
         )
 
 
+def assert_code_resets(code: str, every: int | None, model: str) -> None:
+    """Run the code that the page shows on 11 tokens, and compare with `apply` since the last reset."""
+    params, _, tokenizer = load(model)
+    tokens = tokenizer.encode("ROMEO: O, s")
+    names = {"lm": lm, "params": params, "text": tokens[:, None]}
+    exec(code, names)
+    since = 0 if every is None else 10 - 10 % every
+    expected, _ = apply(params, tokens[None, since:])
+    np.testing.assert_allclose(names["logits"][0], expected[0, -1], atol=2e-5)
+
+
 @needs_node
 @needs_chromium
 def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
@@ -90,6 +102,9 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     for text, nats in report["written"]:  # the first panel: given to the model with its state
         assert_same_means({"never": nats}, "astra_alpha", text)
     assert_same_means(report["means"], "astra_alpha", report["text"])
+    for every, (carried, reset) in report["code"].items():
+        assert_code_resets(carried, None, "astra_alpha")
+        assert_code_resets(reset, int(every), "astra_alpha")
     # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
     assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
 

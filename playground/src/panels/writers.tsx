@@ -5,6 +5,7 @@ import { Fragment } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import { Bars } from "../bars";
+import { Code } from "../code";
 import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
@@ -361,6 +362,7 @@ export function Writers() {
         {full && `; that is enough, “Again” starts anew`}.
       </p>
       <Options />
+      <Code />
     </Panel>
   );
 }
