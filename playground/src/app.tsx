@@ -10,6 +10,7 @@ import { State } from "./panels/state";
 import { Surprise } from "./panels/surprise";
 import { setEvery, Writers } from "./panels/writers";
 import { dark, toggleDark } from "./screen";
+import { ask, Tour } from "./tour";
 import { choose, every, inWords, model, RESETS, type Panel } from "./view";
 
 const MODELS: [ModelName, string][] = [
@@ -104,6 +105,7 @@ export function App() {
           right, the slider at the top sets the state to zero. Move it while they write.
         </p>
         <nav aria-label="Panels">
+          <button type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>
           {TITLES.map(([name, title]) => (
             <a
               key={name}
@@ -122,6 +124,7 @@ export function App() {
         <Writers />
         {whole.value && [<Surprise />, <Inside />, <Reach />, <State />]}
       </main>
+      <Tour />
       <footer>
         <p>
           The models were trained on plays by Shakespeare. They run in this page: nothing that is typed here leaves it.

@@ -41,7 +41,7 @@ export function Code() {
   const reset = every.value;
   return (
     <>
-      <h3>The bug in three lines of code</h3>
+      <h3 id="code">The bug in three lines of code</h3>
       <p>
         On the left, the state is made once, before the loop, and every step passes it on.{" "}
         {reset === null

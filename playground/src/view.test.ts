@@ -7,7 +7,7 @@ test("the default view needs no text", () => expect(view.writeView()).toBe(""));
 
 test("a view is read as it was written", () => {
   const hash =
-    "panel=reach&model=astra_alpha&every=1%2C120%3A16%2C300%3Anever&prompt=A%26B+%3D&seed=4294967295" +
+    "panel=reach&model=astra_alpha&every=1%2C120%3A16%2C300%3Anever&tour=5&prompt=A%26B+%3D&seed=4294967295" +
     "&temperature=0&top_k=5&fast=true&written=2000&text=O%0A%F0%9F%98%80&at=3&unit=300&draft=&state=x.y&continued=100";
   expect(view.readView(hash)).toEqual([]);
   expect(view.schedule.value).toEqual([[0, 1], [120, 16], [300, null]]);
@@ -18,7 +18,7 @@ test("a view is read as it was written", () => {
 
 test.each([
   "model=gpt", "panel=", "every=3", "every=1,0:2", "every=1,5:2,5:4", "every=1,9999:2", "seed=-1", "seed=1e3", "seed=4294967296",
-  "temperature=2.5", "temperature=", "top_k=0", "top_k=66", "fast=1", "written=0", "written=2001", "at=x", "nothing=1", "%=%", "x",
+  "temperature=2.5", "temperature=", "top_k=0", "top_k=66", "fast=1", "written=0", "tour=6", "written=2001", "at=x", "nothing=1", "%=%", "x",
 ])("%s cannot be used, and leaves the default", (hash) => {
   expect(view.readView(`${hash}&unit=7`)).toHaveLength(1);
   expect(view.writeView()).toBe("unit=7");

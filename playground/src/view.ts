@@ -96,6 +96,9 @@ export const model = parameter<ModelName>("model", "astra_beta", oneOf(MODELS));
 export const schedule = parameter<Schedule>("every", [[0, 1]], readSchedule, writeSchedule);
 export const every = computed(() => schedule.value[schedule.value.length - 1][1]);
 
+/** The question of the guided tour, counted from 1; 0: no tour. */
+export const tour = parameter("tour", 0, integer(1, 5));
+
 export const prompt = parameter("prompt", PROMPT, atMost(PROMPT_LIMIT));
 export const seed = parameter("seed", 0, integer(0, 2 ** 32 - 1));
 export const temperature = parameter("temperature", 0.8, (text) =>

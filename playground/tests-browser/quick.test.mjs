@@ -366,6 +366,42 @@ test("the URL shows the same to somebody else", async () => {
   await copy.context().close();
 });
 
+test("the tour asks for a prediction, and then shows", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&fast=true");
+  await analysed(page);
+  const tour = page.getByRole("complementary", { name: "Guided tour" });
+  const [options, button] = [tour.getByRole("group").getByRole("button"), (name) => tour.getByRole("button", { name, exact: true })];
+  await page.getByRole("button", { name: "Take the tour" }).click();
+  const answers = [0, 1, 2, 2, 2];
+  for (const [i, answer] of answers.entries()) {
+    const title = tour.getByRole("heading", { name: `Question ${i + 1} of 5` });
+    await title.waitFor();
+    assert.equal(await title.evaluate((each) => each === document.activeElement), true);
+    assert.equal(await button("Show me").count(), 0);
+    await options.nth(answer).press("Enter");
+    await options.nth((answer + 1) % 3).press("Enter"); // the first counts
+    if (i === 0) {
+      await move(page, "End");
+      await tour.getByText("press “Again”").waitFor(); // the slider alone does not show it
+      await panel(page, "writers").getByRole("button", { name: "Again" }).click();
+    } else await button("Show me").press("Enter");
+    await tour.getByText("You were right.").waitFor();
+    if (i === 2) {
+      const right = panel(page, "writers").locator(".written").last();
+      assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
+    }
+    if (i === 3) assert.match(await tour.textContent(), /it keeps 9\d %/);
+    if (i < 4) await button("Next").press("Enter");
+  }
+  const { violations } = await new AxeBuilder({ page }).include(".tour").analyze();
+  assert.deepEqual(violations.map(({ id }) => id), []);
+  await until(page, () => location.hash.includes("tour=5"));
+  await button("Close").click();
+  await tour.waitFor({ state: "detached" });
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test("a broken link shows the default, and says so", async () => {
   const broken = await open(browser, server.address, "model=gpt&every=x&text=%FF%&written=12&=&at=9999");
   await broken.getByText("cannot use: “model=gpt”, “every=x”, “=”").waitFor();

@@ -129,7 +129,7 @@ export function Surprise() {
             </Column>
           </div>
           <Legend panel="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
-          <h3>The memory curve of this text</h3>
+          <h3 id="curve">The memory curve of this text</h3>
           <p>
             The cost of a character, on average over the text, for each position of the slider. Click a point to move the
             slider there.

@@ -190,7 +190,7 @@ export function startWriters(): void {
   go();
   hurry = written.value || hurry;
   void begin();
-  const again = debounce(300, () => void begin());
+  const later = debounce(300, () => void begin());
   let changes = 0;
   effect(() => {
     prompt.value, seed.value, temperature.value, topK.value, model.value;
@@ -198,7 +198,7 @@ export function startWriters(): void {
       untracked(() => (schedule.value = [[0, every.value]]));
       clear();
       go();
-      again();
+      later();
     }
   });
   effect(() => {
@@ -229,10 +229,17 @@ function one(): void {
   void (begun.value ? run(begun.value) : begin());
 }
 
-function again(): void {
-  schedule.value = [[0, every.value]];
+/** Write on if it has stopped. */
+export function writeOn(): void {
+  if (!running.value) toggle();
+}
+
+/** Write anew with the slider there; if `count` is given, so many characters at once. */
+export function writeAnew(value: Reset, count?: number): void {
+  schedule.value = [[0, value]];
   clear();
   go();
+  if (count) hurry = count;
   void begin();
 }
 
@@ -335,7 +342,7 @@ export function Writers() {
             {running.value ? "Pause" : "Write"}
           </button>
           <button type="button" onClick={one} disabled={full}>One character</button>
-          <button type="button" onClick={again}>Again</button>
+          <button type="button" onClick={() => writeAnew(every.value)}>Again</button>
           <label>
             <input
               type="checkbox"

@@ -1,0 +1,155 @@
+/** A guided tour: five questions, each to be answered before the slider is moved. */
+
+import { effect, signal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { goTo } from "./address";
+import { mean, surprises } from "./analysis";
+import { setEvery, writeAnew, writeOn } from "./panels/writers";
+import { every, schedule, tour, written, type Reset } from "./view";
+
+interface Question {
+  ask: string;
+  options: string[];
+  right: number;
+  /** What to do to see the answer, and what does it for the reader. */
+  task: string;
+  show(): void;
+  /** Whether the answer can be seen. */
+  seen(): boolean;
+  /** Why it is so. */
+  why(): string;
+  /** What the page shows when the question is asked. */
+  before(): void;
+}
+
+/** Characters after which a text shows what it is like. */
+const ENOUGH = 100;
+
+/** Whether all that is written was written with the slider there. */
+const writtenWith = (reset: Reset) => schedule.value.length === 1 && every.value === reset && written.value >= ENOUGH;
+
+/** How much of what the state is worth is left when it is reset every 32 characters. */
+function worth(): number {
+  const [one, some, all] = [1, 32, null].map((reset) => mean(surprises.value.get(reset)!));
+  return (one - some) / (one - all);
+}
+
+const QUESTIONS: Question[] = [
+  {
+    ask: "Both writers use the same model, the same prompt and the same random numbers. What does the right one write if its state is never reset?",
+    options: ["The same text as the left", "Another text, as good", "A worse text"],
+    right: 0,
+    task: "Move the slider to “never” and press “Again”.",
+    before: () => goTo("writers"),
+    show: () => writeAnew(null),
+    seen: () => writtenWith(null),
+    why: () => "The texts agree letter by letter. So whatever differs when you move the slider comes from the state alone.",
+  },
+  {
+    ask: "Now the state is reset every 8 characters. What does the right one write?",
+    options: ["Random letters", "Words, some made up, but no sentences", "Sentences as good as on the left"],
+    right: 1,
+    task: "Move the slider to 8 and press “Again”.",
+    before: () => goTo("writers"),
+    show: () => writeAnew(8),
+    seen: () => writtenWith(8),
+    why: () => "Eight characters are enough for most words. A sentence needs to know how it began.",
+  },
+  {
+    ask: "The right one has babbled for 150 characters, reset before each. From now on it keeps its state. When does it write English again?",
+    options: ["Never: its text is ruined", "After another 150 characters", "Within a word or two"],
+    right: 2,
+    task: "Move the slider to “never” and press “Write”.",
+    before: () => {
+      goTo("writers");
+      writeAnew(1, 150);
+    },
+    show: () => {
+      setEvery(null);
+      writeOn();
+    },
+    seen: () => {
+      const moved = schedule.value.at(-1)!;
+      return schedule.value.length > 1 && moved[1] === null && written.value >= moved[0] + ENOUGH;
+    },
+    why: () =>
+      "Look at its text after the mark. In the study, astra_beta bets as well as ever after 9 characters. What is lost is quickly " +
+      "read again, so a rare reset does little harm.",
+  },
+  {
+    ask: "A text is read with a reset every 32 characters. How much of what the state is worth does the model keep?",
+    options: ["About a third", "About half", "More than nine tenths"],
+    right: 2,
+    task: "Move the slider to 32 and look at the memory curve.",
+    before: () => setEvery(1),
+    show: () => {
+      setEvery(32);
+      goTo("surprise");
+      document.getElementById("curve")?.scrollIntoView();
+    },
+    seen: () => every.value === 32 && [1, 32, null].every((reset) => surprises.value.has(reset)),
+    why: () =>
+      `Here it keeps ${Math.round(100 * worth())} %. The curve falls steeply at first and is almost flat from 32 on: most of what ` +
+      "the next character depends on is close by.",
+  },
+  {
+    ask: "Your own network writes like the right side. Its loss fell in training, and no error was raised. What do you check first?",
+    options: ["Whether it trained long enough", "Whether it is large enough", "Whether the loop makes a new state"],
+    right: 2,
+    task: "Move the slider to 1 and compare the code below the writers.",
+    before: () => setEvery(null),
+    show: () => {
+      setEvery(1);
+      document.getElementById("code")!.scrollIntoView();
+    },
+    seen: () => every.value === 1,
+    why: () => "One line in the wrong place resets the state at every step. The right code makes it once, before the loop, and passes it on.",
+  },
+];
+
+/** The option that the reader chose; null: none yet. */
+const guess = signal<number | null>(null);
+const seen = signal(false);
+
+effect(() => {
+  if (guess.value !== null && QUESTIONS[tour.value - 1]?.seen()) seen.value = true;
+});
+
+/** Ask a question, counted from 1; 0 ends the tour. */
+export function ask(number: number): void {
+  [guess.value, seen.value, tour.value] = [null, false, number];
+  QUESTIONS[number - 1]?.before();
+}
+
+export function Tour() {
+  const title = useRef<HTMLHeadingElement>(null);
+  const number = tour.value;
+  useEffect(() => title.current?.focus({ preventScroll: true }), [number]);
+  if (!number) return null;
+  const { ask: question, options, right, task, show, why } = QUESTIONS[number - 1];
+  return (
+    <aside class="tour" aria-label="Guided tour">
+      <div class="head">
+        <h2 ref={title} tabIndex={-1}>Question {number} of {QUESTIONS.length}</h2>
+        <div class="buttons">
+          {number > 1 && <button type="button" onClick={() => ask(number - 1)}>Back</button>}
+          {number < QUESTIONS.length && <button type="button" onClick={() => ask(number + 1)}>Next</button>}
+          <button type="button" onClick={() => ask(0)}>Close</button>
+        </div>
+      </div>
+      <p>{question}</p>
+      <div class="buttons" role="group" aria-label="Your prediction">
+        {options.map((option, i) => (
+          <button key={option} type="button" aria-pressed={guess.value === i} onClick={() => (guess.value ??= i)}>{option}</button>
+        ))}
+      </div>
+      <div role="status">
+        {guess.value === null && <p class="small">Predict first.</p>}
+        {guess.value !== null && !seen.value && (
+          <p>{task} <button type="button" onClick={show}>Show me</button></p>
+        )}
+        {seen.value && <p><b>{guess.value === right ? "You were right." : `It is “${options[right]}”.`}</b> {why()}</p>}
+      </div>
+    </aside>
+  );
+}
