@@ -1,38 +1,40 @@
-/** The page's address: it follows what is shown, and Back returns to the panel before. */
+/** The page's address: it follows what is shown, and Back returns to the panel that was chosen before. */
 
 import { effect } from "@preact/signals";
-import { panel, PANELS, writeView, type Panel } from "./view";
+import { panel, writeView, type Panel } from "./view";
 
 /** Milliseconds between two changes of the URL; browsers refuse more than 100 in 30 seconds. */
 const PAUSE = 500;
 
-/** This load of the page: an entry of the history that another load made shows another view. */
-const LOAD = performance.timeOrigin;
+/** What an entry of the browser's history keeps: the panel that was chosen, and the load of the page that made it. */
+interface Entry {
+  chosen: Panel;
+  load: number;
+}
+
+const entry: Entry = { chosen: "writers", load: performance.timeOrigin };
 
 const address = () => {
   const view = writeView();
   return view ? `#${view}` : location.pathname + location.search;
 };
 
-let kept = "";
-
-/** Write what is shown into the address. A replacement in vain could end a Back that is under way. */
-export function keepAddress(): void {
-  if (kept !== address()) history.replaceState(LOAD, "", (kept = address()));
-}
-
-const scrollTo = (name: Panel) => document.getElementById(name)!.scrollIntoView();
+/** Write what is shown into the address. */
+export const keepAddress = () => history.replaceState(entry, "", address());
 
 /** Scroll to a panel; Back returns. */
 export function goTo(name: Panel): void {
   keepAddress();
-  panel.value = name;
-  history.pushState(LOAD, "", (kept = address()));
-  scrollTo(name);
+  entry.chosen = panel.value = name;
+  history.pushState(entry, "", address());
+  scroll();
 }
+
+const scroll = () => document.getElementById(entry.chosen)!.scrollIntoView();
 
 /** Keep the address up to date from now on. */
 export function startAddress(): void {
+  entry.chosen = panel.value;
   let timer = 0;
   effect(() => {
     writeView(); // runs again when any of it changes
@@ -41,10 +43,9 @@ export function startAddress(): void {
       keepAddress();
     }, PAUSE);
   });
-  window.addEventListener("popstate", ({ state }) => {
-    const found = new URLSearchParams(location.hash.slice(1)).get("panel") ?? "writers";
-    kept = ""; // that of another entry
-    if (state === LOAD) scrollTo(PANELS.find((name) => name === found)!);
-    else location.reload(); // another link was opened in this tab
+  window.addEventListener("popstate", ({ state }: { state: Entry | null }) => {
+    if (state?.load !== entry.load) return location.reload(); // another link was opened in this tab
+    entry.chosen = state.chosen;
+    scroll();
   });
 }

@@ -40,8 +40,8 @@ function measure(font: string): number {
 
 /** Show a character in a sentence. One that cannot be seen, or that acts on others, is shown by its number. */
 export function quote(character: string): string {
-  if (character === "\n") return "line break";
-  if (character === " ") return "space";
+  if (character === "\n") return "a line break";
+  if (character === " ") return "a space";
   if (!/[\p{C}\p{Z}\p{M}]/u.test(character)) return `“${character}”`;
   return `U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}`;
 }

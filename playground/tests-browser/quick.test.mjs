@@ -165,7 +165,7 @@ test("surprise", async (t) => {
     assert.equal(await letters.getAttribute("aria-valuenow"), "12");
     assert.equal(await letters.getAttribute("aria-valuetext"), await readout(surprise));
     await page.keyboard.press("End");
-    assert.match(await readout(surprise), /^line break costs/);
+    assert.match(await readout(surprise), /^A line break costs/);
   });
 
   await t.test("the bars show what the model bet on, and mark the character that came", async () => {
@@ -230,6 +230,24 @@ test("inside", async (t) => {
     assert.notEqual(await readout(inside), first);
   });
 
+  await t.test("one step of the cell is played", async () => {
+    const letters = inside.locator(".letters");
+    await letters.focus();
+    await page.keyboard.press("Home");
+    for (let i = 0; i < 2; i++) await page.keyboard.press("ArrowRight");
+    await inside.getByText("The model reads “O”: unit 100 goes from").waitFor();
+    const cell = inside.locator(".cell");
+    const animated = () => cell.locator("li").last().evaluate((row) => getComputedStyle(row).animationName);
+    assert.equal(await animated(), "none");
+    await inside.getByRole("button", { name: "Read the next character" }).press("Enter");
+    await inside.getByText("The model reads “S”: unit 100 goes from").waitFor();
+    assert.equal(await animated(), "come");
+    await page.emulateMedia({ reducedMotion: "reduce" });
+    assert.equal(await animated(), "none");
+    await page.emulateMedia({ reducedMotion: "no-preference" });
+    report.cell = await cell.locator("b").allTextContents();
+  });
+
   await t.test("the heat map shows any unit at any character, the slowest at the top", async () => {
     const map = inside.getByRole("application");
     const shown = async () => +(/unit (\d+) is/.exec(await readout(inside))[1]);
@@ -263,7 +281,7 @@ test("reach", async () => {
   await move(page, "Home"); // the bar's slider: reset before every character
   await until(page, () => /last character\.$/.test([...document.querySelectorAll("#reach .readout")].at(-1).textContent));
   const [kept, lost] = await reach.locator(".readout").allTextContents();
-  assert.match(kept, /^“e” depends most on space, 4 characters before it \(gradient norm \d\.\d\d\); 90 % .* last \d+ characters\.$/);
+  assert.match(kept, /^“e” depends most on a space, 4 characters before it \(gradient norm \d\.\d\d\); 90 % .* last \d+ characters\.$/);
   assert.match(lost, /^“e” depends most on “r”, just before it/); // "No more"
   await letters.hover({ position: { x: 30, y: 24 } });
   await until(page, () => /^“[RO]” depends/.test(document.querySelector("#reach .readout").textContent));
@@ -330,6 +348,8 @@ test("Back returns to the panel before", async () => {
   await page.goBack();
   await at("surprise");
   await until(page, () => location.hash.includes("panel=surprise"));
+  await page.goForward();
+  await at("reach");
   await page.emulateMedia({ reducedMotion: "no-preference" });
   await show(page, "state");
 });

@@ -48,7 +48,7 @@ test("all models, without a network", async (t) => {
       await show(page, "reach");
       await panel(page, "reach").locator(".letters").first().focus();
       await page.keyboard.press("End");
-      await until(page, () => /^line break depends most on/.test(document.querySelector("#reach .readout").textContent));
+      await until(page, () => /^A line break depends most on/.test(document.querySelector("#reach .readout").textContent));
       await panel(page, "state").getByRole("button", { name: "Copy the state" }).click();
       await until(page, (name) => document.querySelectorAll("#state textarea")[1].value.startsWith(name), model);
       await panel(page, "state").getByRole("button", { name: "Continue" }).click();

@@ -72,7 +72,7 @@ def assert_same_means(means: dict[str, float], model: str, text: str) -> None:
 
 
 def assert_same_bets(bets: list[list[list[str]]], model: str, texts: list[str]) -> None:
-    """Compare the bars with jaxgru's probabilities after each text. The page shows whole percents."""
+    """Compare the bars with jaxgru's probabilities after each text, in whole percents."""
     params, _, tokenizer = load(model)
     for rows, text in zip(bets, texts, strict=True):
         logits, _ = apply(params, tokenizer.encode(text)[None])
@@ -85,7 +85,7 @@ def assert_same_bets(bets: list[list[list[str]]], model: str, texts: list[str]) 
 
 
 def assert_code_resets(code: str, every: int | None, model: str) -> None:
-    """Run the code that the page shows on 11 tokens, and compare with `apply` since the last reset."""
+    """Run the code that the page shows, and compare with `apply` since the last reset."""
     params, _, tokenizer = load(model)
     tokens = tokenizer.encode("ROMEO: O, s")
     names = {"lm": lm, "params": params, "text": tokens[:, None]}
@@ -95,6 +95,24 @@ def assert_code_resets(code: str, every: int | None, model: str) -> None:
     np.testing.assert_allclose(names["logits"][0], expected[0, -1], atol=2e-5)
 
 
+def assert_same_step(values: list[str], unit: int, text: str) -> None:
+    """Compare a unit's h, r, n, z and h′ at the last character with the equations in NumPy."""
+    params, _, tokenizer = load("astra_alpha")
+    layer = vars(params.layers[0])
+    p = {k: np.asarray(v, np.float64) for k, v in layer.items() if k[0] in "WUbc" and k != "cn"}
+    h = np.zeros(len(p["Un"]))
+    for x in np.asarray(params.embedding, np.float64)[tokenizer.encode(text)]:
+        before = h
+        z, r = (
+            1 / (1 + np.exp(-(x @ p["W" + g] + h @ p["U" + g] + p["b" + g] + p["c" + g])))
+            for g in "zr"
+        )
+        n = np.tanh(x @ p["Wn"] + (r * h) @ p["Un"] + p["bn"])
+        h = (1 - z) * h + z * n
+    shown = [float(value.replace("−", "-")) for value in values]
+    assert shown == pytest.approx([v[unit] for v in (before, r, n, z, h)], abs=0.0051)
+
+
 @needs_node
 @needs_chromium
 def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
@@ -102,6 +120,7 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     for text, nats in report["written"]:  # the first panel: given to the model with its state
         assert_same_means({"never": nats}, "astra_alpha", text)
     assert_same_means(report["means"], "astra_alpha", report["text"])
+    assert_same_step(report["cell"], 100, "PROS")
     for every, (carried, reset) in report["code"].items():
         assert_code_resets(carried, None, "astra_alpha")
         assert_code_resets(reset, int(every), "astra_alpha")

@@ -162,6 +162,14 @@ describe("a text that is written", () => {
 });
 
 describe("a text that is read", () => {
+  test("ends with a step that the state shows", async () => {
+    const [layer] = await engine.step(name, prompt);
+    expect([layer.before]).toEqual(await engine.read(name, prompt.subarray(0, -1), null));
+    expect([layer.after]).toEqual(await engine.read(name, prompt, null));
+    expect(layer.gates).toEqual(layer.after); // the Elman RNN has no gates
+    await expect(engine.step(name, new Uint8Array(0))).rejects.toThrow("no character");
+  });
+
   test.each(RESETS)("the curve has the mean of the surprise, reset every %s", async (reset) => {
     const surprise = await engine.surprise(name, prompt, reset);
     const points: unknown[] = [];

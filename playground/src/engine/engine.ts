@@ -121,6 +121,15 @@ export function createEngine(fetchModel: (name: ModelName) => Promise<ArrayBuffe
       return result;
     },
 
+    async step(name, tokens) {
+      const { model, slices } = await begin(name, tokens, null);
+      if (!tokens.length) throw new Error("There is no character to read.");
+      const stream = new Stream(model);
+      await stream.readAll(tokens.subarray(0, -1), null, slices);
+      const layers = model.stepToDifferentiate(stream.carry, tokens[tokens.length - 1]);
+      return layers.map(({ h, a }, i) => ({ before: h, gates: a, after: stream.carry[i] }));
+    },
+
     async units(name) {
       return units.models[name] as UnitInfo[];
     },

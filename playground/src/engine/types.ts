@@ -53,6 +53,13 @@ export interface Encoded {
   offsets: Uint32Array;
 }
 
+/** One layer's step: the state before it and after it (H,), and the gates' values (a GRU's z, r and n side by side). */
+export interface LayerStep {
+  before: Float32Array;
+  gates: Float32Array;
+  after: Float32Array;
+}
+
 export interface UnitInfo {
   /** Index in the concatenated states of all layers. */
   unit: number;
@@ -81,6 +88,8 @@ export interface Engine {
   memoryCurve(name: ModelName, tokens: Uint8Array, resets: (number | null)[], onPoint: (reset: number | null, nats: number) => void, slot?: string): Promise<void>;
   /** The states after each token: (T, units of all layers), row by row. */
   states(name: ModelName, tokens: Uint8Array, resetEvery: number | null, slot?: string): Promise<Float32Array>;
+  /** What each layer does when it reads the last token. */
+  step(name: ModelName, tokens: Uint8Array): Promise<LayerStep[]>;
   units(name: ModelName): Promise<UnitInfo[]>;
   /** Norm of the gradient of token `at`'s nats with respect to the embedding of each token before it. (at,) */
   reach(name: ModelName, tokens: Uint8Array, at: number, resetEvery: number | null, slot?: string): Promise<Float32Array>;

@@ -4,6 +4,7 @@ import { computed, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { colour, prepare, useSize } from "../canvas";
 import { analysed, type Analysed, follow, index, stale } from "../analysis";
+import { CellStep } from "../cell";
 import type { UnitInfo } from "../engine/types";
 import { engine } from "../models";
 import { Letters, quote } from "../letters";
@@ -242,6 +243,8 @@ export function Inside() {
             description={description.value}
           />
           <Legend panel="inside" low="negative" high="positive, relative to the unit's largest value" />
+          <h3>One step of the cell</h3>
+          <CellStep unit={chosen.value} />
           <h3>The state over time</h3>
           <p>
             Each column is a character, each row a unit. The units at the top of a layer change slowly: they keep

@@ -114,11 +114,11 @@ export function TextField(props: { label: string; rows: number; limit: number; v
   );
 }
 
+/** The words with a capital letter, to begin a sentence. */
+export const capital = (words: string) => words[0].toUpperCase() + words.slice(1);
+
 /** The title of a column whose model's state is reset. */
-export const resetTitle = (every: Reset) => {
-  const words = resetInWords(every);
-  return words[0].toUpperCase() + words.slice(1);
-};
+export const resetTitle = (every: Reset) => capital(resetInWords(every));
 
 /** A number with its sign, to two decimals. */
 export const signed = (value: number) => value.toFixed(2).replace("-", "−");

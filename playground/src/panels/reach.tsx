@@ -6,7 +6,7 @@ import { engine } from "../models";
 import { Letters, quote, scrollBoth } from "../letters";
 import { near } from "../screen";
 import { every } from "../view";
-import { Column, Legend, resetTitle, Panel, ready } from "./parts";
+import { capital, Column, Legend, resetTitle, Panel, ready } from "./parts";
 
 /** Characters that are looked back on, at least. A multiple of all resets, so that those stay where they are. */
 const BACK = 256;
@@ -64,13 +64,13 @@ const descriptions = [0, 1].map((side) =>
   computed(() => {
     if (!current.value) return "…";
     const { of, at, start, norms } = current.value;
-    if (at === 0) return `${quote(of.characters[0])} is the first character: nothing is before it.`;
+    if (at === 0) return `${capital(quote(of.characters[0]))} is the first character: nothing is before it.`;
     const found = norms[side];
     if (!found.some((norm) => norm > 0)) return "Nothing before it matters: the state was just reset.";
     const most = found.indexOf(found.reduce((a, b) => Math.max(a, b)));
     const distance = found.length - most;
     return (
-      `${quote(of.characters[at])} depends most on ${quote(of.characters[start + most])}, ` +
+      `${capital(quote(of.characters[at]))} depends most on ${quote(of.characters[start + most])}, ` +
       `${distance === 1 ? "just" : `${distance} characters`} before it (gradient norm ${found[most].toFixed(2)}); ` +
       `90 % of the sum of all norms is in the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );

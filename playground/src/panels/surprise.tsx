@@ -9,7 +9,7 @@ import { engine } from "../models";
 import { near } from "../screen";
 import { every, resetInWords, text, TEXT_LIMIT, type Reset } from "../view";
 import { setEvery } from "./writers";
-import { Column, Legend, resetTitle, Notes, Panel, ready, TextField } from "./parts";
+import { capital, Column, Legend, resetTitle, Notes, Panel, ready, TextField } from "./parts";
 
 /** Nats that have the strongest tint. */
 const STRONGEST = 6;
@@ -35,7 +35,7 @@ const means = computed(
 const description = computed(() => {
   if (!ready.value) return "";
   const i = index.value;
-  const character = quote(analysed.value!.characters[i]);
+  const character = capital(quote(analysed.value!.characters[i]));
   if (i === 0) return `${character} is the first character: it is given.`;
   const costs = (nats?: Float32Array) =>
     nats ? `${nats[i - 1].toFixed(2)} nats (${mean(nats.subarray(0, i)).toFixed(2)} per character so far)` : "…";
