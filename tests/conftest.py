@@ -237,8 +237,10 @@ def drawn() -> None:
 def undrawn(request, monkeypatch) -> None:
     """To lay out and draw a figure takes as long as the rest of most tests that write one."""
     if "drawn" not in request.fixturenames:
-        empty = b"\x89PNG\r\n\x1a\n"
-        monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write(empty))
+        empty = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg></svg>"}
+        monkeypatch.setattr(
+            Figure, "savefig", lambda figure, file, format, **_: file.write(empty[format])
+        )
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
-"""docs/benchmarks.json, and the tables and figures of docs/performance.md, made from it."""
+"""docs/benchmarks.json, and the tables and the figure of docs/performance.md, made from it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.contestants import CONTESTANTS
-from bench.figures import plot_ratios
-from bench.records import ONE_DEVICE, BenchmarkRun, Benchmarks, ContestantTime
+from bench.figures import plot_speeds
+from bench.records import BenchmarkRun, Benchmarks, ContestantTime
 from jaxgru.lm.files import write_text
-from pages.markdown import table, write_page
+from pages.markdown import folded, table, write_page
 from pages.records import dumps, grouped, load_or
 
 
@@ -125,7 +124,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-# --- The figures
+# --- The figure
 
 LABELS = {
     "autodiff": "plain lax.scan",
@@ -137,44 +136,45 @@ LABELS = {
 """What contestants are called in figures and in the README; * computes no dropout."""
 
 
-def figures(data: Benchmarks) -> dict[str, list[ContestantTime]]:
-    """Return the training steps that a figure shows, by the figure's file name.
+FIGURE = "jaxgru", "autodiff", "nnx", "haiku", "torch.nn"
+"""The contestants of the figure, each as it is fastest on a CPU: JAX splits the batch, PyTorch the
+products."""
+PANELS = 3  # configs of the figure
 
-    There is a figure per machine, sizes and precision, the last measured in float32 first; none
-    where jaxgru, with which all others are compared, was not measured.
+
+def drawn(data: Benchmarks) -> list[ContestantTime]:
+    """Return the training steps that the figure shows: the last in float32 that jaxgru was part of.
+
+    None if there are none.
     """
+    training = [
+        r
+        for r in data.records
+        if r.kind == "training" and r.precision == "float32" and r.failed is None
+    ]
+    ours = [r for r in training if r.contestant == "jaxgru"]
+    if not ours:
+        return []
+    last = max(ours, key=lambda record: record.run)
+    hardware, sizes = data.runs[last.run].hardware, (last.batch_size, last.num_tokens)
+    return [
+        r
+        for r in training
+        if data.runs[r.run].hardware == hardware and (r.batch_size, r.num_tokens) == sizes
+    ]
 
-    def name(record: ContestantTime) -> str:
-        sizes = f"{record.batch_size}x{record.num_tokens}"
-        words = f"speed {sizes} {record.precision} {data.runs[record.run].hardware}"
-        return re.sub(r"\W+", "_", words).strip("_").lower() + ".png"
 
-    training = [r for r in data.records if r.kind == "training" and r.failed is None]
-    found = grouped(training, name)
-    last = sorted(found, key=lambda n: (found[n][0].precision == "float32", found[n][0].run))
-    return {name: found[name] for name in reversed(last) if ratios(found[name])}
-
-
-def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, dict[str, tuple]]]:
-    """Return minimum, median and maximum over jaxgru's median, by config, way and contestant.
-
-    Contestants that split the batch over a CPU's cores are compared with jaxgru as it does so;
-    PyTorch and those on one device with jaxgru on one device. Where that was not measured, the way
-    says so.
-    """
-    found: dict[str, dict[str, dict[str, tuple]]] = {}
+def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return milliseconds, and their ratio to jaxgru's, by config and contestant of the figure."""
+    found = {}
     for config, same in grouped(records, lambda r: r.config).items():
         medians = {r.contestant: r.median for r in same}
-        one = "jaxgru" + ONE_DEVICE if "jaxgru" + ONE_DEVICE in medians else "jaxgru"
-        both = any(name.endswith(ONE_DEVICE) for name in medians)
-        for r in in_order(same):
-            way, base = ("split over cores" if both else ""), "jaxgru"
-            if both and (r.contestant.endswith(ONE_DEVICE) or r.contestant.startswith("torch")):
-                way, base = "one device" + ", jaxgru split" * (one == "jaxgru"), one
-            if base in medians:
-                name = r.contestant.removesuffix(ONE_DEVICE)
-                times = tuple(time / medians[base] for time in (r.min, r.median, r.max))
-                found.setdefault(config, {}).setdefault(way, {})[LABELS.get(name, name)] = times
+        if "jaxgru" in medians and len(found) < PANELS:
+            found[config] = {
+                LABELS.get(name, name): (1e3 * medians[name], medians[name] / medians["jaxgru"])
+                for name in FIGURE
+                if name in medians
+            }
     return found
 
 
@@ -182,52 +182,89 @@ def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, dict[str, t
 
 
 def write(docs: Path, data: Benchmarks) -> None:
-    """Write benchmarks.json, performance.md and its figures into the folder.
+    """Write benchmarks.json, performance.md and its figure into the folder.
 
     Raises:
       OSError: the folder cannot be written.
     """
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     save(docs / "benchmarks.json", data)
-    for name, records in figures(data).items():
-        heading = f"{title(records[0])}; {data.runs[records[0].run].hardware}"
-        plot_ratios(docs / "figures" / name, heading, ratios(records))
+    if found := ratios(drawn(data)):
+        plot_speeds(docs / "figures" / "speed.svg", found)
     write_page(docs / "performance.md", tables(data))
 
 
 def tables(data: Benchmarks) -> dict[str, str]:
-    """Return the page's newest figure, its list of contestants, and what was measured."""
-    drawn = figures(data)
+    """Return the page's tables: in short, who took part, and all that was measured."""
     machines = grouped(data.runs, lambda name: data.runs[name].hardware)
     contestants = (f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items())
-    parts = (part for machine in machines.items() for part in _machine(*machine, data, drawn))
     return {
-        "figure": _figure(next(iter(drawn))) if drawn else "",
+        "figure": figure(data),
+        "in short": in_short(data),
         "contestants": "\n".join(contestants),
-        "measurements": "\n".join(parts),
+        "measurements": "\n".join(_machine(*machine, data) for machine in machines.items()),
     }
 
 
-def _machine(
-    hardware: str, names: list[str], data: Benchmarks, drawn: dict[str, list[ContestantTime]]
-) -> Iterator[str]:
-    """Yield what was measured on a machine: its runs, and a table per task."""
-    yield f"## {hardware}\n"
-    for name in names:
-        yield f"- {name[:16].replace('T', ' ')}: {_run_text(data.runs[name])}\n"
+def figure(data: Benchmarks) -> str:
+    """Return the figure with what it shows in words."""
+    multiples = [multiple for of_config in ratios(drawn(data)).values()
+                 for name, (_, multiple) in of_config.items() if name != "jaxgru"]  # fmt: skip
+    if not multiples:
+        return ""
+    low, high = min(multiples), max(multiples)
+    span = f"{low:.2f}" + f" to {high:.2f}" * (f"{high:.2f}" != f"{low:.2f}")
+    said = f"A training step takes {span} times as long with the other libraries as with jaxgru."
+    return f"![{said}](figures/speed.svg)"
+
+
+SHORT = {
+    "training": "training step", "forward": "forward pass", "sampling_1": "writing one text",
+    "sampling_64": "writing 64 texts",
+}  # fmt: skip
+"""The kinds of the short table, in its order."""
+
+
+def in_short(data: Benchmarks) -> str:
+    """Return the times of the figure's contestants as multiples of jaxgru's, on its machine."""
+    shown = drawn(data)
+    hardware = data.runs[shown[0].run].hardware if shown else None
+    records = [r for r in data.records
+               if data.runs[r.run].hardware == hardware and r.kind in SHORT
+               and r.precision == "float32" and r.failed is None]  # fmt: skip
+    lines = []
+    records.sort(key=lambda record: list(SHORT).index(record.kind))
+    for (kind, config), same in grouped(records, lambda r: (r.kind, r.config)).items():
+        of = {record.contestant: record for record in same}
+        if ours := of.get("jaxgru"):
+            time = f"{_number(_value(ours, ours.median))} {unit(kind)}"
+            multiples = (f"{of[name].median / ours.median:.2f}" if name in of else "–"
+                         for name in FIGURE[1:])  # fmt: skip
+            lines.append([f"{SHORT[kind]}, {config}", time, *multiples])
+    return table(["", *(LABELS.get(name, name) for name in FIGURE)], lines, "lr")
+
+
+def _machine(hardware: str, names: list[str], data: Benchmarks) -> str:
+    """Return what was measured on a machine, a folded table per task, and how."""
+    parts = [f"## {hardware}\n"]
     for what, records in grouped([r for r in data.records if r.run in names], title).items():
-        yield f"### {what[0].upper()}{what[1:]}\n"
-        yield from (f"{_figure(name)}\n" for name in list(drawn)[1:] if drawn[name][0] in records)
-        yield section_table(records, data.runs)
-        if failed := failures(records):
-            yield "".join(f"- {line}\n" for line in failed)
-        whole = [
-            f"{r.config} {r.median * r.steps_of_a_run:,.0f} s ({r.steps_of_a_run:,} steps)"
-            for r in records
-            if r.contestant == "jaxgru" and r.steps_of_a_run and r.failed is None
-        ]
-        if whole:
-            yield f"All training steps of a run at jaxgru's speed: {'; '.join(whole)}.\n"
+        parts.append(folded(f"{what[0].upper()}{what[1:]}", _task(records, data.runs)))
+    commands = "\n".join(f"- {name[:16].replace('T', ' ')}: {_run_text(data.runs[name])}"
+                         for name in names)  # fmt: skip
+    return "\n".join([*parts, folded("The commands, and what they ran with", commands)])
+
+
+def _task(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> str:
+    """Return the table of a task, who failed, and how long jaxgru takes for a whole run."""
+    parts = [section_table(records, runs), *(f"- {line}" for line in failures(records))]
+    whole = [
+        f"{r.config} {r.median * r.steps_of_a_run:,.0f} s ({r.steps_of_a_run:,} steps)"
+        for r in records
+        if r.contestant == "jaxgru" and r.steps_of_a_run and r.failed is None
+    ]
+    if whole:
+        parts.append(f"\nAll training steps of a run at jaxgru's speed: {'; '.join(whole)}.")
+    return "\n".join(parts)
 
 
 def _run_text(run: BenchmarkRun) -> str:
@@ -236,10 +273,6 @@ def _run_text(run: BenchmarkRun) -> str:
     ceilings = "; ".join(ceiling_text(*item) for item in run.ceilings.items())
     ceiling = f" Ceiling: {ceilings}." if ceilings else ""
     return f"`{run.command}`, rounds: {run.rounds}, with {versions}.{ceiling} {run.note}"
-
-
-def _figure(name: str) -> str:
-    return f"![training steps as multiples of jaxgru's](figures/{name})"
 
 
 def section_table(records: Sequence[ContestantTime], runs: dict[str, BenchmarkRun]) -> str:

@@ -27,7 +27,7 @@ from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.files import write_text
 from jaxgru.lm.training import init_state, train_step
 from jaxgru.parallel.hardware import describe_hardware, keep_freed_memory
-from pages.markdown import table, write_page
+from pages.markdown import folded, table, write_page
 from pages.records import dumps, load_or
 
 console = Console(highlight=False)
@@ -48,7 +48,7 @@ SERIES = (
     Series("T", "training.sequence_length", "tokens in a sequence",
            {"training.batch_size": 16}, tuple(2**i for i in range(7, 15))),
     Series("B", "training.batch_size", "sequences in a batch", {}, tuple(2**i for i in range(10))),
-    Series("H", "model.hidden_dim", "length of the hidden state", {},
+    Series("H", "model.hidden_dim", "hidden units", {},
            tuple(2**i for i in range(5, 11))),
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ def write(docs: Path, runs: Mapping[str, CostRun]) -> None:
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     write_text(docs / "cost.json", dumps(runs, indent=1) + "\n")
     for name, run in runs.items():
-        plot_growth(docs / "figures" / f"cost_{name}.png", panels(run.points), run.hardware)
+        plot_growth(docs / "figures" / f"cost_{name}.svg", panels(run.points))
     write_page(docs / "cost.md", tables(runs))
 
 
@@ -141,12 +141,16 @@ def tables(runs: Mapping[str, CostRun]) -> dict[str, str]:
 
 def _machine(name: str, run: CostRun) -> str:
     """Return what was measured on a kind of device, in Markdown."""
-    return f"""## {run.hardware}, {run.date}
+    series = "\n".join(table(*rows(series, run.points), "r") for series in SERIES)
+    said = "Time and memory grow in proportion to T and B; with remat, memory hardly grows."
+    return f"""## {run.hardware}
 
-![time and memory against T, B and H](figures/cost_{name}.png)
+![{said}](figures/cost_{name}.svg)
 
 {growth(run.points)}
-""" + "\n".join(table(*rows(series, run.points), "r") for series in SERIES)
+{folded("The numbers", series)}
+Measured {run.date} by `{run.command}`.
+"""
 
 
 def panels(points: Sequence[CostPoint]) -> dict[str, dict[str, list[dict[int, float]]]]:
@@ -175,7 +179,7 @@ def exponent(values: Mapping[int, float]) -> float:
 
 
 def growth(points: Sequence[CostPoint]) -> str:
-    """Say how time and memory grow, and what the longest T needs beside T = 1,024."""
+    """Say how time and memory grow, and what the longest T takes."""
     time, again = (curve(points, "T", remat, "seconds") for remat in (False, True))
     plain, remat = (curve(points, "T", remat, "bytes") for remat in (False, True))
 
@@ -183,17 +187,14 @@ def growth(points: Sequence[CostPoint]) -> str:
         T, B, H = (exponent(curve(points, letter, False, what)) for letter in "TBH")
         return f"T^{T:.2f}, B^{B:.2f} and H^{H:.2f}"
 
-    said = f"""Time grows as {powers("seconds")}, memory as {powers("bytes")}
-(slopes over the larger half of the sizes); with remat, memory grows as T^{exponent(remat):.2f}.
+    said = f"""Time grows as {powers("seconds")}, memory as {powers("bytes")}.
+With remat, memory grows as T^{exponent(remat):.2f}. (Slopes over the larger half of the sizes.)
 """
-    longest = max(time.keys() & again.keys() & plain.keys() & remat.keys(), default=0)
-    if longest > 1024 and 1024 in plain and 1024 in remat:
-        to_plain, to_remat = (remat[longest] / sizes[1024] for sizes in (plain, remat))
+    if both := time.keys() & again.keys() & plain.keys() & remat.keys():
+        longest = max(both)
         said += f"""
-With remat, T = {longest:,} needs {to_plain:.2f} times the memory of T = 1,024 without it, and
-{to_remat:.2f} times that of T = 1,024 with it; without remat, it needs
-{plain[longest] / plain[1024]:.1f} times the memory of T = 1,024. Remat takes
-{again[longest] / time[longest]:.2f} times the time.
+A sequence of {longest:,} tokens takes {plain[longest] / 1e6:,.1f} MB. With remat it takes
+{remat[longest] / 1e6:,.1f} MB and {again[longest] / time[longest]:.2f} times the time.
 """
     return said
 

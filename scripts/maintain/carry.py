@@ -6,76 +6,63 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from jaxgru.lm.runs.figure import save_figure
-from pages.figures import new_figure
+from pages.figures import BAND, BLUE, GREY, INK, LINE, PALE, RED, svg
 
 
 def plot_carry(path: Path, prompt: str = "ROMEO:") -> None:
-    """Draw the carry's way through time, over two calls, and what a reset to zero cuts.
+    """Draw the carry's way through time, over two calls, and what a reset cuts.
 
     Args:
       prompt: the characters that the model reads, half of them in each call.
     """
-    figure = new_figure(9, 6.4)
-    titles = (
-        "The carry goes from step to step, and out of one call into the next",
-        "Reset to zero before every character: each prediction has seen one character",
-    )
-    for axes, title, is_reset in zip(figure.subplots(2, 1), titles, (False, True), strict=True):
-        axes.set_title(title, fontsize=11, loc="left")
-        _draw_steps(axes, prompt, is_reset)
-    save_figure(figure, path)
+    titles = ("The carry goes from step to step and from call to call",
+              "A reset before every step: the model sees one character")  # fmt: skip
+    with svg(path, 4.1) as figure:
+        for axes, title, is_reset in zip(figure.subplots(2, 1), titles, (False, True), strict=True):
+            axes.set_title(title, fontsize=11.5, pad=4)
+            _draw_steps(axes, prompt, is_reset)
 
 
 def _draw_steps(axes: Any, prompt: str, is_reset: bool) -> None:
     """Draw a step per character; the carry arrives at each cell, or zeros do where it is reset."""
     from matplotlib.patches import FancyBboxPatch
 
-    def box(x: float, y: float, text: str, color: str) -> None:
-        style = {"boxstyle": "round,pad=0.02", "facecolor": color, "edgecolor": "0.35", "lw": 0.8}
-        axes.add_patch(FancyBboxPatch((x - 0.32, y - 0.2), 0.64, 0.4, zorder=3, **style))
-        axes.annotate(text, (x, y), ha="center", va="center", fontsize=9, zorder=4)
+    def box(left: float, low: float, width: float, height: float, **colors: Any) -> None:
+        style = {"boxstyle": "round,pad=0,rounding_size=0.1", "lw": 1} | colors
+        axes.add_patch(FancyBboxPatch((left, low), width, height, **style))
 
-    def arrow(
-        start: tuple, end: tuple, color: str = "0.35", lw: float = 1.0, ls: str = "-"
-    ) -> None:
-        style = {"arrowstyle": "-|>", "color": color, "lw": lw, "ls": ls, "shrinkA": 0}
-        axes.annotate("", end, start, arrowprops=style | {"shrinkB": 0}, zorder=2)
+    def arrow(start: tuple, end: tuple, color: str, lw: float) -> None:
+        style = {"arrowstyle": "-|>", "color": color, "lw": lw, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", end, start, arrowprops=style, zorder=2)
 
-    half, blue, red = len(prompt) // 2, "C0", "C3"
-    places = [x + 0.9 * (x >= half) for x in range(len(prompt))]  # a gap between the calls
-    for call, steps in enumerate((places[:half], places[half:])):
-        left, right = steps[0] - 0.45, steps[-1] + 0.45
-        style = {"boxstyle": "round,pad=0.05", "facecolor": "0.96", "edgecolor": "0.8"}
-        axes.add_patch(FancyBboxPatch((left, 0.45), right - left, 2.0, zorder=0, **style))
-        name = "logits, carry = apply(params, tokens, carry)"
-        if is_reset:
-            name = "" if call else "generate(params, key, prompt, num_tokens, stateful=False)"
-        axes.annotate(name, (left, -0.32), fontsize=8.5, family="monospace", color="0.25")
-        if call == 0:
-            axes.annotate("zeros", (left - 0.75, 1.5), ha="center", va="center", fontsize=9)
+    def write(x: float, y: float, text: str, color: str = INK, **options: Any) -> None:
+        axes.annotate(text, (x, y), **{"ha": "center", "va": "center", "color": color} | options)
+
+    half = len(prompt) // 2
+    places = [x + 0.6 * (x >= half) for x in range(len(prompt))]  # a gap between the calls
+    for name, steps in zip(
+        ("first call", "next call"), (places[:half], places[half:]), strict=True
+    ):
+        left, width = steps[0] - 0.45, steps[-1] - steps[0] + 0.9
+        box(left, 0.75, width, 1, facecolor=BAND, edgecolor=LINE, zorder=0)
+        if not is_reset:
+            write(steps[1], 2.5, name, GREY)
     for x, character in zip(places, prompt, strict=True):
-        axes.annotate(f"{character!r}", (x, 0.12), ha="center", va="center", fontsize=10,
-                      family="monospace")  # fmt: skip
-        box(x, 0.75, "embed", "#dbe9f6")
-        box(x, 1.5, "cell", "#9ecae1")
-        box(x, 2.75, "logits", "#fdf0d5")
-        for low, high in ((0.25, 0.53), (0.97, 1.28), (1.72, 2.53)):
-            arrow((x, low), (x, high))
-    ends = [places[0] - 0.9, *places, places[-1] + 0.9]
+        box(x - 0.35, 1, 0.7, 0.5, facecolor=PALE, edgecolor=BLUE, zorder=3)
+        write(x, 1.25, "cell", size=10, zorder=4)
+        write(x, 0.2, character, family="monospace", size=12, weight="bold")
+        arrow((x, 0.4), (x, 0.98), GREY, 1)
+        arrow((x, 1.5), (x, 2.15), GREY, 1)
+    ends = [places[0] - 0.95, *places, places[-1] + 0.95]
     for i, (x, to) in enumerate(itertools.pairwise(ends)):
-        start, end = x + (0.34 if i else 0.1), to - (0.34 if i < len(places) else 0)
-        if not is_reset or i == 0 or i == len(places):
-            arrow((start, 1.5), (end, 1.5), blue, 2.4)
+        start, end = x + (0.35 if i else 0.1), to - (0.37 if i < len(places) else 0)
+        if not is_reset or i in (0, len(places)):
+            arrow((start, 1.25), (end, 1.25), BLUE, 2.2)
             continue
         middle = (start + end) / 2
-        axes.plot([start, middle], [1.5, 1.5], color=blue, lw=2.4, zorder=2)
-        axes.plot(middle, 1.5, marker="x", color=red, ms=9, mew=2.4, zorder=5)
-        axes.annotate("0", (middle, 1.98), ha="center", va="center", fontsize=10, color=red,
-                      fontweight="bold", zorder=5)  # fmt: skip
-        arrow((middle + 0.02, 1.86), (end, 1.6), red, 1.6)
-    axes.annotate("carry out", (ends[-1] + 0.06, 1.5), va="center", fontsize=9, color=blue)
-    axes.annotate("carry", ((places[half - 1] + places[half]) / 2, 1.26), ha="center", va="center",
-                  fontsize=9, color=blue)  # fmt: skip
-    axes.set(xlim=(-1.5, ends[-1] + 0.9), ylim=(-0.45, 3.05))
+        axes.plot(middle, 1.25, marker="x", color=RED, ms=8, mew=2.2, zorder=5)
+        write(middle, 1.72, "0", RED, weight="bold", size=11)
+    write(ends[0] - 0.1, 1.25, "zeros", ha="right")
+    write(ends[-1] + 0.08, 1.25, "carry", BLUE, ha="left")
+    axes.set(xlim=(ends[0] - 0.75, ends[-1] + 0.75), ylim=(0, 2.75 if not is_reset else 2.2))
     axes.set_axis_off()

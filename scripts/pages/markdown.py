@@ -7,6 +7,7 @@ person writes; what it says of measurements, scripts and tests compare with the 
 
 from __future__ import annotations
 
+import html
 import importlib.metadata
 import itertools
 import re
@@ -95,6 +96,12 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") 
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
     )
+
+
+def folded(summary: str, text: str) -> str:
+    """Return a text that is shown when its summary is clicked, on GitHub and on the site."""
+    head = f"<details markdown>\n<summary>{html.escape(summary)}</summary>"
+    return f"{head}\n\n{text.strip()}\n\n</details>\n"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

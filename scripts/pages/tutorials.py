@@ -3,8 +3,8 @@
     python -m scripts.pages.tutorials [PAGE …]
 
 All blocks of a page run in one new folder: ```python in one namespace, and ```bash with the command
-`jaxgru`. What a block prints is in the ```text block after it. The figures that the code saves are
-kept in docs/figures/tutorials/. Blocks of other kinds are not run (```sh, for installing things).
+`jaxgru`. What a block prints is in the ```text block after it. The SVG figures that the code saves
+are kept in docs/figures/tutorials/. Blocks of other kinds are not run (```sh, to install things).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxgru.lm.files import write_text
+from pages.figures import for_both_schemes, style
 from pages.markdown import DOCS, ROOT, fill_outputs
 
 FIGURES = DOCS / "figures" / "tutorials"
@@ -39,7 +39,11 @@ def run(page: Path, folder: Path) -> str:
             printed = run_bash(code)
         else:
             program = compile("\n" * (line - 1) + code, str(page), "exec")
-            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.chdir(folder):
+            with (
+                contextlib.redirect_stdout(io.StringIO()) as out,
+                contextlib.chdir(folder),
+                style(),
+            ):
                 exec(program, namespace)
             printed = out.getvalue()
         return printed.replace(f"{folder}{os.sep}", "")
@@ -74,8 +78,8 @@ def main() -> None:
     for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         with tempfile.TemporaryDirectory() as folder:
             write_text(page, run(page, Path(folder)))
-            for figure in Path(folder).glob("*.png"):
-                shutil.copy(figure, FIGURES)
+            for figure in Path(folder).glob("*.svg"):
+                write_text(FIGURES / figure.name, for_both_schemes(figure.read_text()))
         print(page.relative_to(ROOT))
 
 

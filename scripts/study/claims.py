@@ -46,8 +46,8 @@ def _bigram(page: Page) -> Verdict:
     worse = all(excess > 0 for excess in above.values())
     return f"supported: first order; {'' if worse else 'not all are '}worse than the bigram", (
         f"first order by construction; astra_alpha's is {chain.kl_to_bigram:.3f} nats from the "
-        "counted bigram on the training text; on the validation split, these are worse than the "
-        f"bigram of their tokens by, in nats per character: {_numbers(above)}"
+        "bigram counts of the training text; on the validation split, these are worse than the "
+        f"bigram counts of their tokens by, in nats per character: {_numbers(above)}"
     )
 
 
@@ -63,7 +63,7 @@ def _one_epoch(page: Page) -> Verdict:
         verdict += f"; barely tested with {', '.join(few)}: weights of epoch {FEW} or earlier"
     return verdict + _slow(page), "; ".join(
         f"{name}: {run.epochs[0].val_loss:.3f} with its state after 1 epoch, "
-        f"{run.measured.stateless:.3f} stateless after {run.result_epoch}"
+        f"{run.measured.stateless:.3f} with resets after {run.result_epoch}"
         for name, run in runs.items()
     )
 
@@ -140,7 +140,8 @@ def _largest(page: Page) -> Verdict:
         return OPEN
     largest = max(costs, key=lambda name: statistics.mean(costs[name]))
     return ("supported" if largest == "scribe_gamma" else "refuted") + _slow(page), (
-        "what a lost state costs, nats per token, the mean over seeds: " + _means(costs)
+        "what a reset before every token costs, nats per token, the mean over seeds: "
+        + _means(costs)
     )
 
 
@@ -230,7 +231,7 @@ def _dropout(page: Page) -> Verdict:
 
 
 def _scribe_sampling(page: Page) -> Verdict:
-    return "refuted by the study's own code: they are stateless", (
+    return "refuted by the study's own code: it resets the state", (
         "its subword model's `forward` calls `layer(h)` without the state it is given; in a copy "
         "of that `forward`, logits with and without a state are bit-identical, and the greedy text "
         "is that of `generate(stateful=False)` (`parity_tests/test_sampling.py`)"

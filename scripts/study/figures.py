@@ -1,6 +1,6 @@
 """The figures of docs/study.md, but for the losses of each config.
 
-Each `plot_*` function draws one PNG and raises OSError if the file cannot be written.
+Each `plot_*` function draws one SVG and raises OSError if the file cannot be written.
 """
 
 from __future__ import annotations
@@ -10,27 +10,22 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from jaxgru.lm.runs.figure import save_figure
-from pages.figures import new_figure
+from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, beside, head, svg
 
 Points = Sequence[tuple[int, float]]
 
 COLORS = {
-    "astra_alpha": "#4f9fdc", "astra_beta": "#1c69ad", "astra_gamma": "#08264f",
-    "scribe_alpha": "#f9a03f", "scribe_beta": "#dd5a0c", "scribe_gamma": "#7f2704",
-    "leviathan": "#2c9a4b", "elman_alpha": "#a07cc5", "bengio_mlp": "#8c8c8c",
+    "astra_alpha": BLUE, "astra_beta": PURPLE, "astra_gamma": ORANGE, "scribe": GREEN,
+    "leviathan": RED,
 }  # fmt: skip
-"""By config: a hue for each family, darker for larger models."""
-MARKERS = {"astra": "o", "scribe": "s", "leviathan": "^", "elman": "v", "bengio": "D"}
+"""By config, or by family; all others are grey."""
 
 
-def style_of(name: str) -> dict[str, str]:
-    """Return the color and the marker of a model's curve; `name` begins with its config's name."""
+def color_of(name: str) -> str:
+    """Return the color of a model; `name` begins with its config's name."""
     config = name.partition(",")[0].partition(" ")[0]
-    family = config.partition("_")[0]
-    return {"color": COLORS.get(config, "black"), "marker": MARKERS.get(family, "x")}
+    return COLORS.get(config) or COLORS.get(config.partition("_")[0], GREY)
 
 
 def plot_memory(
@@ -38,66 +33,37 @@ def plot_memory(
 ) -> None:
     """Draw the loss of each model by the number of tokens k between resets of its state.
 
-    Two differences of the first model are marked: without its state, from counted bigrams; and with
-    k = 16, from no resets.
+    An arrow marks what a reset before every token costs the first model.
 
     Args:
       curves: by model, the losses by k and the loss without resets; nats per character.
-      ngrams: the losses of counted n-gram models, orders 1, 2, …; nats per character.
+      ngrams: the losses of n-gram models, orders 1, 2, …; nats per character.
     """
-    figure = new_figure(8, 5.2)
-    axes = figure.subplots()
     ticks = sorted({k for points, _ in curves.values() for k, _ in points})
-    never = 2 ** (1 + ticks[-1].bit_length())
-    for order, loss in list(enumerate(ngrams, 1))[1:]:  # order 1 is far above the rest
-        if loss > ngrams[order - 2] - 0.03:
-            break  # the lines would overlap
-        name = {2: "character bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
-        axes.axhline(loss, color="0.6", lw=0.8, ls="--", zorder=1)
-        axes.annotate(name, (1, loss), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                      va="center", textcoords="offset points", fontsize=8,
-                      color="0.35")  # fmt: skip
-    for i, (name, (points, stream)) in enumerate(curves.items()):
-        k, losses = zip(*points, strict=True)
-        style = {"lw": 2.4, "ms": 5, "zorder": 4} if i == 0 else {"lw": 1.2, "ms": 3.5}
-        axes.plot([*k, never], [*losses, stream], label=name, **style_of(name), **style)
-    name, (points, stream) = next(iter(curves.items()))
-    losses = dict(points)
-    if 1 in losses:
-        axes.plot([0.8, 1], [losses[1]] * 2, color="black", lw=0.8, ls=":", zorder=5)
-        _mark(axes, 0.8, losses[1], ngrams[1], (95, -3), f"{name} without its state:",
-              "counted bigrams")  # fmt: skip
-    if 16 in losses:
-        axes.plot([16, never], [stream] * 2, color="black", lw=0.8, ls=":", zorder=5)
-        _mark(axes, 16, losses[16], stream, (45, 42), f"{name} reset every 16 characters:",
-              "never reset")  # fmt: skip
-    axes.set_xscale("log", base=2)
-    names = ["1:\nstateless" if k == 1 else str(k) for k in ticks]
-    axes.set_xticks([*ticks, never], [*names, "never"])
-    axes.minorticks_off()
-    axes.set(
-        title="The loss of a recurrent model whose state is reset",
-        xlabel="state reset to zero every … tokens",
-        ylabel="loss on the validation split (nats per character)",
-    )
-    axes.grid(alpha=0.2)
-    axes.legend(fontsize=9)
-    save_figure(figure, path)
-
-
-def _mark(
-    axes: Any, k: float, loss: float, other: float, offset: tuple[int, int], what: str, than: str
-) -> None:
-    """Mark with an arrow at k by how much a loss exceeds another; the text is offset in points."""
-    ends = {"arrowstyle": "<->", "lw": 1.4, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (k, loss), (k, other), zorder=5, arrowprops=ends)
-    word = "worse" if loss >= other else "better"
-    axes.annotate(
-        f"{what}\n{abs(loss - other):.2f} nats {word} than {than}",
-        (k, (loss + other) / 2), offset, textcoords="offset points", fontsize=9, zorder=6,
-        bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": "0.7"},
-        arrowprops={"arrowstyle": "-", "color": "0.4", "lw": 0.8, "relpos": (0, 0.5)},
-    )  # fmt: skip
+    never = 4 * ticks[-1]
+    with svg(path, 3.7) as figure:
+        axes = figure.subplots()
+        axes.axhline(ngrams[1], color=GREY, lw=1, ls="--", zorder=1)
+        for name, (points, stream) in curves.items():
+            k, losses = zip(*points, strict=True)
+            color = color_of(name)
+            axes.plot([*k, never], [*losses, stream], color=color, marker="o", ms=3.5, zorder=3)
+            beside(axes, name, (never, stream), color)
+        name, (points, kept) = next(iter(curves.items()))
+        color, reset = color_of(name), dict(points).get(1, kept)
+        axes.plot([1, never], [reset, reset], color=color, lw=1, ls=":", zorder=2)
+        axes.annotate("", (never, reset), (never, kept), arrowprops={
+            "arrowstyle": "-|>", "color": color, "lw": 1.8, "shrinkA": 4, "shrinkB": 0,
+        })  # fmt: skip
+        beside(axes, f"{kept:.3f} → {reset:.3f}", (never, (kept + reset) / 2), color, weight="bold",
+               size=13, xytext=(-8, 0), ha="right")  # fmt: skip
+        beside(axes, "a table of bigram counts", (never, ngrams[1]), GREY, xytext=(-8, -3),
+               ha="right", va="top")  # fmt: skip
+        head(axes, "What forgetting costs", "loss in nats per character; lower is better")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([*ticks[::2], never], [*map(str, ticks[::2]), "never"])
+        axes.minorticks_off()
+        axes.set_xlabel("the state is reset every … characters")
 
 
 def in_quarter_octaves(values: Sequence[float]) -> list[tuple[int, int, float]]:
@@ -118,34 +84,40 @@ def in_quarter_octaves(values: Sequence[float]) -> list[tuple[int, int, float]]:
     ]
 
 
-def plot_recovery(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
+def plot_recovery(
+    path: Path, curves: Mapping[str, tuple[Sequence[float], int | str]], filled: float
+) -> None:
     """Draw by how much a reset raises the loss, by the number of predictions since the reset.
 
     Args:
-      curves: by model, the excess at the 1st, 2nd, … prediction after a reset; nats per token.
+      curves: by model, the excess at the 1st, 2nd, … prediction after a reset, in nats per token;
+        and the last of them at which it is not yet below `filled`.
     """
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    for name, excess in curves.items():
-        style = {"color": style_of(name)["color"], "ls": "--" if " " in name else "-"}
-        means = in_quarter_octaves(excess)
-        places = [math.sqrt(first * last) for first, last, _ in means]
-        axes.plot(places, [mean for *_, mean in means], lw=1.2, label=name, **style)
-    axes.set_xscale("log", base=2)
-    ticks = [2**i for i in range(max(map(len, curves.values())).bit_length())]
-    axes.set_xticks(ticks, list(map(str, ticks)))
-    axes.set_yscale("symlog", linthresh=1e-3)
-    axes.axhline(0.01, color="0.6", lw=0.8, ls="--")
-    axes.annotate("0.01", (0, 0.01), xycoords=("axes fraction", "data"), xytext=(4, 3),
-                  textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
-    axes.set(
-        title="How long a state takes to fill: the cost of one reset",
-        xlabel="predictions since the reset",
-        ylabel="excess over the unbroken stream (nats per token)",
-    )
-    axes.grid(alpha=0.2)
-    axes.legend(fontsize=8)
-    save_figure(figure, path)
+    low, high = filled / 3, 2.0
+    with svg(path, 3.7) as figure:
+        axes = figure.subplots()
+        axes.grid(axis="x", visible=False)
+        axes.axhspan(low, filled, color=BAND, lw=0, zorder=0)
+        for name, (excess, last) in curves.items():
+            means = [*itertools.takewhile(lambda group: group[2] > 0, in_quarter_octaves(excess))]
+            places = [math.sqrt(first * end) for first, end, _ in means]
+            axes.plot(places, [mean for *_, mean in means], color=color_of(name), label=name)
+            for place, (_, end, mean) in zip(places, means, strict=True):
+                if end == last:
+                    axes.plot(place, mean, marker="o", ms=6, color=color_of(name))
+                    beside(axes, f"{last}", (place, mean), color_of(name), weight="bold", size=13,
+                           xytext=(6, 5))  # fmt: skip
+        axes.legend(loc="upper right")
+        axes.annotate(f"below {filled}", (1, low), (-4, 5), ha="right", color=GREY,
+                      xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
+        head(axes, "A reset state fills again", "extra loss after a reset, in nats")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        ticks = [2**i for i in range(7)]
+        axes.set_xticks(ticks, [*map(str, ticks)])
+        axes.set_yticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
+        axes.minorticks_off()
+        axes.set(xlabel="predictions since the reset", xlim=(0.9, 100), ylim=(low, high))
 
 
 def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
@@ -155,46 +127,55 @@ def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
       curves: by model, the losses of equal parts of the text, static and dynamic; nats per
         character.
     """
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    for name, (static, dynamic) in curves.items():
-        places = [100 * (i + 0.5) / len(static) for i in range(len(static))]
-        color = style_of(name)["color"]
-        axes.plot(places, static, lw=0.8, color=color, ls=":")
-        axes.plot(places, dynamic, lw=1.3, color=color)
-        axes.annotate(name, (places[-1], dynamic[-1]), xytext=(4, 0), va="center",
-                      textcoords="offset points", fontsize=8, color=color)  # fmt: skip
-    axes.set(
-        title="What a model gains that learns as it reads (dotted: fixed weights)",
-        xlabel="place in the validation split (%)",
-        ylabel="loss (nats per character)",
-        xlim=(0, 115),
-        xticks=range(0, 101, 20),
-    )
-    axes.grid(alpha=0.2)
-    save_figure(figure, path)
+    with svg(path, 3.7) as figure:
+        axes = figure.subplots()
+        for name, (static, dynamic) in curves.items():
+            places = [100 * (i + 0.5) / len(static) for i in range(len(static))]
+            axes.plot(places, static, color=color_of(name), lw=1.2, ls=":")
+            axes.plot(places, dynamic, color=color_of(name))
+            beside(axes, name, (places[-1], dynamic[-1]), color_of(name))
+        unit = "loss in nats per character; dotted: it does not learn"
+        head(axes, "A model that learns as it reads", unit)
+        axes.set(xlabel="place in the validation text, %", xlim=(0, 100), xticks=range(0, 101, 25))
 
 
-def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float, float]]) -> None:
-    """Draw the stateful loss and the sensitivity against the number of parameters.
+RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)
+SIDES = {
+    "astra_alpha": LEFT, "astra_alpha, hidden_dim 256": LEFT, "astra_alpha, num_layers 2": (-6, 3),
+    "astra_beta": (4, 6), "astra_gamma": (4, 6), "scribe_alpha": BELOW, "scribe_beta": ABOVE,
+    "scribe_gamma": BELOW, "leviathan": BELOW, "elman_alpha": LEFT, "bengio_mlp": (4, -5),
+}  # fmt: skip
+"""Where a point is labelled, in points from it, if not on its right: so that no two labels meet."""
+
+
+def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> None:
+    """Draw what a reset before every token costs each model against its number of parameters.
 
     Args:
-      points: by model, parameters, the loss on one stream and the sensitivity; nats per character.
+      points: by model, parameters and cost, in nats per character.
     """
-    figure = new_figure(11, 4.5)
-    for axes, column, title in zip(
-        figure.subplots(1, 2),
-        (2, 1),
-        ("Sensitivity: stateless minus stateful", "Stateful: one unbroken stream"),
-        strict=True,
-    ):
-        for i, (name, values) in enumerate(points.items()):
-            style: dict[str, Any] = style_of(name) | {"alpha": 0.75}  # two may lie at one place
-            if "," in name:  # a variant: an empty marker of its own
-                style |= {"marker": "o<>pP*Xh"[i % 8], "mfc": "none"}
-            axes.plot(values[0], values[column], ls="", ms=7, label=name, **style)
+    with svg(path, 4.4) as figure:
+        axes = figure.subplots()
+        for name, (parameters, cost) in points.items():
+            color, face = color_of(name), "none" if "," in name else color_of(name)
+            axes.plot(parameters, cost, marker="o", ms=6, color=color, mfc=face)
+            x, y = SIDES.get(name, RIGHT)
+            beside(axes, label_of(name), (parameters, cost), color, xytext=(x, y), size=9,
+                   ha="right" if x < 0 else "left" if x else "center",
+                   va="bottom" if y > 3 else "top" if y < 0 else "center")  # fmt: skip
+        head(
+            axes,
+            "What forgetting costs, by size",
+            "nats per character, with a reset before every token",
+        )
         axes.set_xscale("log")
-        axes.set(title=title, xlabel="parameters", ylabel="nats per character")
-        axes.grid(alpha=0.2)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    save_figure(figure, path)
+        axes.set_xticks([10**k for k in range(4, 8)], ["10k", "100k", "1M", "10M"])
+        axes.minorticks_off()
+        axes.margins(0.14, 0.1)
+        axes.set(xlabel="parameters", ylim=(0, None))
+
+
+def label_of(name: str) -> str:
+    """Return what a point is called: a config's name or, of a variant, the size that it changes."""
+    units, layers = (name.partition(f", {field} ")[2] for field in ("hidden_dim", "num_layers"))
+    return f"{units} units" if units else f"{layers} layers" if layers else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from study.study_page import FILLED, Page
 def expected_sentences(page: Page) -> list[str]:
     """Return what the page says, with the numbers of the runs; nothing of runs that are missing."""
     said = [
-        f"measured {page.made} on the machines",
+        f"Measured {page.made}, on the machines",
         f"{state_cost.NUM_PROMPTS} prompts of {state_cost.PROMPT_LENGTH} tokens of the validation "
         f"split: {state_cost.GREEDY_TOKENS:,} greedy tokens per prompt for the loops, and "
         f"{state_cost.SAMPLED_TOKENS} tokens at temperature {state_cost.TEMPERATURE}, top-k "
@@ -42,7 +43,7 @@ def expected_sentences(page: Page) -> list[str]:
 
 
 def _of_alpha(page: Page) -> Iterator[str]:
-    """What a lost state costs astra_alpha, in the first lines."""
+    """What a reset costs astra_alpha, in the first lines."""
     if not page.alpha:
         return
     alpha = page.alpha.measured
@@ -53,7 +54,11 @@ def _of_alpha(page: Page) -> Iterator[str]:
     )
     yield (
         f"astra_alpha is **{abs(excess):.2f} nats {'worse' if excess >= 0 else 'better'} than a "
-        f"table of counted bigrams** ({page.bigram:.3f})."
+        f"table of bigram counts** ({page.bigram:.3f})."
+    )
+    yield (
+        f"{math.exp(-alpha.stream):.0%} on average if the state is kept and "
+        f"{math.exp(-alpha.stateless):.0%} if it is reset"
     )
     yield f"to {FILLED} nats, after **{page.filled([page.alpha])} characters**."
     yield f"(astra_alpha, seed {page.alpha.seed}), the same prompt `{state_cost.PROMPT}` and"
@@ -78,7 +83,7 @@ def _of_groups(page: Page) -> Iterator[str]:
         if ("streams", rate) in groups and ("crops", rate) in groups:
             crops, streams = groups["crops", rate], groups["streams", rate]
             yield (
-                f"{words}, streams are {_compared(streams, crops)}. A lost state costs "
+                f"{words}, streams are {_compared(streams, crops)}. Forgetting costs "
                 f"**{_mean('sensitivity', streams):.2f} nats per character**, after crops "
                 f"{_mean('sensitivity', crops):.2f}."
             )
@@ -102,7 +107,7 @@ def _compared(one: Sequence[Run], other: Sequence[Run], mean: str = "") -> str:
     if abs(excess) < 0.0005:
         words = "**equal, to 0.001 nats per character,**"
     beside = f" (seeds differ by up to {most:.3f})" if abs(excess) < most else ""
-    return f"{words} on the stream{mean}{beside}"
+    return f"{words} with the state kept{mean}{beside}"
 
 
 def _of_stopping(page: Page, stopping: EarlyStopping) -> Iterator[str]:

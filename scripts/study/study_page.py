@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 from jaxgru.analysis import state_cost
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.runs.figure import plot_losses
+from jaxgru.lm.runs.figure import losses_figure
 from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
+from pages.figures import save_svg, style
 from pages.markdown import table
 from pages.records import grouped
 from study.claims import CLAIMS, SIZE_FIELDS
@@ -28,8 +30,17 @@ from study.jobs import SEEDS, all_jobs
 from study.records import DynamicEvaluation, EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
-DRAWN_DYNAMIC = "astra_alpha", "astra_gamma"  # along the text; with more, the lines overlap
+DRAWN_MEMORY = "astra_alpha", "elman_alpha", "astra_gamma"  # with more, the lines overlap
+DRAWN_RECOVERY = "astra_alpha", "astra_beta", "astra_gamma"
+DRAWN_DYNAMIC = "astra_alpha", "astra_gamma"
 POSITIONS = [1, 2, 4, 8, 16, 32, 64, 128]  # after a reset, in the table of recoveries
+
+HOW = {
+    "stateless": "reset before every token",
+    "last token only": "kept, last token of the prompt only",
+    "stateful": "kept",
+}
+"""What the ways to write a text are called on the page."""
 
 Row = list[Any]
 
@@ -76,24 +87,27 @@ class Page:
         """Return the page's tables by name."""
         missing = f"Not trained in full yet, and not on this page: {', '.join(self.missing)}."
         measures = "windows", "stream", "stateless", "sensitivity", "filled"
-        over_seeds = ["seeds", "training loss", "windows", "stream", "stateless", "sensitivity",
-                      f"state filled (to {FILLED}) after"]  # fmt: skip
+        over_seeds = ["seeds", "training loss", "windows", "kept", "reset", "cost",
+                      "full again after"]  # fmt: skip
         texts = (
-            f"**{name}**\n\n{table(['', *run.measured.text], self.text_measures(run))}"
+            f"**{name}**\n\n{table(['', *map(called, run.measured.text)], self.text_measures(run))}"
             for name, run in self.first.items()
         )
         return {
             "missing": missing if self.missing else "",
+            "in short": table(
+                ["model", "parameters", "state kept", "reset before every token", "cost"],
+                self.in_short(), "lr"),
             "models": table(
                 ["model", "seed", "parameters", "last training loss, published", "measured",
-                 "weights of epoch", "windows of 128", "stream", "stateless", "sensitivity",
-                 "per character: windows", "stream", "stateless"], self.models()),
+                 "weights of epoch", "windows of 128", "kept", "reset", "cost",
+                 "per character: windows", "kept", "reset"], self.models()),
             "memory": table(*self.memory()),
             "n-grams": table(["tokens", *(f"n = {n}" for n in range(1, 9))], self.counted()),
             "recovery": table(["model", *POSITIONS, f"below {FILLED} after"], self.recovery()),
             "sensitivity": table(
-                ["model", "cell", "layers", "hidden", "parameters", "stream, per character",
-                 "sensitivity, per character", "per token"], self.sensitivity()),
+                ["model", "cell", "layers", "hidden", "parameters", "kept, per character",
+                 "cost, per character", "per token"], self.sensitivity()),
             "chains": table(["model", "from the bigram", "from the text's frequencies",
                              "greedy cycles"], self.chains()),
             "text": "\n".join(texts),
@@ -104,6 +118,8 @@ class Page:
                               self.over_seeds(self.batches(), *measures)),
             "precision": table(["products", *over_seeds[:4]],
                                self.over_seeds(self.precisions(), *measures[:2])),
+            "verdicts": table(["verdict", "the study's claim"],
+                              [[in_a_word(verdict(self)[0]), claim] for claim, verdict in CLAIMS]),
             "claims": table(["claim", "verdict", "measured"],
                             [[claim, *verdict(self)] for claim, verdict in CLAIMS]),
             "as nanoGPT": table(["model", "seed", "parameters", "last epoch", "best of all epochs",
@@ -130,30 +146,34 @@ class Page:
 
     def draw(self, figures: Path) -> None:
         """Draw every figure of the page."""
-        if self.first:
-            curves = {}
-            for name, run in self.first.items():
+        curves = {}
+        for name in DRAWN_MEMORY:
+            if run := self.first.get(name):
                 nats = run.measured.per_character
                 points = [(k, nats(loss)) for k, loss in run.measured.memory_curve]
                 curves[name] = points, nats(run.measured.stream)
-            plot_memory(figures / "memory.png", curves, self.ngrams["astra_alpha"])
-        if self.recoveries:
-            plot_recovery(figures / "recovery.png", self.recoveries)
+        if curves:
+            plot_memory(figures / "memory.svg", curves, self.ngrams["astra_alpha"])
+        recoveries = {name: (self.recoveries[name], first_below(self.recoveries[name]))
+                      for name in DRAWN_RECOVERY if name in self.recoveries}  # fmt: skip
+        if recoveries:
+            plot_recovery(figures / "recovery.svg", recoveries, FILLED)
         if self.dynamics:
             curves = {r.model: ([*map(r.per_character, r.static_parts)],
                                 [*map(r.per_character, r.dynamic_parts)])
                       for r in self.dynamics if r.model in DRAWN_DYNAMIC}  # fmt: skip
-            plot_dynamic(figures / "dynamic.png", curves)
+            plot_dynamic(figures / "dynamic.svg", curves)
         if self.sized:
-            points = {title(run): (run.parameters, *per_character(run, "stream", "sensitivity"))
+            points = {title(run): (run.parameters, per_character(run, "sensitivity")[0])
                       for run in self.sized}  # fmt: skip
-            plot_sensitivity(figures / "sensitivity.png", points)
+            plot_sensitivity(figures / "sensitivity.svg", points)
         for name in self.first:
             runs = [run.epochs for run in self.of(name)]
             train = [[epoch.train_loss for epoch in run] for run in runs]
             validation = [[epoch.val_loss for epoch in run] for run in runs]
-            figure = figures / f"{name}.png"
-            plot_losses(figure, name, train, validation, load_published(name))
+            with style():
+                figure = losses_figure(name, train, validation, load_published(name))
+                save_svg(figure, figures / f"{name}.svg")
 
     # --- Choosing runs
 
@@ -172,6 +192,14 @@ class Page:
         return grouped(runs, lambda run: kind(run.full_config()))
 
     # --- Rows of tables
+
+    def in_short(self) -> list[Row]:
+        """Return a row per model: its losses with and without its state, nats per character."""
+        return [
+            [name, f"{run.parameters:,}",
+             *(f"{loss:.3f}" for loss in per_character(run, "stream", "stateless", "sensitivity"))]
+            for name, run in self.first.items()
+        ]  # fmt: skip
 
     def models(self) -> list[Row]:
         """Return a row per run of an unchanged config: training losses and measurements."""
@@ -248,7 +276,7 @@ class Page:
         """Return astra_alpha's sample texts with their names."""
         found = self.alpha.measured.text if self.alpha else {}
         return [
-            (f"{name}, {how}", text)
+            (f"{called(name)}, {how}", text)
             for how in ("greedy", "sampled")
             for name in state_cost.TREATMENTS
             if name in found and (text := getattr(found[name], how)) is not None
@@ -289,7 +317,7 @@ class Page:
         return rows
 
     def filled(self, runs: Sequence[Run]) -> str:
-        """Return for each run after how many predictions a lost state is filled again."""
+        """Return for each run after how many predictions a state is full again."""
         return ", ".join(str(first_below(run.measured.recovery)) for run in runs)
 
     def last_five(self) -> list[Row]:
@@ -384,6 +412,16 @@ class Page:
                          f"{minutes(run):.1f}", number(max(memory, default=None), spec=",.0f"),
                          run.measured.hardware, commits])  # fmt: skip
         return rows
+
+
+def called(how: str) -> str:
+    """Return what a way to write a text is called on the page."""
+    return HOW.get(how, how)
+
+
+def in_a_word(verdict: str) -> str:
+    """Return a verdict without its reasons; * where a model that learned slowly may decide it."""
+    return re.split("[:;]", verdict)[0] + " *" * ("learns slowly" in verdict)
 
 
 def missing(runs: Sequence[Run]) -> list[str]:

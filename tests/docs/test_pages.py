@@ -7,11 +7,11 @@ from pydoc_data.topics import topics
 import pytest
 from conftest import ROOT
 from matplotlib import pyplot
-from matplotlib.testing.compare import compare_images
 
 import jaxgru
 from bench import benchmark_page, cost
 from bench.records import Benchmarks, CostRun
+from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
@@ -63,10 +63,11 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
     pyplot.close("all")
     for ours, theirs in zip(lines(again), lines(shown), strict=True):
         assert alike(ours, theirs, units)
-    figures = set(re.findall(r"figures/tutorials/(\S+\.png)", shown))
-    assert figures == {path.name for path in folder.glob("*.png")}
+    figures = set(re.findall(r"figures/tutorials/(\S+\.svg)", shown))
+    assert figures == {path.name for path in folder.glob("*.svg")}
     for name in figures:
-        assert compare_images(FIGURES / name, folder / name, tol=10) is None
+        drawn = for_both_schemes((folder / name).read_text())
+        assert alike(drawn, (FIGURES / name).read_text(), 1e6)  # a pixel
 
 
 LONG = [DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")]

@@ -93,8 +93,8 @@ def benchmarks(draw) -> dict:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where pages go; figures are made and not drawn, which takes longest."""
-    for module in ("study.figures", "bench.figures", "jaxgru.lm.runs.figure"):
-        monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
+    for module in ("pages.figures", "study.study_page"):
+        monkeypatch.setattr(f"{module}.save_svg", lambda figure, path: None)
     return tmp_path
 
 
@@ -137,7 +137,7 @@ def test_figures_of_extreme_numbers_are_drawn(tmp_path, number, drawn):
     kept = read(tmp_path, {"runs": [run | {"parameters": 2**53}]}, Kept)
     Page(kept.runs, NGRAMS).draw(tmp_path)
     for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
-        assert (tmp_path / f"{figure}.png").stat().st_size > 5000
+        assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
 
 
 @settings(**SOME)
@@ -156,7 +156,7 @@ def test_measurements_make_a_page(folder, data):
 def test_costs_make_a_page(folder, data):
     runs = read(folder, data, dict[str, CostRun])
     cost.write(folder, runs)
-    assert (folder / "cost.md").read_text().count("![time and memory") == len(runs)
+    assert (folder / "cost.md").read_text().count("](figures/cost_") == len(runs)
     assert records.load(folder / "cost.json", dict[str, CostRun]) == runs
 
 

@@ -14,44 +14,43 @@ from jaxgru.lm.runs.published import PublishedResults
 Losses = Sequence[Sequence[float]]
 
 
-def plot_losses(
-    path: Path, title: str, train: Losses, validation: Losses, published: PublishedResults
-) -> None:
-    """Plot runs' losses per epoch (nats per token) beside the published ones, as a PNG.
+def losses_figure(
+    title: str, train: Losses, validation: Losses, published: PublishedResults
+) -> Any:
+    """Return a figure of runs' losses per epoch (nats per token) beside the published ones.
 
     Args:
       train, validation: of each run, the loss of each epoch.
 
     Raises:
-      OSError: the file cannot be written; an older figure stays as it is.
       MissingPackage: matplotlib is not installed.
     """
     with needs("train"):  # takes long to import
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    figure = Figure(figsize=(5.2, 4), layout="constrained")
     axes = figure.subplots()
     ours = {"linestyle": "-", "marker": "o", "ms": 3}
     theirs = {"linestyle": ":", "marker": "x", "ms": 5, "zorder": 3}
     for losses, color, name in (
         (train, "C0", "training"),
-        (validation, "C1", "whole validation split"),
+        (validation, "C1", "validation"),
     ):
-        _plot_runs(axes, losses, color=color, label=f"{name}, measured", **ours)
+        _plot_runs(axes, losses, color=color, label=name, **ours)
     for losses, earlier, color, name in (
-        (published.train_loss, published.earlier_train_loss, "black", "training"),
-        (published.val_loss, published.earlier_val_loss, "C3", "one validation batch"),
+        (published.train_loss, published.earlier_train_loss, "C0", "training"),
+        (published.val_loss, published.earlier_val_loss, "C1", "one validation batch"),
     ):
         _plot_runs(axes, losses, color=color, label=f"{name}, published", **theirs)
         if earlier:
             style = theirs | {"marker": "+"}
             _plot_runs(axes, [earlier], color=color, label=f"{name}, earlier run", **style)
-    axes.set(title=title, xlabel="epoch", ylabel="loss (nats per token)")
+    axes.set(title=title, xlabel="epoch", ylabel="loss in nats per token")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    save_figure(figure, path)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
 
 
 def _plot_runs(axes: Any, runs: Losses, label: str, **style: Any) -> None:

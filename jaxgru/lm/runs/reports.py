@@ -12,7 +12,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.figure import plot_losses
+from jaxgru.lm.runs.figure import losses_figure, save_figure
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.published import published_for
 from jaxgru.lm.training import Progress
@@ -31,7 +31,7 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
             [[r.val_loss for r in progress.records]],
         )
         published = published_for(config, info.lengthened)
-        plot_losses(run / "loss.png", title, *losses, published)
+        save_figure(losses_figure(title, *losses, published), run / "loss.png")
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing

@@ -345,7 +345,8 @@ def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
     overrides, published, monkeypatch, tmp_path
 ):
     seen = []
-    monkeypatch.setattr(reports, "plot_losses", lambda *arguments: seen.append(arguments[-1]))
+    monkeypatch.setattr(reports, "losses_figure", lambda *arguments: seen.append(arguments[-1]))
+    monkeypatch.setattr(reports, "save_figure", lambda figure, path: None)
     reports.write_losses(tmp_path, load_config("astra_beta", overrides), RunInfo(), Progress())
     assert seen == [load_published("astra_beta") if published else PublishedResults()]
 
@@ -357,7 +358,7 @@ class TestTraining:
         def usetex(*_):
             raise RuntimeError("Failed to process string with tex because latex is not found")
 
-        monkeypatch.setattr(reports, "plot_losses", usetex)
+        monkeypatch.setattr(reports, "losses_figure", usetex)
         run = start()
         assert capfd.readouterr().err.count("cannot be drawn: Failed to process string") == 1
         assert (run / "samples.txt").exists() and not (run / "loss.png").exists()
@@ -366,7 +367,7 @@ class TestTraining:
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(reports, "plot_losses", full)
+        monkeypatch.setattr(reports, "losses_figure", full)
         with pytest.raises(RunError, match="No space left on device; the checkpoint of step 1 is"):
             start()
 
