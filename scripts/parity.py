@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.parallel.hardware import describe_hardware
 from maintain import plant_errors
-from pages.markdown import DOCS, ROOT, table, versions, write_page
+from pages.markdown import DOCS, ROOT, folded, table, versions, write_page
 from pages.records import grouped
 
 PAGE = DOCS / "parity.md"
@@ -63,7 +63,7 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
 
 
 def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
-    """Return the page's tables, and under "run" what was run, where, and what came of it."""
+    """Return the page's tables, the number of checks, and under "run" what was run, and where."""
     values = [r for r in records if r["kind"] == "values"]
     draws = [r for r in records if r["kind"] == "distribution"]
     numbers = sum(r["size"] for r in values)
@@ -74,14 +74,13 @@ def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
         summary.append([implementation, f"{len(every):,}", *worst])
         quantities = grouped(every, lambda r: r["quantity"]).items()
         rows = [row(quantity, of_quantity) for quantity, of_quantity in quantities]
-        by_quantity.append(f"## {implementation}\n\n{table(QUANTITIES, rows)}")
+        by_quantity.append(folded(implementation, table(QUANTITIES, rows)))
     samples = [[r["quantity"], f"{r['size']:,}", f"{r['p_value']:.3f}"] for r in draws]
     return {
+        "checks": f"**{len(records):,} checks** pass: {len(values):,} comparisons of {numbers:,} "
+        f"numbers, and {len(draws):,} tests of distributions.",
         "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
-Python {platform.python_version()}; {packages}.
-
-**{len(records):,} checks** ({len(values):,} comparisons of {numbers:,} numbers
-and {len(draws):,} tests of distributions); pytest: {outcome}.""",
+Python {platform.python_version()}; {packages}; pytest: {outcome}.""",
         "summary": table(SUMMARY, summary),
         "quantities": "\n".join(by_quantity),
         "draws": table(["quantity", "sample", "p"], samples),

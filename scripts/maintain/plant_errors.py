@@ -61,7 +61,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
         STATE_TESTS,
         ("layers/implementations.py", "ends.append(c)", "ends.append(carry[i] if i == 1 else c)"),
     ),
-    "the state thrown away while sampling": (
+    "the state reset while sampling": (
         ("parity_tests/test_sampling.py", "-k", "greedy and float64"),
         ("lm/sampling.py", "state.carry if stateful else start", "start"),
     ),

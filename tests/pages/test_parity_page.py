@@ -26,7 +26,7 @@ def test_the_page_says_what_was_recorded():
     tables = parity.tables(records, "3 passed", "python scripts/parity.py")
     text = "\n".join(tables.values())
     prose = " ".join(text.split())
-    assert "**5 checks** (4 comparisons of 1,050 numbers and 1 tests of" in prose
+    assert "**5 checks** pass: 4 comparisons of 1,050 numbers, and 1 tests of" in prose
     assert "| torchref | 4 | = | = |" in text
     assert "| a step | 3 | 30 | 2.0e-09 | = | 1.0e-06 | 3.0e-05 | = | 1.0e-06 |" in text
     assert "| tokens | 1 | 1,000 | = | = | = | = | = | = |" in text
