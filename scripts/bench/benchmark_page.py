@@ -127,11 +127,11 @@ def _number(value: float) -> str:
 # --- The figure
 
 LABELS = {
-    "autodiff": "plain lax.scan",
+    "autodiff": "lax.scan",
     "torchref": "PyTorch loop",
     "torch.nn": "torch.nn*",
     "haiku": "dm-haiku*",
-    "nnx": "flax.nnx*",
+    "nnx": "Flax NNX*",
 }
 """What contestants are called in figures and in the README; * computes no dropout."""
 

@@ -54,6 +54,7 @@ def style() -> Iterator[None]:
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
         "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.8,
         "figure.facecolor": PAPER, "axes.facecolor": "none", "legend.frameon": False,
+        "figure.constrained_layout.h_pad": 0.1, "figure.constrained_layout.w_pad": 0.08,
         "xtick.minor.bottom": False, "ytick.minor.left": False,
         "axes.prop_cycle": matplotlib.cycler(color=[BLUE, ORANGE, GREEN, PURPLE, RED]),
     }  # fmt: skip
