@@ -19,6 +19,7 @@ COMMANDS = {
     "sample": "generate text with a trained model",
     "evaluate": "measure what a model loses without its state",
     "convert": "convert runs, .safetensors, .onnx and .pth files",
+    "models": "list the models: their sizes, losses, and what each is for",
     "corpus": "find a corpus, verify it and write it to a file",
 }
 """Each is a module of `jaxgru.cli`, which is imported only if it is chosen."""
@@ -43,8 +44,9 @@ def _without_command() -> None:
         parser.error(f"there is no command {name!r}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:
-        parser.error(f"give a command: {', '.join(COMMANDS)}; --help describes them.")
-    print(completion_script(shell, COMMANDS, make_parser))
+        parser.print_help()
+    else:
+        print(completion_script(shell, COMMANDS, make_parser))
 
 
 def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
@@ -52,10 +54,11 @@ def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
     parser = Parser(
         "GRU and LSTM language models in JAX. `jaxgru COMMAND --help` lists a command's options.",
         [
-            "sample --pretrained astra_beta --prompt 'ROMEO: '",
-            "train --config astra_alpha",
-            "evaluate --run runs/astra_alpha",
+            "sample --prompt 'ROMEO: '",
+            "train astra_alpha",
+            "evaluate runs/astra_alpha",
         ],
+        usage="COMMAND [options]",
     )
     versions = version("jaxgru"), jax.__version__, platform.python_version()
     parser.add_argument(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args, get_origin
 
-from jaxgru.cli.options import Parser
+from jaxgru.cli.options import Parser, field_choices
 from jaxgru.errors import needs
-from jaxgru.lm.config import SECTIONS, config_names, dotted_names, field_types
-from jaxgru.lm.data.tokenizers import TOKENIZERS
+from jaxgru.lm.config import config_names, dotted_names
 from jaxgru.lm.pretrained import pretrained_names
 
 PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--data.validation",
@@ -34,24 +32,15 @@ def completion_script(
     with needs("completion"):
         import shtab
 
-    values = {"--config": config_names()}
-    values |= dict.fromkeys(("--init", "--pretrained"), pretrained_names())
-    values |= {f"--{name}": _values(name) for name in dotted_names()}
-    values["--data.tokenizer"] = list(TOKENIZERS)
+    values = {"config": config_names(), "--config": config_names()}
+    values |= dict.fromkeys(("model", "source", "--init"), pretrained_names())
+    values |= {f"--{name}": field_choices(*name.split(".")) for name in dotted_names()}
     parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
     for action in (action for parser in parsers.values() for action in parser._actions):
-        name = (action.option_strings or PATHS)[0]  # words without an option are paths
-        if name in PATHS:
+        name = (action.option_strings or [action.dest])[0]
+        if name in PATHS or not action.option_strings:
             action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
-        elif values.get(name):
+        if values.get(name):
             action.choices = values[name]
     return shtab.complete(join(parsers), shell)
 
-
-def _values(name: str) -> list[str]:
-    """Return the values of a config's field, if they are few."""
-    section, _, field = name.partition(".")
-    kind = field_types(SECTIONS[section])[field]
-    if kind is bool:
-        return ["true", "false"]
-    return list(get_args(kind)) if get_origin(kind) is Literal else []

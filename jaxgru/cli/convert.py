@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
-from jaxgru.cli.options import Parser, early_value
+from jaxgru.cli.options import Parser
 from jaxgru.libraries import InteropError
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
-from jaxgru.lm.formats import FORMATS, NAMES, format_of
+from jaxgru.lm.formats import FORMATS, NAMES
 from jaxgru.lm.formats.pth import load_pth
-from jaxgru.lm.load import find_model, load
-from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.lm.load import Found, find_model, load
+from jaxgru.lm.pretrained import FOLDER
 from jaxgru.lm.runs.folders import find_run
 
 
@@ -22,18 +22,13 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         ["convert runs/astra_alpha astra_alpha.safetensors",
-         "convert Astra-alpha.pth astra_alpha.safetensors",
-         "convert --pretrained astra_beta astra_beta.onnx"],
+         "convert Astra-alpha.pth astra_alpha.safetensors", "convert astra_beta astra_beta.onnx"],
+        usage="IN OUT [options]",
     )  # fmt: skip
     parser.add_argument(
-        "--pretrained",
-        metavar="NAME",
-        choices=pretrained_names(),
-        help="model that ships with jaxgru, in place of IN",
+        "source", metavar="IN", help=f"a pretrained model, the folder of a run, or a {NAMES} file"
     )
-    if early_value("--pretrained") is None:
-        parser.add_argument("source", metavar="IN", type=Path, help=f"run folder, {NAMES}")
-    parser.add_argument("target", metavar="OUT", type=Path, help=NAMES)
+    parser.add_argument("target", metavar="OUT", type=Path, help=f"a {NAMES} file")
     parser.add_argument(
         "--tokenizer",
         metavar="RUN_OR_FILE",
@@ -41,6 +36,7 @@ def make_parser() -> Parser:
         help="tokenizer for a .pth, which holds none: a run, .safetensors, .onnx, or a "
         "tokenizer's .json or .model (default: Tiny Shakespeare's, for 65 or 1,000 tokens)",
     )
+    parser.add_epoch(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     return parser
 
@@ -49,15 +45,13 @@ def main() -> None:
     """Parse and check the arguments, load the model and save it."""
     parser = make_parser()
     arguments = parser.parse_args()
-    name, source = arguments.pretrained, getattr(arguments, "source", None)
     target, given = arguments.target, arguments.tokenizer
-    check(source, target, arguments.force)
-    kind = format_of(source) if source else None
-    if given is not None and (kind is None or kind.has_metadata):
-        parser.error(f"--tokenizer is for a .pth; {source or name} has its own.")
-    model = find_model(source or name)
+    model = find_model(arguments.source)
+    check(model, target, arguments.force)
+    if given is not None and (model.format is None or model.format.has_metadata):
+        parser.error(f"--tokenizer is for a .pth; {arguments.source} has its own.")
     if given is None:
-        params, config, tokenizer = model.load()
+        params, config, tokenizer = model.load(arguments.epoch)
     else:
         params, config, tokenizer = load_pth(model.path, find_tokenizer(given))
     place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
@@ -69,36 +63,21 @@ def main() -> None:
     print(f"{config.name} written to {target}")
 
 
-def check(source: Path | None, target: Path, force: bool) -> None:
-    """Raise InteropError, before anything slow starts, if source and target do not fit together."""
-    if source is not None:
-        check_source(source, target)
+def check(model: Found, target: Path, force: bool) -> None:
+    """Raise InteropError, before anything slow starts, if the target cannot be written."""
     if target.suffix not in FORMATS:
         raise InteropError(f"{target} must end in {NAMES}, the format to write.")
+    if model.format is FORMATS[target.suffix] and model.path.parent != FOLDER:
+        raise InteropError(f"{model.path} is already a {target.suffix} file; copy it instead.")
     if os.path.isdir(target):
         raise InteropError(f"{target} is a folder; OUT must be a file.")
+    if os.path.exists(target) and os.path.exists(model.path) and model.path.samefile(target):
+        raise InteropError(f"{target} is the same file as {model.path}.")
     if os.path.exists(target) and not os.path.isfile(target):
         raise InteropError(f"{target} is not a regular file.")
     if os.path.exists(target) and not force:
         raise InteropError(f"{target} exists; to replace it, add --force.")
     FORMATS[target.suffix].module()  # raises MissingPackage
-
-
-def check_source(source: Path, target: Path) -> None:
-    """Raise InteropError if there is no such model, or the target is of the same format."""
-    try:
-        os.stat(source)
-    except FileNotFoundError:
-        raise InteropError(f"there is no {source}.") from None
-    except OSError as error:
-        raise InteropError(f"{source} cannot be read: {error.strerror}.") from error
-    kind = format_of(source)
-    if not kind and not os.path.isdir(source):
-        raise InteropError(f"{source} is neither a run folder nor a {NAMES} file.")
-    if kind and kind.suffix == target.suffix:
-        raise InteropError(f"{source} is already a {kind.suffix} file; copy it instead.")
-    if os.path.exists(target) and source.samefile(target):
-        raise InteropError(f"{target} is the same file as {source}.")
 
 
 def find_tokenizer(path: Path) -> Tokenizer:

@@ -50,9 +50,9 @@ def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
         __doc__,
-        ["evaluate --run runs/astra_alpha", "evaluate --pretrained astra_alpha",
-         "evaluate --run astra_alpha.safetensors --text hamlet.txt --output hamlet.csv",
-         "evaluate --ngram 2"],
+        ["evaluate runs/astra_alpha", "evaluate astra_alpha",
+         "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv", "evaluate --ngram 2"],
+        usage="(MODEL | --ngram INT) [options]",
     )  # fmt: skip
     parser.add_model()
     parser.add_argument(
@@ -95,7 +95,7 @@ def main() -> None:
     run = None if model is None or model.format else model.path
     if arguments.save:
         if run is None:
-            parser.error("--save writes into a run folder; give one with --run.")
+            parser.error("--save writes into a run's folder; give one as MODEL.")
         if arguments.text is not None:
             parser.error("--save is for the run's own text; it does not go with --text.")
         if arguments.epoch is not None:
@@ -103,7 +103,7 @@ def main() -> None:
         try:
             check_writable(run)
         except OSError as error:
-            parser.error(f"--save: {arguments.run} cannot be written: {error.strerror}.")
+            parser.error(f"--save: {arguments.model} cannot be written: {error.strerror}.")
     if arguments.epoch and counted:
         parser.error("--epoch is for a run; it does not go with --ngram.")
     if arguments.dynamic and (counted or arguments.text is not None):

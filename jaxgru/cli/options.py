@@ -12,12 +12,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast, get_args
 
 import jax
 
 from jaxgru.errors import UserError, command
 from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, field_types, nearest
+from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.parallel.hardware import no_device
@@ -37,6 +39,40 @@ ALSO_CALLED = {
 config's fields."""
 
 
+class _Types(argparse.HelpFormatter):
+    """Shows what kind of value an option takes."""
+
+    group_name_formatter = str  # of rich-argparse: not str.title
+    help_markup = text_markup = False
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
+
+
+def _formatter() -> type[argparse.HelpFormatter]:
+    """Return what formats the help: in colour for a terminal, where rich-argparse is installed."""
+    if sys.stdout.isatty():
+        with contextlib.suppress(ModuleNotFoundError):
+            from rich_argparse import RichHelpFormatter
+
+            return type("Coloured", (_Types, RichHelpFormatter), {})
+    return _Types
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Return the text in one of Rich's styles, where the stream is a terminal that shows it."""
+    with contextlib.suppress(ModuleNotFoundError):
+        if stream.isatty():
+            from rich.console import Console
+            from rich.text import Text
+
+            console = Console(file=stream)
+            with console.capture() as capture:
+                console.print(Text(text, style), end="")
+            return capture.get()
+    return text
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one sentence; options cannot be abbreviated.
 
@@ -44,21 +80,27 @@ class Parser(argparse.ArgumentParser):
 
     Args:
       description: what the command does.
-      examples: its last lines of help, such as "train --config astra_alpha".
-      usage: its first lines of help, where argparse would list every option.
+      examples: its last lines of help, such as "train astra_alpha".
+      usage: what its first line of help shows after the command's name.
     """
 
     def __init__(
-        self, description: str | None, examples: Sequence[str] = (), usage: str | None = None
+        self, description: str | None, examples: Sequence[str] = (), usage: str = "[options]"
     ) -> None:
-        program = os.path.basename(sys.argv[0])
-        super().__init__(program, usage, description, allow_abbrev=False)
+        super().__init__(
+            prog=os.path.basename(sys.argv[0]),
+            usage=f"%(prog)s {usage}",
+            description=description,
+            formatter_class=_formatter(),
+            allow_abbrev=False,
+        )
         self.examples = [example.partition(" ") for example in examples]
 
     def format_help(self) -> str:
         """Return the help, with the examples in the form of the command that was started."""
         lines = [f"  {command(name)}{space}{rest}\n" for name, space, rest in self.examples]
-        return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
+        title = f"\n{styled('examples:', 'dark_orange', sys.stdout)}\n"
+        return "".join([super().format_help(), *[title] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit 2."""
@@ -75,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
-                self.error(f"{unknown[0]!r} belongs to no option; {self._meant(unknown[0])}.")
+                self.error(f"{unknown[0]!r} belongs to no option; --help lists the options.")
             self.error(f"there is no option {name}; {self._nearest(name)}.")
         return known
 
@@ -95,30 +137,22 @@ class Parser(argparse.ArgumentParser):
         meant = next((o for o in called if o in known), nearest(name, known))
         return f"the nearest is {meant}" if meant else "--help lists the options"
 
-    def _meant(self, word: str) -> str:
-        """Return what a word without an option probably means."""
-        known = self._option_string_actions
-        if "--config" in known and (word in config_names() or word.endswith(".toml")):
-            return f"a config is given as --config {word}"
-        if "--resume" in known and os.path.isdir(word):
-            return f"a run is given as --resume {word}"
-        return "--help lists the options"
-
-    def add_model(self) -> None:
-        """Add the options that name a trained or counted model, of which one is required."""
-        group = self.add_argument_group("model (one of the first three)")
-        model = group.add_mutually_exclusive_group(required=True)
-        model.add_argument("--run", help="run folder, or a .safetensors, .onnx or .pth file")
+    def add_model(self, default: str | None = None) -> None:
+        """Add what names a trained or counted model: a word, MODEL, or --ngram."""
+        group = self.add_argument_group("model")
+        otherwise = f" (default: {default})" if default else ""
+        model = add_word(
+            group, "model", f"a pretrained model ({', '.join(pretrained_names())}), the folder of "
+            f"a run, or a {NAMES} file{otherwise}", also=("--run", "--pretrained"),
+        )  # fmt: skip
         model.add_argument(
-            "--pretrained",
-            metavar="NAME",
-            choices=pretrained_names(),
-            help="model that ships with jaxgru",
-        )
-        model.add_argument(
-            "--ngram", type=int, metavar="N", help="counted n-gram model of this order, 1 to 8"
+            "--ngram", type=int, help="count an n-gram model of this order, 1 to 8, instead"
         )
         group.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
+        self.add_epoch(group)
+
+    def add_epoch(self, group: Any) -> None:
+        """Add --epoch to a group of options or to the parser itself."""
         group.add_argument(
             "--epoch",
             choices=["best", "last"],
@@ -126,17 +160,49 @@ class Parser(argparse.ArgumentParser):
             "result, which is the best where training stops early)",
         )
 
-    def add_config_fields(self, config: Config) -> None:
-        """Add `--section.field` for every field, with the config's values as the defaults shown."""
+    def add_config_fields(self, config: Config, of: str = "") -> None:
+        """Add `--section.field` for every field, with the config's values as the defaults shown.
+
+        of: what the titles say of these values.
+        """
         for section in SECTIONS:
-            group = self.add_argument_group(f"{section} (fields of the config)")
-            values = getattr(config, section)
+            group = self.add_argument_group(f"{section} (fields of the config{of})")
+            values, types = getattr(config, section), field_types(SECTIONS[section])
             for field in dataclasses.fields(values):
                 default = shlex.quote(typed(getattr(values, field.name)))
-                help = f"{field.metadata['help']} (default: {default})"
+                help = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
+                known, type_ = field_choices(section, field.name), types[field.name]
+                metavar = f"{{{','.join(known)}}}" if known else KINDS[type_]
+                hidden = f"{section}.{field.name}" == "training.init"  # it is --init
                 group.add_argument(
-                    f"--{section}.{field.name}", metavar="VALUE", help=help.replace("%", "%%")
+                    f"--{section}.{field.name}",
+                    metavar=metavar,
+                    help=argparse.SUPPRESS if hidden else help,
                 )
+
+
+def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
+    """Add an optional argument without dashes, which these options can give, too.
+
+    Returns the group of what excludes it.
+    """
+    one = group.add_mutually_exclusive_group()
+    help = f"{help}; also as {' or '.join(also)}"
+    one.add_argument(name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS, help=help)
+    one.add_argument(*also, dest=name, help=argparse.SUPPRESS)
+    return one
+
+
+KINDS = {int: "INT", float: "FLOAT", str: "TEXT"}
+
+
+def field_choices(section: str, name: str) -> list[str]:
+    """Return the values that a config's field can have, if they are few."""
+    cls = SECTIONS[section]
+    kind = field_types(cls)[name]
+    if kind is bool:
+        return ["true", "false"]
+    return list(get_args(kind) or cls.__dataclass_fields__[name].metadata["known"])
 
 
 def typed(value: object) -> str:
@@ -163,25 +229,18 @@ def parse_fields(texts: Mapping[str, str]) -> dict[str, Any]:
     return {name: parse(text, types.get(name)) for name, text in texts.items()}
 
 
-def early_value(option: str) -> str | None:
-    """Return an option's value on the command line, before the whole parser can be built."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(option, dest="value")
-    try:
-        return parser.parse_known_args()[0].value
-    except argparse.ArgumentError:
-        return None  # the option lacks its value; the whole parser will report it
-
-
-def trained_model(arguments: argparse.Namespace) -> Found:
-    """Return where the trained model is that `Parser.add_model`'s options name.
+def trained_model(arguments: argparse.Namespace, default: str | None = None) -> Found:
+    """Return where the trained model is that `Parser.add_model`'s arguments name.
 
     Raises:
       UserError: there is none, or --config is given.
     """
+    model = arguments.model or default
+    if model is None:
+        raise UserError("name a model, such as astra_beta or runs/NAME, or give --ngram N.")
     if arguments.config is not None:
         raise UserError("--config is for --ngram only; a trained model has its own config.")
-    return find_model(arguments.pretrained or arguments.run)
+    return find_model(model)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -265,7 +324,8 @@ def _end_at_once(number: int, frame: Any) -> None:
 
 def _end(sentence: str, code: int = 2) -> NoReturn:
     try:
-        print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
+        program = styled(f"{os.path.basename(sys.argv[0])}:", "bold red", sys.stderr)
+        print(program, sentence, file=sys.stderr, flush=True)
     except OSError:
         _drop(sys.stderr)
     raise SystemExit(code) from None

@@ -11,6 +11,9 @@ from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.generation import PROMPT, Options, default_prompt
 from jaxgru.lm.model import Params
+from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
+
+DEFAULT = "astra_beta"  # where no model is named
 
 
 def make_parser() -> Parser:
@@ -18,13 +21,14 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         [
-            "sample --pretrained astra_beta --prompt 'ROMEO: '",
-            "sample --run runs/astra_alpha --temperature 0.8 --top-k 30",
-            "sample --pretrained astra_beta --stop '\\n\\n' --num-samples 8",
-            "sample --run runs/astra_alpha --compare --temperature 0",
+            "sample",
+            "sample astra_gamma --prompt 'JULIET: ' --temperature 0.6",
+            "sample runs/astra_alpha --compare --temperature 0",
+            "sample astra_beta --stop '\\n\\n' --num-samples 8",
         ],
+        usage="[MODEL] [options]",
     )
-    parser.add_model()
+    parser.add_model(DEFAULT)
     add = parser.add_argument_group("text").add_argument
     add(
         "--prompt",
@@ -32,14 +36,21 @@ def make_parser() -> Parser:
     )
     add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
-    add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens (all)")
-    add("--top-p", type=float, metavar="P",
-        help="sample from the likeliest tokens that have probability P together (all)")  # fmt: skip
+    add("--top-k", type=int, help="sample from so many of the likeliest tokens (all)")
+    add("--top-p", type=float,
+        help="sample from the likeliest tokens that together have this probability (all)")  # fmt: skip
+    add("--min-p", type=float,
+        help="exclude tokens less likely than this fraction of the likeliest one (none)")  # fmt: skip
+    add("--typical", type=float,
+        help="sample from the tokens of the most typical surprise that together have this "
+        "probability (all)")  # fmt: skip
+    add("--repetition-penalty", type=float,
+        help="divide the logits of tokens that the text has by this, such as 1.2 (none)"
+        )  # fmt: skip
     add(
         "--stop",
         action="append",
         default=[],
-        metavar="TEXT",
         type=unescaped,
         help="end the text before TEXT, in which \\n is a newline; may be given several times",
     )
@@ -77,13 +88,27 @@ def main() -> None:
         last_token_only=arguments.last_token_only,
         seed=arguments.seed,
         stop=tuple(arguments.stop),
+        logits_processor=tuple(
+            kind(value)
+            for kind, value in (
+                (RepetitionPenalty, arguments.repetition_penalty),
+                (MinP, arguments.min_p),
+                (Typical, arguments.typical),
+            )
+            if value is not None
+        ),
     )
+    if arguments.ngram is not None and options.logits_processor:
+        parser.error(
+            "an n-gram model has no logits to process; leave out --repetition-penalty, --min-p and "
+            "--typical."
+        )
     if arguments.ngram is not None:
         _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
-        found = trained_model(arguments)
+        found = trained_model(arguments, DEFAULT)
         (model, _, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
     prompt = arguments.prompt
     if prompt is None:

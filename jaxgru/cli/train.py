@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
-from jaxgru.cli.options import Parser, config_overrides, early_value
+from jaxgru.cli.options import Parser, add_word, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
+from jaxgru.lm.formats import format_of
 from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.runs.initial import config_from
@@ -20,19 +23,20 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         [
-            "train --config astra_alpha",
-            "train --config astra_alpha --data.corpus my_text.txt --training.epochs 20",
+            "train astra_alpha",
+            "train astra_alpha --data.corpus my_text.txt --training.epochs 20",
             "train --init astra_beta --data.corpus my_text.txt --training.learning-rate 1e-3",
             "train --resume runs/astra_alpha",
         ],
-        usage="%(prog)s (--config NAME | --init MODEL | --resume RUN) [options]",
+        usage="(CONFIG | --init MODEL | --resume RUN) [options]",
     )
-    add = parser.add_argument_group("run").add_argument
-    add("--config", metavar="NAME", help=f"{', '.join(config_names())}, or a .toml file")
+    group = parser.add_argument_group("run")
+    add_word(group, "config", f"{', '.join(config_names())}, or a .toml file", also=("--config",))
+    add = group.add_argument
     add(
         "--init", metavar="MODEL", dest="training.init",
         help="start from the weights of this pretrained model, run folder or .safetensors file; "
-        "without --config, its config applies, too",
+        "without CONFIG, its config applies, too",
     )  # fmt: skip
     add("--resume", metavar="RUN", help="resume this run exactly")
     add("--name", help="name of the run's folder (default: of config and text)")
@@ -40,18 +44,27 @@ def make_parser() -> Parser:
     add("--summary", nargs="?", const="layers", choices=["layers", "full"],
         help="print the model's sizes and exit, with a row per layer or (full) per parameter"
         )  # fmt: skip
-    name = early_value("--config")  # --help shows this config's values
-    parser.add_config_fields(load_config(name) if name else Config())
+    parser.add_config_fields(*_shown_config())
     add = parser.add_argument_group("distributed (the same command in each process)").add_argument
     add("--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started")
     add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
         dest="coordinator")  # fmt: skip
-    add("--distributed.processes", metavar="N", help="number of processes", dest="processes")
-    add("--distributed.process", metavar="I", help="number of this one, from 0", dest="process")
+    add("--distributed.processes", metavar="INT", help="number of processes", dest="processes")
+    add("--distributed.process", metavar="INT", help="number of this one, from 0", dest="process")
     add("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
         default=processes.JOIN_SECONDS,
         help="time to wait for the other processes (%(default)s)")  # fmt: skip
     return parser
+
+
+def _shown_config() -> tuple[Config, str]:
+    """Return the config whose values --help shows, the first that is named, and what to call it."""
+    if {"-h", "--help"} & set(sys.argv):
+        words = (word.removeprefix("--config=") for word in sys.argv[1:])
+        for word in words:
+            if word in config_names() or word.endswith(".toml"):
+                return load_config(word), f"; {word}'s values are the defaults"
+    return Config(), ""
 
 
 def main() -> None:
@@ -62,11 +75,15 @@ def main() -> None:
     init = overrides.get("training.init")
     if (arguments.config is None and init is None) == (arguments.resume is None):
         parser.error(
-            "give either --config NAME or --init MODEL (to start a run) or --resume RUN (to resume "
-            "one)."
+            "give either CONFIG, such as astra_alpha, or --init MODEL (to start a run) or --resume "
+            "RUN (to resume one)."
         )
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
+    if arguments.config and os.path.isdir(arguments.config):
+        parser.error(f"{arguments.config} is no config but a folder; --resume resumes a run.")
+    if arguments.config and format_of(arguments.config):
+        parser.error(f"{arguments.config} is no config but a model; --init trains it further.")
     if arguments.name is not None:
         overrides["name"] = arguments.name
 

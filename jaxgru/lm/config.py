@@ -46,9 +46,12 @@ field_types = functools.cache(get_type_hints)  # of a section's class, by name
 Role = Literal["recipe", "placement", "setting"]
 
 
-def _field(role: Role, default: Any, help: str, **bounds: float) -> Any:
-    """Return a dataclass field with a help text and bounds: `at_least`, `above`, `below`."""
-    metadata = {"role": role, "help": help, "bounds": bounds}
+def _field(
+    role: Role, default: Any, help: str, known: Iterable[str] = (), **bounds: float
+) -> Any:
+    """Return a dataclass field with a help text, its known values if it is a registry's name, and
+    bounds: `at_least`, `above`, `below`."""
+    metadata = {"role": role, "help": help, "known": known, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -73,13 +76,11 @@ class _Section:
             name = f"{self.section}.{field.name}"
             value = _as_type(name, getattr(self, field.name), types[field.name])
             _check_bounds(name, value, field.metadata["bounds"])
+            if (known := field.metadata["known"]) and value not in known:
+                raise ConfigError(
+                    f"{name} is {shown(value)}; it must be one of {', '.join(known)}."
+                )
             object.__setattr__(self, field.name, value)
-
-    def _check_known(self, name: str, known: Iterable[str]) -> None:
-        if (value := getattr(self, name)) not in known:
-            raise ConfigError(
-                f"{self.section}.{name} is {shown(value)}; it must be one of {', '.join(known)}."
-            )
 
     def _check_product(self, *names: str) -> None:
         """Raise ConfigError if a product of sizes, as of a batch or a matrix, exceeds 32 bits."""
@@ -97,7 +98,7 @@ class ModelConfig(_Section):
     """The model: all that decides its parameters, and nothing else."""
 
     section = "model"
-    cell: str = recipe("gru", f"the recurrence: {', '.join(CELLS)}")
+    cell: str = recipe("gru", "the recurrence", known=CELLS)
     vocab_size: int = recipe(
         65, "number of tokens to learn for subwords and sentencepiece; else counted", at_least=1
     )
@@ -124,7 +125,6 @@ class ModelConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_known("cell", CELLS)
         for field in dataclasses.fields(self):
             owners = [name for name, cell in CELLS.items() if field.name in cell.options]
             value = getattr(self, field.name)
@@ -163,7 +163,9 @@ class DataConfig(_Section):
     )
     encoding: str = recipe("utf-8", "of the text, by Python's name for it, such as latin-1")
     tokenizer: str = recipe(
-        "characters", "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items())
+        "characters",
+        "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items()),
+        known=TOKENIZERS,
     )
     tokenizer_file: str = recipe(
         "", "a tokenizer to use as it is, such as a .model of SentencePiece; empty: learn one"
@@ -188,7 +190,6 @@ class DataConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_known("tokenizer", TOKENIZERS)
         codec = encodings.search_function(self.encoding.lower())  # one of Python's own
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(
@@ -264,7 +265,9 @@ class TrainingConfig(_Section):
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
         "float32", "operands of matrix products; their sums and all else are float32"
     )
-    implementation: str = placement("auto", "of the layers; wavefront is for GPUs, not yet timed")
+    implementation: str = placement(
+        "auto", "of the layers; wavefront is for GPUs, not yet timed", known=IMPLEMENTATIONS
+    )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"
     )
@@ -284,7 +287,6 @@ class TrainingConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_known("implementation", IMPLEMENTATIONS)
         self._check_product("epochs", "steps_per_epoch")
         self._check_product("batch_size", "gradient_accumulation", "sequence_length")
 
@@ -373,9 +375,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     if of_study:
         known = config_names()
         if str(name_or_path) not in known:
+            meant = nearest(str(name_or_path), known)
+            others = f"the known ones are {', '.join(known)}, or give the path of a .toml file"
             raise ConfigError(
-                f"there is no config {str(name_or_path)!r}; the known ones are "
-                f"{', '.join(known)}, or give the path of a .toml file."
+                f"there is no config {str(name_or_path)!r}; "
+                f"{f'the nearest is {meant}' if meant else others}."
             )
         path = config_dir() / f"{name_or_path}.toml"
     try:
@@ -464,6 +468,12 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as nested dictionaries; `from_dict` is the inverse."""
     return dataclasses.asdict(config)
+
+
+def about(name: str) -> str:
+    """Return what a config that comes with the package is for: the comment that begins its file."""
+    first = (config_dir() / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("# ") if first.startswith("# ") else ""
 
 
 def dotted_names(*roles: Role) -> list[str]:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, command
 from jaxgru.libraries import InteropError
-from jaxgru.lm.config import Config
+from jaxgru.lm.config import Config, config_names, nearest
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
 from jaxgru.lm.model import Params
@@ -56,11 +56,16 @@ def find_model(model: str | Path) -> Found:
         return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
     if format := format_of(model):
         return Found(Path(model), format)
+    known = pretrained_names()
     if not os.path.lexists(model):
-        raise UserError(
-            f"there is no model {str(model)!r}; it must be a run's folder, a {NAMES} file, or a "
-            f"pretrained model: {', '.join(pretrained_names())}."
-        )
+        others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
+        meant = nearest(str(model), known)
+        meant = f"the nearest is {meant}" if meant else f"it must be {others}"
+        if model in config_names():
+            meant = f"it is a config, to train with: {command('train')} {model}"
+        raise UserError(f"there is no model {str(model)!r}; {meant}.")
+    if os.path.isfile(model):
+        raise UserError(f"{model} is neither a run's folder nor a {NAMES} file.")
     return Found(find_run(model), None)
 
 

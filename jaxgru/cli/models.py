@@ -1,0 +1,40 @@
+"""List the models: each config to train, with the losses of those that are in the package."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+
+from jaxgru.cli.options import Parser, styled
+from jaxgru.errors import command
+from jaxgru.lm.config import about, config_names, load_config
+from jaxgru.lm.model import init, num_params
+from jaxgru.lm.pretrained import measured_losses, pretrained_names
+
+ROW = "{:<13}{:>10}{:>7}{:>7}  {}".format
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command's options."""
+    return Parser(__doc__, ["models"])
+
+
+def main() -> None:
+    """Print a line per config, and what the columns say."""
+    make_parser().parse_args()
+    head = ROW("model", "parameters", "loss", "reset", "what it is for")
+    print(styled(head, "bold", sys.stdout))
+    trained = pretrained_names()
+    for name in config_names():
+        model = load_config(name).model
+        sizes = jax.eval_shape(lambda model=model: init(jax.random.key(0), model))
+        losses = "–", "–"
+        if name in trained:
+            windows, _, stateless = measured_losses(name)
+            losses = f"{windows:.2f}", f"{stateless:.2f}"
+        print(ROW(name, f"{num_params(sizes):,}", *losses, about(name)))
+    print(
+        "\nloss: nats per character of the validation text; reset: the same with the state reset\n"
+        f"before each token. A model with – is not in the package; {command('train')} NAME trains it."
+    )
