@@ -19,7 +19,7 @@ COMMANDS = {
     "sample": "generate text with a trained model",
     "evaluate": "measure what a model loses without its state",
     "convert": "convert runs, .safetensors, .onnx and .pth files",
-    "models": "list the models: their sizes, losses, and what each is for",
+    "models": "list the models: size, loss, and what each is for",
     "corpus": "find a corpus, verify it and write it to a file",
 }
 """Each is a module of `jaxgru.cli`, which is imported only if it is chosen."""

@@ -10,9 +10,9 @@ from jaxgru.errors import needs
 from jaxgru.lm.config import config_names, dotted_names
 from jaxgru.lm.pretrained import pretrained_names
 
-PATHS = ("--run", "--resume", "--runs", "--data.corpus", "--data.validation",
+PATHS = ("--resume", "--runs", "--data.corpus", "--data.validation",
          "--data.tokenizer_file", "--corpus", "--path", "--output", "--text",
-         "--tokenizer")  # fmt: skip
+         "--tokenizer", "target")  # fmt: skip
 
 
 def completion_script(
@@ -32,15 +32,15 @@ def completion_script(
     with needs("completion"):
         import shtab
 
-    values = {"config": config_names(), "--config": config_names()}
+    values = dict.fromkeys(("config", "--config"), config_names())
     values |= dict.fromkeys(("model", "source", "--init"), pretrained_names())
     values |= {f"--{name}": field_choices(*name.split(".")) for name in dotted_names()}
     parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
     for action in (action for parser in parsers.values() for action in parser._actions):
         name = (action.option_strings or [action.dest])[0]
-        if name in PATHS or not action.option_strings:
-            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
-        if values.get(name):
+        if values.get(name):  # where none fits, bash offers files
             action.choices = values[name]
+        elif name in PATHS:
+            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
     return shtab.complete(join(parsers), shell)
 

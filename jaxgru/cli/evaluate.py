@@ -95,7 +95,7 @@ def main() -> None:
     run = None if model is None or model.format else model.path
     if arguments.save:
         if run is None:
-            parser.error("--save writes into a run's folder; give one as MODEL.")
+            parser.error("--save writes into a run folder; name one as MODEL.")
         if arguments.text is not None:
             parser.error("--save is for the run's own text; it does not go with --text.")
         if arguments.epoch is not None:
@@ -122,7 +122,7 @@ def main() -> None:
         scores = _counted(arguments.ngram, dataset, text)
         rows = [(f"order {arguments.ngram}", scores.loss)]
         name = _title(config.name, arguments.text)
-        console.print(_in_units(name, "counted n-grams", rows, scores, losses=True))
+        console.print(_in_units(name, "n-gram model", rows, scores, losses=True))
     else:
         params, config, tokenizer = model.load(arguments.epoch)
         text = None
@@ -312,24 +312,37 @@ def _in_units(
     text: Scores | state_cost.StateCost,
     losses: bool = False,
 ) -> Table:
-    """losses: all rows are losses, so each has a perplexity, in place of bits per token."""
+    """losses: all rows are losses, so each has a perplexity, in place of bits per token.
+
+    Where each token is a character, the losses per token are left out: they are the same.
+    """
     sizes = text.num_tokens, text.num_characters
-    table = Table(title=f"{name}: {sizes[0]:,} tokens, {sizes[1]:,} characters")
+    names = ["nats/token", "perplexity" if losses else "bits/token", "nats/char", "bits/char"]
+    units = "nats: −ln p of the next token, on average; bits: −log₂ p; less is better"
+    table = Table(
+        title=f"{name}: {sizes[0]:,} tokens, {sizes[1]:,} characters",
+        caption=units + "; perplexity: e to the nats per token" * losses,
+        caption_justify="left",
+    )
+    left_out = {"nats/token", "bits/token"} if sizes[0] == sizes[1] else set()
     table.add_column(what)
-    second = "perplexity" if losses else "bits/token"
-    for unit in ("nats/token", second, "nats/char", "bits/char"):
-        table.add_column(unit, justify="right")
+    for unit in names:
+        if unit not in left_out:
+            table.add_column(unit, justify="right")
     for row, loss in rows:
         nats, bits, *per_character = in_units(loss, *sizes).values()
         values = nats, perplexity(loss) if losses else bits, *per_character
-        table.add_row(row, *(f"{value:.4f}" for value in values))
+        cells = (f"{v:.4f}" for unit, v in zip(names, values, strict=True) if unit not in left_out)
+        table.add_row(row, *cells)
     return table
 
 
 def _text(texts: dict[str, state_cost.Text]) -> Table:
     table = Table(
         title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
-        f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}"
+        f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}",
+        caption="last token only: the model has read one token of the prompt, as in the study",
+        caption_justify="left",
     )
     table.add_column("")
     for name in texts:
@@ -342,8 +355,8 @@ def _text(texts: dict[str, state_cost.Text]) -> Table:
 
 def _markov_chain(chain: state_cost.Chain) -> Table:
     table = Table(
-        title=f"the stateless Markov chain: {chain.kl_to_bigram:.4f} nats per token from the "
-        "counted bigram, weighted by the corpus"
+        title=f"the stateless Markov chain: {chain.kl_to_bigram:.4f} nats per token from "
+        "the corpus's bigram counts"
     )
     table.add_column("greedy text ends in")
     table.add_column("period", justify="right")

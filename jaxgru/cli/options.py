@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast, get_args
+from typing import Any, NoReturn, cast, get_args
 
 import jax
 
@@ -55,11 +55,12 @@ def _formatter() -> type[argparse.HelpFormatter]:
         with contextlib.suppress(ModuleNotFoundError):
             from rich_argparse import RichHelpFormatter
 
-            return type("Coloured", (_Types, RichHelpFormatter), {})
+            styles = RichHelpFormatter.styles | {"argparse.groups": "bold"}
+            return type("Coloured", (_Types, RichHelpFormatter), {"styles": styles})
     return _Types
 
 
-def styled(text: str, style: str, stream: TextIO) -> str:
+def styled(text: str, style: str, stream: Any) -> str:
     """Return the text in one of Rich's styles, where the stream is a terminal that shows it."""
     with contextlib.suppress(ModuleNotFoundError):
         if stream.isatty():
@@ -81,15 +82,15 @@ class Parser(argparse.ArgumentParser):
     Args:
       description: what the command does.
       examples: its last lines of help, such as "train astra_alpha".
-      usage: what its first line of help shows after the command's name.
+      usage: what its first line of help shows after the command's name; None: every option.
     """
 
     def __init__(
-        self, description: str | None, examples: Sequence[str] = (), usage: str = "[options]"
+        self, description: str | None, examples: Sequence[str] = (), usage: str | None = None
     ) -> None:
         super().__init__(
             prog=os.path.basename(sys.argv[0]),
-            usage=f"%(prog)s {usage}",
+            usage=usage and f"%(prog)s {usage}",
             description=description,
             formatter_class=_formatter(),
             allow_abbrev=False,
@@ -99,7 +100,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help, with the examples in the form of the command that was started."""
         lines = [f"  {command(name)}{space}{rest}\n" for name, space, rest in self.examples]
-        title = f"\n{styled('examples:', 'dark_orange', sys.stdout)}\n"
+        title = f"\n{styled('examples:', 'bold', sys.stdout)}\n"
         return "".join([super().format_help(), *[title] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:

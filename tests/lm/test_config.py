@@ -510,8 +510,10 @@ class TestRefusals:
 
     def test_an_unknown_config_lists_the_known_ones(self):
         with pytest.raises(ConfigError) as refusal:
-            load_config("astra_delta")
-        assert all(name in str(refusal.value) for name in ["astra_delta", *PUBLISHED])
+            load_config("nowhere")
+        assert all(name in str(refusal.value) for name in ["nowhere", *PUBLISHED])
+        with pytest.raises(ConfigError, match="no config 'levithan'; the nearest is leviathan."):
+            load_config("levithan")
 
     @pytest.mark.parametrize("name", ["", "../configs/astra_alpha", "configs/astra_alpha", "*"])
     def test_a_path_without_its_ending_is_no_name(self, name):

@@ -12,8 +12,11 @@ from jaxgru.lm import load
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.load import find_model
-from jaxgru.lm.pretrained import FOLDER, pretrained_names
+from jaxgru.lm.pretrained import FOLDER, measured_losses, pretrained_names
 from jaxgru.lm.runs.published import load_published
+from pages import records
+from pages.markdown import DOCS
+from study.records import Study
 
 BASELINES = ["bengio_mlp", "elman_alpha"]  # not published, so without a published count
 
@@ -44,19 +47,37 @@ def test_what_ships():
     assert all(path.stat().st_size < 2e7 for path in FOLDER.glob("*.safetensors"))
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        jaxgru.UserError, match="no model 'astra'; it must be .* model: astra_alpha, astra_beta"
-    ):
-        load("astra")
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("mine", "it must be a run's folder, .* file, or a pretrained model: astra_alpha, astra_b"),
+        ("astra_bta", "the nearest is astra_beta."),
+        ("leviathan", "it is a config, to train with: jaxgru train leviathan."),
+    ],
+)
+def test_an_unknown_name(name, says):
+    with pytest.raises(jaxgru.UserError, match=f"there is no model '{name}'; {says}"):
+        load(name)
+
+
+def test_the_losses_that_the_command_lists_are_the_records_ones():
+    """Per character, as the study's page gives them; of seed 0, whose models ship."""
+    runs = [run for run in records.load(DOCS / "study.json", Study).runs if not run.changes and run.seed == 0]
+    shipped = [run for run in runs if run.config in pretrained_names()]
+    assert len(shipped) >= 6
+    for run in shipped:
+        found = run.measured
+        losses = map(found.per_character, (found.windows, found.stream, found.stateless))
+        assert measured_losses(run.config) == pytest.approx(list(losses), abs=6e-5)
 
 
 def test_sample_speaks_at_once(script):
     """Without its state, the study's words: the the the."""
     options = ["--temperature", 0, "--num-tokens", 40, "--stateless"]
-    done = script("sample", "--pretrained", "astra_alpha", *options)
-    assert (done.code, done.out) == (0, "ROMEO: " + "the " * 10 + "\n")
-    both = script("sample", "--pretrained", "astra_alpha", "--run", "runs")
+    for model in ("--pretrained", "astra_alpha"), ("astra_alpha",):  # the README's, and the short
+        done = script("sample", *model, *options)
+        assert (done.code, done.out) == (0, "ROMEO: " + "the " * 10 + "\n")
+    both = script("sample", "astra_alpha", "--run", "runs")
     assert both.code == 2 and "not allowed with" in both.err
 
 

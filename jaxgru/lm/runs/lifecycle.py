@@ -22,13 +22,13 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
-from jaxgru.lm.model import Params
+from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial, study_record
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
 from jaxgru.lm.runs.reports import write_losses, write_samples
-from jaxgru.lm.runs.terminal import console, deferred_signals, progress_bar
+from jaxgru.lm.runs.terminal import console, deferred_signals, first_lines, print_labelled, progress_bar
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
@@ -193,7 +193,7 @@ class _Run:
         interrupted: Callable[[], bool],
     ) -> None:
         """Train to the end or to an interruption, and write all that a run leaves."""
-        self._introduce()
+        self._introduce(num_params(state.params))
         self._commit, self._first_step = current_commit(), int(state.step)
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
@@ -219,17 +219,16 @@ class _Run:
                 self._show(loss="writing samples")
                 self._finish(params, progress)
 
-    def _introduce(self) -> None:
+    def _introduce(self, size: int) -> None:
         console.quiet = not is_first()
         devices = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
         if is_distributed():
             devices += f" in {jax.process_count()} processes"
         dataset, data = self.dataset, self.config.data
-        console.print(
-            f"{self.config.name}: {len(dataset.train):,} training and {len(dataset.validation):,} "
-            f"validation tokens, {dataset.source}; {devices}; {self.folder}",
-            soft_wrap=True,
-        )
+        splits = f"{len(dataset.train):,} training and {len(dataset.validation):,} validation tokens"
+        print_labelled("data", f"{splits}, {dataset.source}")
+        print_labelled("device", devices)
+        print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
         if not data.validation and not data.validation_fraction:
             console.print(
                 "Nothing is held out: the validation loss is that of the text's last tenth, which "
@@ -286,21 +285,22 @@ class _Run:
             save_safetensors(path, params, self.config, tokenizer, text_sha256)
 
     def _finish(self, params: Params, progress: Progress) -> None:
-        write_samples(self.folder, params, self.info, self.dataset.tokenizer)
+        text = write_samples(self.folder, params, self.info, self.dataset.tokenizer)
         lowest, epoch = progress.best_val_loss, progress.best_epoch
-        last, other = progress.records[-1].val_loss, ""
-        done = f"the best validation loss is {lowest:.4f}, in epoch {epoch}"
-        if epoch < progress.epoch and self.config.training.patience:
-            done, other = f"{done}, whose model this is; the last epoch's is {last:.4f}", "last"
-        elif epoch < progress.epoch:
-            ours = f"the model is the last epoch's, whose validation loss is {last:.4f}"
-            done, other = f"{ours}; {done}", "best"
-        console.print(
-            f"Done: {done}. Sample from the model with:\n  {command('sample')} --run {self.folder}",
-            soft_wrap=True,
-        )
-        if other:
-            console.print(f"and from the {other} epoch's by adding --epoch {other}.")
+        last, text_loss = progress.records[-1].val_loss, "{:.4f} on the validation text".format
+        if epoch == progress.epoch:
+            loss = f"{text_loss(lowest)} after epoch {epoch} of {epoch}, the lowest"
+        elif self.config.training.patience:
+            loss = f"{text_loss(lowest)} after epoch {epoch}; {last:.4f} after the last, which"
+            loss += " --epoch last gives"
+        else:
+            loss = f"{text_loss(last)} after the last epoch; {lowest:.4f} after epoch {epoch}, which"
+            loss += " --epoch best gives"
+        print_labelled("loss", loss)
+        for label, line in zip(("text", ""), first_lines(text), strict=False):
+            print_labelled(label, line)
+        print_labelled("figure", str(self.folder / "loss.png"))
+        print_labelled("sample", f"{command('sample')} {self.folder}")
 
 
 Start = tuple[Path, Config, Dataset, InitialModel | None]

@@ -38,15 +38,13 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
 
 
-def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer) -> None:
-    """Write samples.txt: what the model writes after one prompt."""
-    text = sample_text(params, tokenizer, default_prompt(info.text_sha256, tokenizer))
-    write_text(run / "samples.txt", text)
+def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer) -> str:
+    """Write samples.txt: text from one prompt, stateless and stateful, greedy and not.
 
-
-def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
-    """Return text from one prompt, stateless and stateful, greedy and at temperature 0.8."""
-    parts = []
+    Returns the last of the texts: stateful, at temperature 0.8.
+    """
+    prompt = default_prompt(info.text_sha256, tokenizer)
+    parts, text = [], ""
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
             how = "stateful" if stateful else "stateless"
@@ -54,7 +52,8 @@ def sample_text(params: Params, tokenizer: Tokenizer, prompt: str) -> str:
             options = Options(NUM_TOKENS, temperature, stateful=stateful)
             text = "".join(stream_text(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
-    return "\n".join(parts)
+    write_text(run / "samples.txt", "\n".join(parts))
+    return text
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
-from jaxgru.errors import needs, warn
+from jaxgru.errors import needs, printable, warn
 from jaxgru.lm.config import Config
 
 with needs("train"):
@@ -24,6 +24,7 @@ with needs("train"):
         TimeRemainingColumn,
     )
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
 
 class _Output:
@@ -60,6 +61,20 @@ class _Output:
 
 # a path may look like markup
 console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
+
+
+LABEL = 8  # characters
+
+
+def print_labelled(label: str, text: str) -> None:
+    """Print a line that begins with what it is about; a terminal may break it."""
+    console.print(Text.assemble((f"{label:<{LABEL}}", "bold"), text), soft_wrap=True)
+
+
+def first_lines(text: str, count: int = 2) -> list[str]:
+    """Return the first lines of a text that are not empty, as wide as `print_labelled` leaves."""
+    lines = Text(text).wrap(console, console.width - LABEL)
+    return [printable(line.plain.rstrip()) for line in lines if line.plain.strip()][:count]
 
 
 @contextlib.contextmanager
@@ -104,7 +119,7 @@ def progress_bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
     total = config.training.epochs * config.training.steps_per_epoch
     width = console.width
     columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
-    columns += [TimeRemainingColumn()]
+    columns += [TimeRemainingColumn()] + [TextColumn("left")] * (width >= 60)
     columns += [TextColumn("{task.fields[loss]}")] * (width >= 40)
     columns[1:1] = [TextColumn("{task.fields[epoch]}")] * (width >= 50)
     columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)

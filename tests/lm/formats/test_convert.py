@@ -116,10 +116,10 @@ def test_an_existing_file(script, saved, tmp_path):
 
 def test_a_model_that_ships(script, tmp_path):
     params, config, tokenizer = jaxgru.lm.load("astra_alpha")
-    outcome = script("convert", "--pretrained", "astra_alpha", "a.pth")
+    outcome = script("convert", "astra_alpha", "a.pth")
     assert (outcome.code, outcome.out, outcome.err) == (0, "astra_alpha written to a.pth\n", "")
     assert same_bits(load_pth_model(tmp_path / "a.pth")[0], params)
-    assert script("convert", "b.safetensors", "--pretrained=astra_alpha").code == 0
+    assert script("convert", "astra_alpha", "b.safetensors").code == 0
     again, copied, characters = load_safetensors(tmp_path / "b.safetensors")
     assert same_bits(again, params) and copied.model == config.model
     assert characters.vocabulary == tokenizer.vocabulary
@@ -129,7 +129,7 @@ def test_a_pth_is_sampled_as_it_is(script, shakespeare, tmp_path, monkeypatch):
     """With the tokenizer that a conversion takes by default: the text is that of the model."""
     (tmp_path / "text").write_text(shakespeare)
     monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
-    assert script("convert", "--pretrained", "astra_alpha", "a.pth").code == 0
+    assert script("convert", "astra_alpha", "a.pth").code == 0
     options = ["--num-tokens", 30, "--temperature", 0]
     there = script("sample", "--pretrained", "astra_alpha", *options)
     here = script("sample", "--run", "a.pth", *options)
@@ -215,12 +215,13 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
     "arguments, says",
     [
         (["m.safetensors"], "OUT"),
-        (["nowhere.pth", "x.safetensors"], "there is no nowhere.pth"),
-        (["nowhere", "x.safetensors"], "there is no nowhere"),
-        (["n" * 300, "x.safetensors"], "nnn cannot be read: File name too long"),
+        (["nowhere.pth", "x.safetensors"], "there is no file nowhere.pth"),
+        (["nowhere", "x.safetensors"], "there is no model 'nowhere'"),
+        (["astra", "x.pth"], "there is no model 'astra'; the nearest is astra_alpha"),
+        (["n" * 300, "x.safetensors"], "there is no model 'nnn"),
         (["n" * 300 + ".pth", "x.safetensors"], "nnn.pth cannot be read: File name too long"),
         (["m.safetensors", "n" * 300 + ".pth"], "cannot be written: File name too long"),
-        (["notes.txt", "x.safetensors"], "notes.txt is neither a run folder nor"),
+        (["notes.txt", "x.safetensors"], "notes.txt is neither a run's folder nor"),
         (["m.safetensors", "x.h5"], "x.h5 must end in .safetensors, .onnx or .pth"),
         (["m.safetensors", "x"], "x must end in .safetensors, .onnx or .pth"),
         (["m.safetensors", "x.safetensors"], "m.safetensors is already a .safetensors file"),
@@ -233,16 +234,13 @@ def test_a_conversion_that_is_terminated_leaves_nothing(saved, tmp_path, when):
         (["m.pth", "x.safetensors", "--tokenizer", "nowhere"], "there is no run in nowhere"),
         (["m.pth", "x.safetensors", "--tokenizer", "no.json"], "no.json cannot be read: No such"),
         (["m.pth", "x.safetensors", "--tokenizer", "notes.model"], "notes.model cannot be read"),
+        (["astra_alpha"], "OUT"),
+        (["astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
         (
-            ["--pretrained", "astra", "x.pth"],
-            "argument --pretrained: invalid choice: 'astra' (choose from ",
-        ),
-        (["--pretrained", "astra_alpha"], "OUT"),
-        (["--pretrained", "astra_alpha", "x"], "x must end in .safetensors, .onnx or .pth"),
-        (
-            ["--pretrained", "astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
+            ["astra_alpha", "x.pth", "--tokenizer", "m.safetensors"],
             "--tokenizer is for a .pth; astra_alpha has its own",
         ),
+        (["m.safetensors", "x.pth", "--epoch", "best"], "only a run has a best epoch"),
         (["m.safetensors", "x.pth", "--fource"], "no option --fource; the nearest is --force"),
     ],
 )

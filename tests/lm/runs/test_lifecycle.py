@@ -78,8 +78,8 @@ def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
 def test_the_printed_command_samples_from_a_text_without_the_usual_prompt(undisturbed, script):
     """The vocabulary has neither a capital letter nor a newline, but a space."""
     said = (undisturbed.parents[1] / "stdout.txt").read_text()
-    options = shlex.split(re.search(r"^  python .*sample\.py (--run .*)", said, re.M)[1])
-    assert options == ["--run", str(undisturbed)]
+    options = shlex.split(re.search(r"^sample  python .*sample\.py (.*)", said, re.M)[1])
+    assert options == [str(undisturbed)]
     done = script("sample", *options, "--num-tokens", 3)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(" ") and len(done.out) == 1 + 3 + 1

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import sys
 
@@ -385,14 +386,17 @@ class TestTraining:
         loss = window_loss(params, dataset.validation, config.training.sequence_length)
         first, last = (record["val_loss"] for record in records(run))
         assert first < last and loss == pytest.approx(first if patience else last, rel=1e-6)
-        best = f"the best validation loss is {first:.4f}, in epoch 1"
-        if patience:
-            assert f"Done: {best}, whose model this is; the last epoch's is {last:.4f}." in said
-        else:
-            ours = f"the model is the last epoch's, whose validation loss is {loss:.4f}"
-            assert f"Done: {ours}; {best}." in said
         other = "last" if patience else "best"
-        assert f"--run {run}\nand from the {other} epoch's by adding --epoch {other}.\n" in said
+        if patience:
+            epochs = f"after epoch 1; {last:.4f} after the last"
+        else:
+            epochs = f"after the last epoch; {first:.4f} after epoch 1"
+        given = f"{loss:.4f} on the validation text {epochs}, which --epoch {other} gives"
+        assert f"\nloss    {given}\ntext    " in said
+        assert f"\nfigure  {run / 'loss.png'}\nsample  jaxgru sample {run}\n" in said
+        shown = re.search(r"\ntext    (.*)\n        (.*)\nfigure", said)
+        written = (run / "samples.txt").read_text().rpartition("--- stateful")[2]
+        assert all(line in written and line.strip() for line in shown.groups())
         loss = window_loss(jaxgru.lm.load(run, other)[0], dataset.validation, 16)
         assert loss == pytest.approx(last if patience else first, rel=1e-6)
 
