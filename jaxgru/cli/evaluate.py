@@ -7,10 +7,12 @@ without its state, and a counted one is evaluated on that split.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import io
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxgru.analysis import state_cost
@@ -42,6 +44,7 @@ with needs("train"):
     from msgspec.structs import replace
     from rich.console import Console
     from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -131,7 +134,7 @@ def main() -> None:
             text = load_corpus(arguments.text, **how)
         sha256, window = model.text_sha256(), config.training.sequence_length
         if text is not None and (arguments.text == "-" or text.sha256 != sha256):
-            with console.status("compiling"):
+            with _working(console, "scoring the text"):
                 rows, scores = _scored(params, tokenizer, text, window, arguments.random_batches)
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
@@ -142,7 +145,7 @@ def main() -> None:
             record = _measured(params, dataset, window, prompt, arguments, run, console)
             console.print(_losses(name, window, record), _text(record.text), sep="\n")
             if arguments.dynamic:
-                with console.status("choosing the settings of dynamic evaluation"):
+                with _working(console, "choosing the settings of dynamic evaluation"):
                     chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
                     loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
                 rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
@@ -159,6 +162,16 @@ def main() -> None:
                 scores = Scores.of(tokenizer, tokens, nats, dataset.num_characters)
     if arguments.output is not None and scores is not None:
         write_table(arguments.output, scores)
+
+
+@contextlib.contextmanager
+def _working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is being done, and for how long; yield a function that changes it."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    off = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=off) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda what: bar.update(task, description=what)
 
 
 def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
@@ -260,18 +273,18 @@ def _measured(
     run: Path | None,
     console: Console,
 ) -> state_cost.StateCost:
-    with console.status("compiling") as status:
+    with _working(console, "compiling") as show:
         record = state_cost.measure(
             params,
             dataset.tokenizer,
             dataset,
             window,
-            lambda what: status.update(f"measuring {what}"),
+            lambda what: show(f"measuring {what}"),
             arguments.random_batches,
             prompt,
         )
         if arguments.random_batches and run:
-            status.update("measuring the best epoch")
+            show("measuring the best epoch")
             best = best_kept_epoch(run, dataset.validation, window)
             if best and record.random_batches:
                 epoch, params = best

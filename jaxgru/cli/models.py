@@ -35,6 +35,6 @@ def main() -> None:
             losses = f"{windows:.2f}", f"{stateless:.2f}"
         print(ROW(name, f"{num_params(sizes):,}", *losses, about(name)))
     print(
-        "\nloss: nats per character of the validation text; reset: the same with the state reset\n"
-        f"before each token. A model with – is not in the package; {command('train')} NAME trains it."
+        "\nloss: nats per character on the validation text; reset: the same with the state\n"
+        f"reset before each token; –: not in the package. {command('train')} NAME trains one."
     )

@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import os
+import re
 import shlex
 import signal
 import sys
@@ -113,13 +115,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown one is an error that names what was probably meant."""
-        args = map(self._as_declared, sys.argv[1:] if args is None else args)
-        known, unknown = self.parse_known_args(list(args), namespace)
+        args = [self._as_declared(a) for a in (sys.argv[1:] if args is None else args)]
+        for argument in itertools.takewhile(lambda a: a != "--", args):
+            name = argument.partition("=")[0]  # first: its value would be taken for MODEL
+            if re.fullmatch(r"--?[A-Za-z]\S*", name) and name not in self._option_string_actions:
+                self.error(f"there is no option {name}; {self._nearest(name)}.")
+        known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            if not name.startswith("-"):
-                self.error(f"{unknown[0]!r} belongs to no option; --help lists the options.")
-            self.error(f"there is no option {name}; {self._nearest(name)}.")
+            self.error(f"{unknown[0]!r} belongs to no option; --help lists the options.")
         return known
 
     def _as_declared(self, argument: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import runpy
@@ -16,6 +17,8 @@ from conftest import SCRIPTS, Outcome
 import jaxgru
 from jaxgru.cli.command import COMMANDS
 from jaxgru.errors import MissingPackage, command, needs
+from jaxgru.lm.config import config_names
+from jaxgru.lm.pretrained import FOLDER
 
 
 @pytest.fixture
@@ -53,6 +56,8 @@ def test_version(run):
     [
         (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
         (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
+        (["sample", "--epoch", "best"],  # the model that it takes where none is named
+         f"jaxgru sample: {FOLDER / 'astra_beta.safetensors'} holds one model; only a run has"),
         (["train"], "jaxgru train: give either CONFIG, such as astra_alpha, or --init MODEL"),
         (
             ["train", "--lr", "1"],
@@ -90,6 +95,39 @@ def test_every_group_of_train_has_a_title(run):
 
 def test_alone_it_prints_its_help(run):
     assert run() == run("--help")
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    isatty = lambda self: True
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_help_and_errors_are_coloured_on_a_terminal(run, monkeypatch, no_color):
+    """NO_COLOR leaves bold text alone; without what is not printed, the text is the same."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    for stream, given in (("stdout", ["sample", "--help"]), ("stderr", ["sample", "astra_bta"])):
+        plain = run(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, stream, Terminal())
+            run(*given)
+            shown = getattr(sys, stream).getvalue()
+        codes = set(re.findall(r"\x1b\[([\d;]*)m", shown))
+        assert codes and any(code not in ("0", "1", "3") for code in codes) == (not no_color)
+        text = re.sub(r"\x1b\[[\d;]*m|loading …|^ *\r|^ {9}", "", shown)
+        assert text.strip() == (plain.out + plain.err).strip()
+
+
+def test_models_lists_every_config(run):
+    done = run("models")
+    assert (done.code, done.err) == (0, "")
+    head, *lines = done.out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == config_names()
+    assert lines[0] == "astra_alpha      86,913   1.67   2.60  a first run: it trains in minutes"
+    assert "leviathan    24,248,129      –      –  the study's" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,6 @@ def progress_bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
         speed_estimate_period=120,
         transient=True,
         expand=True,
-        disable=console.quiet,
+        disable=console.quiet or not console.is_terminal,
     ) as bar:
         yield bar, bar.add_task("", total=total, epoch="", loss="compiling", rate="")

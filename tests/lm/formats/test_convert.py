@@ -67,6 +67,10 @@ def test_a_run(script, run, tmp_path):
     assert script("convert", run, "run.safetensors").code == 0
     again, config, tokenizer = jaxgru.lm.load(tmp_path / "run.safetensors")
     assert same_bits(again, params)
+    assert script("convert", run, "last.onnx", "--epoch", "last").code == 0
+    assert same_bits(jaxgru.lm.load(tmp_path / "last.onnx")[0], params)
+    refused = script("convert", run, "best.onnx", "--epoch", "best")  # as none is finished
+    assert refused.code == 2 and "epoch" in refused.err
     assert config == Config("my_run", MODEL, DataConfig("./mine.txt"))
     assert find_model(tmp_path / "run.safetensors").text_sha256() == "12ab"
     assert tokenizer.vocabulary == TOKENIZER.vocabulary
