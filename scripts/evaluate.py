@@ -1,4 +1,4 @@
-"""Measure what a trained model loses without its state, on the whole validation split."""
+"""Measure a model's loss with and without its state, or the loss of each token of a text."""
 
 import startup  # noqa: F401
 

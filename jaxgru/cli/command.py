@@ -17,7 +17,7 @@ from jaxgru.lm.config import nearest
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
     "sample": "generate text with a trained model",
-    "evaluate": "measure what a model loses without its state",
+    "evaluate": "measure a model's loss, with and without its state",
     "convert": "convert runs, .safetensors, .onnx and .pth files",
     "models": "list the models: size, loss, and what each is for",
     "corpus": "find a corpus, verify it and write it to a file",

@@ -43,4 +43,3 @@ def completion_script(
         elif name in PATHS:
             action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
     return shtab.complete(join(parsers), shell)
-

@@ -1,7 +1,6 @@
-"""Evaluate a model: what it loses without its state, or how likely each token of a text is.
+"""Measure a model's loss with and without its state, or the loss of each token of a text.
 
-Without --text, a trained model is measured on the validation split of its own text, with and
-without its state, and a counted one is evaluated on that split.
+Without --text, the text is the validation split of what the model was trained on.
 """
 
 from __future__ import annotations
@@ -58,29 +57,28 @@ def make_parser() -> Parser:
         usage="(MODEL | --ngram INT) [options]",
     )  # fmt: skip
     parser.add_model()
-    parser.add_argument(
+    add = parser.add_argument_group("measures").add_argument
+    add(
         "--text",
         metavar="FILE",
         help="UTF-8 text to score, the whole of it; - reads standard input. The text that the "
         "model was trained on may be given here if it was moved; it is split as in training",
     )
-    parser.add_argument(
+    add(
         "--output",
         metavar="FILE",
         type=Path,
         help="table to write, .csv: position, token and nats of each token but the first, over one "
         "stream; an older file is replaced",
     )
-    parser.add_argument(
-        "--save", action="store_true", help="also write the results into the run folder"
-    )
-    parser.add_argument(
+    add("--save", action="store_true", help="also write the results into the run folder")
+    add(
         "--dynamic",
         action="store_true",
         help="also evaluate weights that go on learning as they read (Krause et al. 2018), with "
         "settings chosen on the end of the training text; takes minutes",
     )
-    parser.add_argument(
+    add(
         "--random-batches",
         action="store_true",
         help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does; "

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast, get_args
 import jax
 
 from jaxgru.errors import UserError, command
-from jaxgru.lm.config import SECTIONS, Config, config_names, dotted_names, field_types, nearest
+from jaxgru.lm.config import SECTIONS, Config, dotted_names, field_types, nearest
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
@@ -152,7 +152,9 @@ class Parser(argparse.ArgumentParser):
         model.add_argument(
             "--ngram", type=int, help="count an n-gram model of this order, 1 to 8, instead"
         )
-        group.add_argument("--config", help="config whose text --ngram counts (astra_alpha)")
+        group.add_argument(
+            "--config", metavar="CONFIG", help="config whose text --ngram counts (astra_alpha)"
+        )
         self.add_epoch(group)
 
     def add_epoch(self, group: Any) -> None:

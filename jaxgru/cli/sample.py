@@ -37,16 +37,27 @@ def make_parser() -> Parser:
     add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
     add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
     add("--top-k", type=int, help="sample from so many of the likeliest tokens (all)")
-    add("--top-p", type=float,
-        help="sample from the likeliest tokens that together have this probability (all)")  # fmt: skip
-    add("--min-p", type=float,
-        help="exclude tokens less likely than this fraction of the likeliest one (none)")  # fmt: skip
-    add("--typical", type=float,
+    add(
+        "--top-p",
+        type=float,
+        help="sample from the likeliest tokens that together have this probability (all)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        help="exclude tokens less likely than this fraction of the likeliest one (none)",
+    )
+    add(
+        "--typical",
+        type=float,
         help="sample from the tokens of the most typical surprise that together have this "
-        "probability (all)")  # fmt: skip
-    add("--repetition-penalty", type=float,
-        help="divide the logits of tokens that the text has by this, such as 1.2 (none)"
-        )  # fmt: skip
+        "probability (all)",
+    )
+    add(
+        "--repetition-penalty",
+        type=float,
+        help="divide the logits of tokens that the text has by this, such as 1.2 (none)",
+    )
     add(
         "--stop",
         action="append",
@@ -59,7 +70,7 @@ def make_parser() -> Parser:
         help="read only the prompt's last token, as the study does")  # fmt: skip
     add("--num-samples", type=int, default=1, help="number of samples (%(default)s)")
     add("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
-    add("--compare", action="store_true", help="print stateless and stateful text side by side")
+    add("--compare", action="store_true", help="print text without and with the state side by side")
     return parser
 
 

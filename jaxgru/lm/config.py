@@ -46,9 +46,7 @@ field_types = functools.cache(get_type_hints)  # of a section's class, by name
 Role = Literal["recipe", "placement", "setting"]
 
 
-def _field(
-    role: Role, default: Any, help: str, known: Iterable[str] = (), **bounds: float
-) -> Any:
+def _field(role: Role, default: Any, help: str, known: Iterable[str] = (), **bounds: float) -> Any:
     """Return a dataclass field with a help text, its known values if it is a registry's name, and
     bounds: `at_least`, `above`, `below`."""
     metadata = {"role": role, "help": help, "known": known, "bounds": bounds}
@@ -100,13 +98,13 @@ class ModelConfig(_Section):
     section = "model"
     cell: str = recipe("gru", "the recurrence", known=CELLS)
     vocab_size: int = recipe(
-        65, "number of tokens to learn for subwords and sentencepiece; else counted", at_least=1
+        65, "how many tokens subwords and sentencepiece learn; others count theirs", at_least=1
     )
     embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
     hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
     num_layers: int = recipe(1, "stacked layers", at_least=1, below=2**10)
     context_length: int = recipe(
-        0, "MLP: number of tokens it sees; 0 for all other cells", at_least=0, below=2**10
+        0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
     num_blocks: int = recipe(
         1, "GRU and LSTM: diagonal blocks of the recurrent weights; divides hidden_dim", at_least=1
@@ -161,7 +159,7 @@ class DataConfig(_Section):
         "tiny_shakespeare, a text file (.gz, too), a folder or a pattern of several (src/**/*.py), "
         "or - for standard input",
     )
-    encoding: str = recipe("utf-8", "of the text, by Python's name for it, such as latin-1")
+    encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as latin-1")
     tokenizer: str = recipe(
         "characters",
         "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items()),
@@ -179,8 +177,8 @@ class DataConfig(_Section):
     )
     validation_fraction: float = recipe(
         0.1,
-        "share of the corpus, its end, that is held out; 0: nothing, and its last tenth is "
-        "validated on though trained on",
+        "share of the corpus that is held out, at its end; with 0, the last tenth is validated on "
+        "and trained on, too",
         at_least=0,
         below=1,
     )
@@ -212,17 +210,17 @@ class TrainingConfig(_Section):
         1, "batches per optimizer step, one after another, in the memory of one", at_least=1
     )
     sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
-    learning_rate: float = recipe(3e-3, "where the schedule begins", above=0)
+    learning_rate: float = recipe(3e-3, "learning rate with which the schedule begins", above=0)
     schedule: Literal["cosine", "cosine_per_step", "linear", "constant"] = recipe(
         "cosine",
-        "of the learning rate: cosine, towards 0 epoch by epoch; cosine_per_step or linear, "
-        "towards 0 step by step; or constant",
+        "how the learning rate falls to 0: cosine, epoch by epoch; cosine_per_step or linear, step "
+        "by step; constant, not at all",
     )
     warmup_steps: int = recipe(
-        0, "first steps, in which the learning rate grows to the schedule's in equal parts",
+        0, "first steps, over which the learning rate grows linearly",
         at_least=0, below=2**31,
     )  # fmt: skip
-    weight_decay: float = recipe(0.01, "AdamW's", at_least=0)
+    weight_decay: float = recipe(0.01, "AdamW's weight decay", at_least=0)
     decay_biases: bool = recipe(
         True, "weight decay on biases and other vectors, too; false: on matrices alone"
     )
@@ -236,13 +234,16 @@ class TrainingConfig(_Section):
         "state: inside the recurrence; between: between layers; output: after the last layer",
     )
     input_dropout: float = recipe(
-        0.0, "beside dropout: probability of dropping a unit of the embeddings", at_least=0, below=1
+        0.0, "probability of dropping a unit of the embeddings, beside dropout", at_least=0, below=1
     )
     between_dropout: float = recipe(
-        0.0, "beside dropout: the same for a unit between layers", at_least=0, below=1
+        0.0, "probability of dropping a unit between layers, beside dropout", at_least=0, below=1
     )
     output_dropout: float = recipe(
-        0.0, "beside dropout: the same for a unit of the last layer's output", at_least=0, below=1
+        0.0,
+        "probability of dropping a unit of the last layer's output, beside dropout",
+        at_least=0,
+        below=1,
     )
     weight_drop: float = recipe(
         0.0,
@@ -252,21 +253,25 @@ class TrainingConfig(_Section):
     )
     ema_decay: float = recipe(
         0.0,
-        "of an exponential moving average of the parameters, which is then the model; 0: none",
+        "decay of an exponential moving average of the parameters, which is then the model; 0: none",
         at_least=0,
         below=1,
     )
     random_offset: bool = recipe(
-        False, "streams: begin each pass over the text at a random token; the text is a ring"
+        False,
+        "whether streams begin each pass over the text at a random token, as if it were a ring",
     )
     reset_probability: float = recipe(
-        0.0, "streams: of resetting a row's state before a sequence", at_least=0, below=1
+        0.0,
+        "probability of resetting a row's state before a sequence of a stream",
+        at_least=0,
+        below=1,
     )
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
-        "float32", "operands of matrix products; their sums and all else are float32"
+        "float32", "type of the operands of matrix products; all else is float32"
     )
     implementation: str = placement(
-        "auto", "of the layers; wavefront is for GPUs, not yet timed", known=IMPLEMENTATIONS
+        "auto", "what computes the layers; wavefront is for GPUs and untimed", known=IMPLEMENTATIONS
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"

@@ -56,8 +56,10 @@ def test_version(run):
     [
         (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
         (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
-        (["sample", "--epoch", "best"],  # the model that it takes where none is named
-         f"jaxgru sample: {FOLDER / 'astra_beta.safetensors'} holds one model; only a run has"),
+        (
+            ["sample", "--epoch", "best"],  # the model that it takes where none is named
+            f"jaxgru sample: {FOLDER / 'astra_beta.safetensors'} holds one model; only a run has",
+        ),
         (["train"], "jaxgru train: give either CONFIG, such as astra_alpha, or --init MODEL"),
         (
             ["train", "--lr", "1"],
@@ -184,8 +186,8 @@ class TestCompletion:
 
 CORE = """
 import runpy, sys
-for name in ("optax", "orbax", "matplotlib", "rich", "rich_argparse", "sentencepiece", "shtab", "flax", "torch",
-             "onnx"):
+for name in ("optax", "orbax", "matplotlib", "rich", "rich_argparse", "sentencepiece", "shtab",
+             "flax", "torch", "onnx"):
     sys.modules[name] = None  # as if it were not installed
 import jax, jaxgru
 

@@ -58,7 +58,8 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
     config = load_config(name)
     parser = Parser(None)
     parser.add_config_fields(config)
-    shown = dict(re.findall(r"--(\w+\.\w+) (?:INT|FLOAT|TEXT|\{.*\})\s+.*\(default: (.*)\)\n", parser.format_help()))
+    line = r"--(\w+\.\w+) (?:INT|FLOAT|TEXT|\{.*\})\s+.*\(default: (.*)\)\n"
+    shown = dict(re.findall(line, parser.format_help()))
     overrides = {dotted: shlex.split(text) for dotted, text in shown.items()}
     assert list(overrides) == [name for name in dotted_names() if name != "training.init"]
     other = "leviathan" if name == "astra_alpha" else "astra_alpha"

@@ -28,7 +28,13 @@ from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
 from jaxgru.lm.runs.reports import write_losses, write_samples
-from jaxgru.lm.runs.terminal import console, deferred_signals, first_lines, print_labelled, progress_bar
+from jaxgru.lm.runs.terminal import (
+    console,
+    deferred_signals,
+    first_lines,
+    print_labelled,
+    progress_bar,
+)
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
@@ -225,8 +231,9 @@ class _Run:
         if is_distributed():
             devices += f" in {jax.process_count()} processes"
         dataset, data = self.dataset, self.config.data
-        splits = f"{len(dataset.train):,} training and {len(dataset.validation):,} validation tokens"
-        print_labelled("data", f"{splits}, {dataset.source}")
+        train, validation = (f"{len(split):,}" for split in (dataset.train, dataset.validation))
+        text = f"{train} training and {validation} validation tokens from {dataset.source}"
+        print_labelled("data", text)
         print_labelled("device", devices)
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
         if not data.validation and not data.validation_fraction:
@@ -286,17 +293,17 @@ class _Run:
 
     def _finish(self, params: Params, progress: Progress) -> None:
         text = write_samples(self.folder, params, self.info, self.dataset.tokenizer)
-        lowest, epoch = progress.best_val_loss, progress.best_epoch
-        last, text_loss = progress.records[-1].val_loss, "{:.4f} on the validation text".format
+        patience, epoch = self.config.training.patience, progress.best_epoch
+        best, last = progress.best_val_loss, progress.records[-1].val_loss
         if epoch == progress.epoch:
-            loss = f"{text_loss(lowest)} after epoch {epoch} of {epoch}, the lowest"
-        elif self.config.training.patience:
-            loss = f"{text_loss(lowest)} after epoch {epoch}; {last:.4f} after the last, which"
-            loss += " --epoch last gives"
+            when = f"after epoch {epoch} of {epoch}, the lowest"
+        elif patience:
+            when = f"after epoch {epoch}; {last:.4f} after the last, which --epoch last gives"
         else:
-            loss = f"{text_loss(last)} after the last epoch; {lowest:.4f} after epoch {epoch}, which"
-            loss += " --epoch best gives"
-        print_labelled("loss", loss)
+            when = (
+                f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
+            )
+        print_labelled("loss", f"{best if patience else last:.4f} on the validation text {when}")
         for label, line in zip(("text", ""), first_lines(text), strict=False):
             print_labelled(label, line)
         print_labelled("figure", str(self.folder / "loss.png"))
