@@ -300,9 +300,7 @@ class _Run:
         elif patience:
             when = f"after epoch {epoch}; {last:.4f} after the last, which --epoch last gives"
         else:
-            when = (
-                f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
-            )
+            when = f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
         print_labelled("loss", f"{best if patience else last:.4f} on the validation text {when}")
         for label, line in zip(("text", ""), first_lines(text), strict=False):
             print_labelled(label, line)
