@@ -84,16 +84,24 @@ def _parse() -> argparse.Namespace:
         help="names or .toml files (the seven published ones)")  # fmt: skip
     add("--what", nargs="+", metavar="KIND", default=KINDS, help=", ".join(KINDS))
     add("--only", nargs="+", metavar="CONTESTANT", default=list(CONTESTANTS),
-        help=f"of {', '.join(CONTESTANTS)}")  # fmt: skip
+        help=f"any of {', '.join(CONTESTANTS)}")  # fmt: skip
     add("--precision", nargs="+", metavar="P", default=["float32"],
-        help="of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
-    add("--repeats", type=int, metavar="N", help="rounds (default: 7, or 1 with --quick)")
-    add("--quick", action="store_true", help="a smoke test with hardly any repetition")
-    add("--memory", action="store_true", help="on a CPU: peak memory, too, in a process each")
-    add("--no-torch-compile", action="store_true", help="without torch.compile: it takes minutes")
+        help="precision of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
+    add("--repeats", type=int, metavar="N", help="number of rounds (default: 7, or 1 with --quick)")
+    add("--quick", action="store_true", help="smoke test with hardly any repetition")
+    add(
+        "--memory",
+        action="store_true",
+        help="also peak memory on a CPU, each in a process of its own",
+    )
+    add(
+        "--no-torch-compile",
+        action="store_true",
+        help="leave out torch.compile, which takes minutes",
+    )
     add("--no-ceilings", action="store_true", help="do not measure the machine's ceilings")
     add("--compile-limit", type=float, default=900, metavar="SECONDS",
-        help="give up torch.compile after this time (%(default)g)")  # fmt: skip
+        help="give up torch.compile after this time (default: %(default)g)")  # fmt: skip
     add("--batch-size", type=int, metavar="B", help="default: the config's")
     add("--sequence-length", type=int, metavar="T", help="default: the config's")
     add("--docs", metavar="FOLDER", help="where to write (default: docs, or nowhere with --quick)")

@@ -1,4 +1,4 @@
-"""Make the tables of docs/study.md, its figures and its numbers from finished runs.
+"""Make the tables, figures and numbers of docs/study.md from finished runs.
 
 docs/study.json keeps each run's record, so that the page can have runs of several machines: a new
 record replaces an older one of the same config, changes and seed.
@@ -50,8 +50,10 @@ console = Console(highlight=False, markup=False)
 def main() -> None:
     """Read the arguments, measure what is not yet measured, and write the page and its figures."""
     parser = Parser(__doc__)
-    parser.add_argument("--runs", default="runs", help="the folder of the runs (%(default)s)")
-    parser.add_argument("--docs", default="docs", help="where to write (%(default)s)")
+    parser.add_argument(
+        "--runs", default="runs", help="the folder of the runs (default: %(default)s)"
+    )
+    parser.add_argument("--docs", default="docs", help="where to write (default: %(default)s)")
     arguments = parser.parse_args()
     docs = Path(arguments.docs)
     kept = load_or(Kept([]), docs / "study.json", Kept)

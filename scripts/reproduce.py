@@ -31,9 +31,14 @@ def main() -> None:
     add = parser.add_argument
     add("--all", action="store_true", help="all runs of the study")
     add("--only", nargs="+", metavar="CONFIG", default=[], help="only the runs of these configs")
-    add("--list", action="store_true", help="print what is done, of all runs or those of --only")
-    add("--minutes", type=float, metavar="M", help="then save, stop and exit 3; run again to go on")
-    add("--runs", default="runs", help="the folder of the runs (%(default)s)")
+    add("--list", action="store_true", help="print which runs are done, of all or of --only")
+    add(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="save, stop and exit 3 after so long; run again to go on",
+    )
+    add("--runs", default="runs", help="the folder of the runs (default: %(default)s)")
     arguments = parser.parse_args()
     for name in arguments.only:
         if name not in SEEDS:

@@ -61,27 +61,27 @@ def make_parser() -> Parser:
     add(
         "--text",
         metavar="FILE",
-        help="UTF-8 text to score, the whole of it; - reads standard input. The text that the "
-        "model was trained on may be given here if it was moved; it is split as in training",
+        help="UTF-8 text to score as a whole; - reads standard input. If the text of the model's "
+        "training has moved, give it here; it is split as in training",
     )
     add(
         "--output",
         metavar="FILE",
         type=Path,
-        help="table to write, .csv: position, token and nats of each token but the first, over one "
+        help=".csv file to write: position, token and nats of each token but the first, over one "
         "stream; an older file is replaced",
     )
     add("--save", action="store_true", help="also write the results into the run folder")
     add(
         "--dynamic",
         action="store_true",
-        help="also evaluate weights that go on learning as they read (Krause et al. 2018), with "
+        help="also evaluate weights that keep learning as they read (Krause et al. 2018), with "
         "settings chosen on the end of the training text; takes minutes",
     )
     add(
         "--random-batches",
         action="store_true",
-        help="also evaluate 200 random batches of 64 windows of 256 tokens, as nanoGPT does; "
+        help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT; "
         "with the best epoch's weights, too, if the run has kept those of each epoch",
     )
     return parser

@@ -153,7 +153,9 @@ class Parser(argparse.ArgumentParser):
             "--ngram", type=int, help="count an n-gram model of this order, 1 to 8, instead"
         )
         group.add_argument(
-            "--config", metavar="CONFIG", help="config whose text --ngram counts (astra_alpha)"
+            "--config",
+            metavar="CONFIG",
+            help="config whose text --ngram counts (default: astra_alpha)",
         )
         self.add_epoch(group)
 
@@ -256,7 +258,7 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_command(name: str) -> NoReturn:
-    """Run the command of this name as `run_script` does: `main` of the module `jaxgru.cli.<name>`.
+    """Pass `main` of the module `jaxgru.cli.<name>` to `run_script`.
 
     Only that module is imported, and before `run_script` takes over, so that Ctrl-C in an import
     ends the process as `startup.py` has arranged. `train` handles Ctrl-C itself while it has
@@ -273,7 +275,7 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
     `at_once`: Ctrl-C ends the process at once, without an exception. One that is raised within a
-    callback of JAX's is lost, and Python's shutdown crashes while XLA compiles.
+    callback of JAX's disappears, and Python's shutdown crashes while XLA compiles.
 
     A lack of memory or of the requested device is reported in one line, too, because the user can
     change what was asked for. If the output cannot be written, exit 1: silently if its reader has
@@ -304,7 +306,7 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
         _drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             _end(f"the output cannot be written: {error.strerror}.", 1)
-        code = 1  # the reader has gone, as `head` does
+        code = 1  # the reader has gone, for example `head`
     except Exception as error:
         of_jax = isinstance(error, jax.errors.JaxRuntimeError)
         if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):

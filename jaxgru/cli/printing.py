@@ -17,7 +17,7 @@ def print_samples(
     options: Options,
     num_samples: int = 1,
 ) -> None:
-    """Print samples one after another, each while it is generated. Raises as `stream_text` does."""
+    """Print samples in turn, each while it is generated. Raises what `stream_text` raises."""
     if num_samples < 1:
         raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
     for sample in range(num_samples):
@@ -32,7 +32,7 @@ def print_samples(
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
     """Print stateless and stateful text side by side, of the same weights, prompt and options.
 
-    Raises as `stream_text` does, and MissingPackage where Rich is not installed.
+    Raises what `stream_text` raises, and MissingPackage where Rich is not installed.
     """
     with needs("train"):
         from rich.console import Console

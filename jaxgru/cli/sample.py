@@ -32,31 +32,41 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("text").add_argument
     add(
         "--prompt",
-        help=f"text to continue ({PROMPT!r}; of a text of your own, a newline or a word)",
+        help=f"text to continue (default: {PROMPT!r}; after your own text, a newline or a word)",
     )
-    add("--num-tokens", type=int, default=400, help="tokens to generate (%(default)s)")
-    add("--temperature", type=float, default=0.8, help="0: greedy (%(default)s)")
-    add("--top-k", type=int, help="sample from so many of the likeliest tokens (all)")
+    add(
+        "--num-tokens",
+        type=int,
+        default=400,
+        help="number of tokens to generate (default: %(default)s)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)",
+    )
+    add("--top-k", type=int, help="sample from so many of the likeliest tokens (default: all)")
     add(
         "--top-p",
         type=float,
-        help="sample from the likeliest tokens that together have this probability (all)",
+        help="sample from the likeliest tokens that together have this probability (default: all)",
     )
     add(
         "--min-p",
         type=float,
-        help="exclude tokens less likely than this fraction of the likeliest one (none)",
+        help="exclude tokens less likely than this fraction of the likeliest one (default: none)",
     )
     add(
         "--typical",
         type=float,
         help="sample from the tokens of the most typical surprise that together have this "
-        "probability (all)",
+        "probability (default: all)",
     )
     add(
         "--repetition-penalty",
         type=float,
-        help="divide the logits of tokens that the text has by this, such as 1.2 (none)",
+        help="divide the logits of tokens that the text has by this, such as 1.2 (default: 1)",
     )
     add(
         "--stop",
@@ -67,9 +77,9 @@ def make_parser() -> Parser:
     )
     add("--stateless", action="store_true", help="reset the state to zero before every token")
     add("--last-token-only", action="store_true",
-        help="read only the prompt's last token, as the study does")  # fmt: skip
-    add("--num-samples", type=int, default=1, help="number of samples (%(default)s)")
-    add("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
+        help="read only the last token of the prompt, like the study's samplers")  # fmt: skip
+    add("--num-samples", type=int, default=1, help="number of samples (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
     add("--compare", action="store_true", help="print text without and with the state side by side")
     return parser
 

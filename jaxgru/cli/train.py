@@ -38,22 +38,33 @@ def make_parser() -> Parser:
         help="start from the weights of this pretrained model, run folder or .safetensors file; "
         "without CONFIG, its config applies, too",
     )  # fmt: skip
-    add("--resume", metavar="RUN", help="resume this run exactly")
-    add("--name", help="name of the run's folder (default: of config and text)")
-    add("--runs", metavar="FOLDER", default="runs", help="folder of all runs (%(default)s)")
+    add("--resume", metavar="RUN", help="resume this run; it ends as if it had never stopped")
+    add("--name", help="name of the run's folder (default: made from config and text)")
+    add(
+        "--runs", metavar="FOLDER", default="runs", help="folder of all runs (default: %(default)s)"
+    )
     add("--summary", nargs="?", const="layers", choices=["layers", "full"],
         help="print the model's sizes and exit, with a row per layer or (full) per parameter"
         )  # fmt: skip
     parser.add_config_fields(*_shown_config())
     add = parser.add_argument_group("distributed (the same command in each process)").add_argument
-    add("--distributed", action="store_true", help="join those that SLURM, Kubernetes, … started")
+    add(
+        "--distributed",
+        action="store_true",
+        help="join the processes that SLURM or Kubernetes started",
+    )
     add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
         dest="coordinator")  # fmt: skip
     add("--distributed.processes", metavar="INT", help="number of processes", dest="processes")
-    add("--distributed.process", metavar="INT", help="number of this one, from 0", dest="process")
+    add(
+        "--distributed.process",
+        metavar="INT",
+        help="number of this process, from 0",
+        dest="process",
+    )
     add("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
         default=processes.JOIN_SECONDS,
-        help="time to wait for the other processes (%(default)s)")  # fmt: skip
+        help="time to wait for the other processes (default: %(default)s)")  # fmt: skip
     return parser
 
 
