@@ -253,7 +253,7 @@ class TrainingConfig(_Section):
     )
     ema_decay: float = recipe(
         0.0,
-        "decay of an exponential moving average of the parameters, which is then the model; 0: none",
+        "decay of a moving average of the parameters, which is then the model; 0: none",
         at_least=0,
         below=1,
     )
