@@ -1,9 +1,12 @@
 """The examples, in a smaller form: that they learn, and that they compute what they say."""
 
+import dataclasses
 import importlib.util
+import json
 import re
 import runpy
 import sys
+from datetime import datetime
 from functools import partial
 
 import chex
@@ -16,7 +19,9 @@ from conftest import ROOT
 from flax import linen as nn
 
 import jaxgru
+from jaxgru import lm
 from jaxgru.libraries.flax_linen import ScannedRNN, from_linen
+from jaxgru.lm.generation import Options
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -29,6 +34,7 @@ def example(name):
 
 
 ppo, r2d2, labelling = map(example, ("recurrent_ppo", "r2d2", "sequence_labelling"))
+attention, forecasting, tuning = map(example, ("attention", "forecasting", "fine_tuning"))
 
 
 def run(monkeypatch, capsys, name, *arguments):
@@ -38,7 +44,13 @@ def run(monkeypatch, capsys, name, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if "torch" in path.stem else ())
+        for path in EXAMPLES
+    ],
+)
 def test_help_begins_with_what_the_example_does(path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         run(monkeypatch, capsys, path.stem, "--help")
@@ -364,22 +376,154 @@ class TestFineTuning:
     @pytest.mark.slow
     def test_the_trained_recurrence_is_ahead_on_another_text(self, monkeypatch, capsys, tmp_path):
         """The text has characters that astra_alpha does not know; 5 steps on 5,000 characters."""
-        text = tmp_path / "text.txt"
+        text, saved = tmp_path / "text.txt", tmp_path / "mine.safetensors"
         topics = "\n".join(importlib.import_module("pydoc_data.topics").topics.values())
         text.write_text(topics[:5_000], encoding="utf-8")
         out = run(
-            monkeypatch, capsys, "fine_tuning", "--text", text, "--runs", tmp_path,
+            monkeypatch, capsys, "fine_tuning", "--text", text, "--save", saved,
             "--epochs", 1, "--steps-per-epoch", 5,
         )  # fmt: skip
         lines = [line.split(": ")[1].split(", ") for line in out.splitlines() if "  epoch " in line]
         losses = np.array(lines, float)
         assert losses.shape == (1, 2) and losses[0, 1] < losses[0, 0] - 0.2
         assert topics[:20] in out.partition("  epoch 1")[2]
+        _, _, tokenizer = lm.load(saved)
+        assert tokenizer.vocabulary == "".join(sorted(set(topics[:5_000])))
+
+    def test_what_a_model_knew_it_still_computes(self):
+        """On a text of known characters, the other vocabulary changes no logit of theirs."""
+        params, config, _ = lm.load("elman_alpha")
+        old, new = lm.load("elman_alpha")[2].pieces, ["é", *"EMOR", "ß"]
+        sizes = dataclasses.replace(config.model, vocab_size=len(new))
+        fresh = lm.init(jax.random.key(0), sizes)
+        adapted = tuning.adapt(params, old, new, fresh)
+        logits = [
+            lm.apply(p, np.array([[pieces.index(c) for c in "ROMEO"]]))[0]
+            for p, pieces in ((params, old), (adapted, new))
+        ]
+        theirs = logits[0][..., [old.index(c) for c in "EMOR"]]
+        np.testing.assert_allclose(logits[1][..., 1:5], theirs, atol=1e-5)
+        np.testing.assert_array_equal(adapted.embedding[jnp.array([0, 5])], fresh.embedding[::5])
 
     def test_a_text_that_is_missing(self, monkeypatch, capsys, tmp_path):
-        with pytest.raises(SystemExit, match="fine_tuning.py: .*missing.txt"):
-            run(monkeypatch, capsys, "fine_tuning", "--text", tmp_path / "missing.txt",
-                "--runs", tmp_path)  # fmt: skip
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, capsys, "fine_tuning", "--text", tmp_path / "missing.txt")
+        assert "missing.txt" in capsys.readouterr().err
+
+
+class TestForecasting:
+    def test_a_kept_state_is_worth_more_than_a_reset_one(self, monkeypatch, capsys):
+        """And more than the two forecasts without a model; all months are forecast, in order."""
+        out = run(monkeypatch, capsys, "forecasting", "--steps", 100, "--hidden-dim", 8)
+        last, year, _, reset, kept = (float(e) for e in re.findall(r"([\d.]+) °C", out)[:5])
+        celsius = forecasting.temperatures()
+        assert celsius.shape == (61 * 12,) and celsius[[0, -1]].tolist() == pytest.approx(
+            [23.11, 22.07]  # January 1950 and December 2010, as NOAA prints them
+        )
+        for lag, found in ((1, last), (12, year)):
+            assert np.std(celsius[-132:] - celsius[-132 - lag : -lag]) == pytest.approx(
+                found, abs=0.02
+            )
+        assert kept < 0.7 and min(last, year, reset) > 0.9
+
+    def test_a_month_at_a_time_is_the_whole_series(self):
+        key = jax.random.key(0)
+        params = forecasting.init(key, 5) | {"head": jax.random.normal(key, 5)}
+        series = jax.random.normal(key, (2, 7))
+        whole, carry = forecasting.forecasts(params, series)
+        _, kept = forecasting.forecasts(params, series[:, :3])
+        for t in range(3, 7):
+            one, kept = forecasting.forecast(params, series[:, t], kept)
+            np.testing.assert_allclose(one, whole[:, t], atol=1e-6)
+        np.testing.assert_allclose(kept, carry, atol=1e-6)
+
+
+class TestAttention:
+    SMALL = attention.Settings(hidden_dim=6)
+
+    def test_the_dates(self):
+        """The standard library reads them back; none is both trained on and tested."""
+        both = [attention.dates(np.random.default_rng(0), 60, new) for new in (False, True)]
+        days = []
+        for source, lengths, target in both:
+            for characters, n, iso in zip(source, lengths, target, strict=True):
+                text, day = map(attention.decode, (characters, iso))
+                assert len(text) == n
+                read = [f for f in ("%d %B %Y", "%B %d, %Y", "%b %d %Y") if _is(text, f, day)]
+                assert read
+                days.append((read[0], datetime.fromisoformat(day).toordinal() % 2))
+        assert len({form for form, _ in days}) == 3
+        assert [parity for _, parity in days] == [days[0][1]] * 60 + [1 - days[0][1]] * 60
+
+    @pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+    def test_step_by_step_is_teacher_forcing(self, cell):
+        """With the characters that it wrote; and padding of the source has no influence."""
+        params = attention.init(jax.random.key(0), self.SMALL._replace(cell=cell))
+        source, lengths, _ = attention.dates(np.random.default_rng(0), 4)
+        written, logits = attention.translate(params, source, lengths)
+        forced = jax.jit(attention.forced)
+        np.testing.assert_allclose(forced(params, source, lengths, written), logits, atol=1e-5)
+        is_real = jnp.arange(source.shape[1]) < lengths[:, None]
+        other = forced(params, jnp.where(is_real, source, 5), lengths, written)
+        np.testing.assert_allclose(other, logits, atol=1e-5)
+
+    def test_attention(self):
+        """One place at a time, from the paper's equations 7 and 8 and their "general" score."""
+        rng = np.random.default_rng(0)
+        params = {"attention": rng.normal(size=(4, 4)), "head": rng.normal(size=(8, 3))}
+        y, memory = rng.normal(size=(2, 5, 4)), rng.normal(size=(2, 3, 4))
+        found = attention.scores(params, jnp.array(y), jnp.array(memory), jnp.array([3, 2]))
+        for b, n in enumerate((3, 2)):
+            for t in range(5):
+                a = np.exp([y[b, t] @ params["attention"] @ memory[b, s] for s in range(n)])
+                context = sum(a[s] / a.sum() * memory[b, s] for s in range(n))
+                wanted = np.concatenate([y[b, t], context]) @ params["head"]
+                np.testing.assert_allclose(found[b, t], wanted, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.slow
+    def test_the_command(self, monkeypatch, capsys):
+        out = run(monkeypatch, capsys, "attention", "--steps", 400)
+        assert float(re.search(r"new dates, ([\d.]+)%", out)[1]) > 90
+        assert float(re.search(r"differ by at most (\S+)\.$", out)[1]) < 1e-3
+
+
+def _is(text, form, day):
+    try:
+        return datetime.strptime(text, form).date().isoformat() == day
+    except ValueError:
+        return False
+
+
+@pytest.mark.slow
+def test_from_pytorch_and_back(monkeypatch, capsys, tmp_path):
+    """Equal before training in JAX and after it, which lowers the loss."""
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 100)
+    options = "--steps", 20, "--hidden-dim", 8, "--text", tmp_path / "text.txt"
+    out = run(monkeypatch, capsys, "from_pytorch", *options)
+    (before, gap), (after, gap_after) = re.findall(r"loss ([\d.]+); .* at most (\S+)$", out, re.M)
+    assert float(after) < float(before) - 0.1
+    assert max(float(gap), float(gap_after)) < 1e-5
+
+
+class TestOnnxStream:
+    def test_it_is_the_models_text(self, monkeypatch, capsys):
+        """At a low temperature, the likeliest character each time, as jaxgru writes it."""
+        params, _, tokenizer = lm.load("elman_alpha")
+        options = Options(num_tokens=30, temperature=0)
+        wanted = "".join(lm.stream_text(params, tokenizer, "ROMEO: ", options))
+        out = run(
+            monkeypatch, capsys, "onnx_stream", "--model", "elman_alpha",
+            "--num-tokens", 30, "--temperature", 1e-4,
+        )  # fmt: skip
+        assert out == f"{wanted}\n"
+
+    def test_the_page(self, monkeypatch, capsys, tmp_path):
+        folder = tmp_path / "page"
+        run(monkeypatch, capsys, "onnx_stream", "--model", "elman_alpha", "--page", folder)
+        assert {p.name for p in folder.iterdir()} == {"index.html", "model.onnx", "characters.json"}
+        characters = json.loads((folder / "characters.json").read_text())
+        assert characters == lm.load("elman_alpha")[2].pieces
+        assert len((folder / "index.html").read_text().splitlines()) <= 41
 
 
 class TestSequenceLabelling:

@@ -1,0 +1,146 @@
+"""Load a PyTorch model into jaxgru, train it further, and give the weights back to PyTorch.
+
+    python examples/from_pytorch.py
+    python examples/from_pytorch.py --text my_text.txt --hidden-dim 128
+
+A model of characters is trained in PyTorch for some steps and saved as a .pth file, as such models
+are: a `state_dict` and the characters. jaxgru loads the file, computes the same logits, and trains
+on with Optax. At the end, the PyTorch module takes the new weights and computes the same logits
+again. If your model is another one, change `Model` and the two functions below it: the recurrent
+layers are one call, the rest is arrays.
+
+It needs PyTorch and Optax: `pip install torch optax`.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+
+from jaxgru import lm
+from jaxgru.libraries.torch_nn import from_torch, to_torch
+from jaxgru.lm.model import HeadParams, token_nll
+
+B, T = 16, 64  # rows and characters of a batch
+
+
+class Model(torch.nn.Module):
+    """The model in PyTorch."""
+
+    def __init__(self, vocab_size: int, hidden_dim: int, num_layers: int = 1):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocab_size, hidden_dim)
+        self.gru = torch.nn.GRU(hidden_dim, hidden_dim, num_layers, batch_first=True)
+        self.head = torch.nn.Linear(hidden_dim, vocab_size)
+
+    def forward(self, tokens: torch.Tensor, h: torch.Tensor | None = None):
+        y, h = self.gru(self.embedding(tokens), h)
+        return self.head(y), h
+
+
+def from_state_dict(weights: dict[str, torch.Tensor]) -> lm.Params:
+    """Return jaxgru's parameters of the model."""
+    own = {name: jnp.array(tensor.numpy()) for name, tensor in weights.items()}
+    layers = {name[4:]: w.numpy() for name, w in weights.items() if name.startswith("gru.")}
+    return lm.Params(
+        embedding=own["embedding.weight"],
+        layers=from_torch(layers),  # any number of them
+        norm=None,
+        head=HeadParams(Wo=own["head.weight"].T, bo=own["head.bias"]),
+    )
+
+
+def to_state_dict(params: lm.Params) -> dict[str, torch.Tensor]:
+    """Return the state_dict of `Model`: the inverse, exactly."""
+    tensor = lambda array: torch.tensor(np.array(array))
+    layers = to_torch(params.layers).state_dict()
+    return {
+        "embedding.weight": tensor(params.embedding),
+        **{f"gru.{name}": weight for name, weight in layers.items()},
+        "head.weight": tensor(params.head.Wo.T),
+        "head.bias": tensor(params.head.bo),
+    }
+
+
+def train_in_pytorch(tokens: np.ndarray, vocab_size: int, hidden_dim: int, steps: int) -> Model:
+    """Train a new model on random pieces of a text."""
+    torch.manual_seed(0)
+    model = Model(vocab_size, hidden_dim)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for starts in np.random.default_rng(0).integers(0, len(tokens) - T, (steps, B, 1)):
+        batch = torch.tensor(tokens[starts + np.arange(T + 1)])
+        logits, _ = model(batch[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.mT, batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@jax.jit
+def loss_fn(params: lm.Params, batch: jax.Array) -> jax.Array:
+    """Return the loss of tokens (B, T + 1), nats per token."""
+    logits, _ = lm.apply(params, batch[:, :-1])
+    return token_nll(logits, batch[:, 1:]).mean()
+
+
+def train(params: lm.Params, tokens: np.ndarray, steps: int) -> lm.Params:
+    """Train a model on, in JAX, in the same way."""
+    optimizer = optax.adam(3e-3)
+
+    @jax.jit
+    def step(params: lm.Params, moments: optax.OptState, batch: jax.Array):
+        updates, moments = optimizer.update(jax.grad(loss_fn)(params, batch), moments)
+        return optax.apply_updates(params, updates), moments
+
+    moments = optimizer.init(params)
+    for starts in np.random.default_rng(1).integers(0, len(tokens) - T, (steps, B, 1)):
+        params, moments = step(params, moments, tokens[starts + np.arange(T + 1)])
+    return params
+
+
+def main() -> None:
+    """Parse the arguments, and go from PyTorch to jaxgru and back."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--text", type=Path, help="a file in UTF-8; default: Python's language reference")
+    add("--hidden-dim", type=int, default=64, help="default: %(default)s")
+    add("--steps", type=int, default=200, help="in each library; default: %(default)s")
+    arguments = parser.parse_args()
+    text = arguments.text.read_text("utf-8") if arguments.text else "\n".join(topics.values())
+    characters = sorted(set(text))
+    tokens = np.array([characters.index(c) for c in text])
+    tokens, new = np.split(tokens, [-B * (T + 1)])
+    new = new.reshape(B, T + 1)  # the end of the text: neither is trained on it
+
+    model = train_in_pytorch(tokens, len(characters), arguments.hidden_dim, arguments.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pth"
+        torch.save({"characters": characters, "state_dict": model.state_dict()}, path)
+        saved = torch.load(path)
+    params = from_state_dict(saved["state_dict"])
+
+    def compare(model: Model, params: lm.Params) -> str:
+        """Return how far apart the two libraries' logits of the new text are, and the loss."""
+        with torch.no_grad():
+            theirs, _ = model(torch.tensor(new[:, :-1]))
+        ours, _ = lm.apply(params, new[:, :-1])
+        gap = abs(ours - theirs.numpy()).max()
+        return f"loss {loss_fn(params, new):.3f}; logits differ by at most {gap:.0e}"
+
+    print(f"after {arguments.steps} steps in PyTorch:      {compare(model, params)}")
+    params = train(params, tokens, arguments.steps)
+    model.load_state_dict(to_state_dict(params))
+    print(f"after {arguments.steps} more steps in jaxgru:  {compare(model, params)}")
+
+
+if __name__ == "__main__":
+    main()

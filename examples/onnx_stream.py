@@ -1,0 +1,87 @@
+"""Stream text from an ONNX file, without jaxgru and JAX: in Python, and in a page of forty lines.
+
+    python examples/onnx_stream.py
+    python examples/onnx_stream.py --model runs/astra_alpha --prompt "JULIET: "
+    python examples/onnx_stream.py --page page && python -m http.server --directory page
+
+A model becomes one .onnx file. Its inputs are tokens and the carry, its outputs logits and the next
+carry. A character is written by one call, which takes the carry that the call before returned.
+
+`--page` makes a folder with the file, its characters, and `examples/onnx_page.html`, in which
+onnxruntime-web does the same. The page loads that package from cdn.jsdelivr.net, the model from
+the folder, and needs no server that computes.
+
+It needs two packages: `pip install onnx onnxruntime`; the text itself only the second.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from jaxgru import UserError, lm
+from jaxgru.lm.formats.onnx import save_onnx
+
+PAGE = Path(__file__).with_name("onnx_page.html")
+
+
+def stream(path: Path, prompt: str, temperature: float, seed: int) -> Iterator[str]:
+    """Read a prompt, then write characters without end. Needs NumPy and ONNX Runtime alone."""
+    session = onnxruntime.InferenceSession(path)
+    metadata = session.get_modelmeta().custom_metadata_map
+    characters = json.loads(metadata["tokenizer_data"])["characters"]
+    _, *states = session.get_inputs()  # tokens, then the carry
+    carry = {state.name: np.zeros((1, *state.shape[1:]), np.float32) for state in states}
+    rng = np.random.default_rng(seed)
+    tokens = [characters.index(c) for c in prompt]
+    while True:
+        inputs = {"tokens": np.array([tokens], np.int32), **carry}  # tokens (B, T)
+        logits, *last = session.run(None, inputs)  # (B, T, V)
+        carry = dict(zip(carry, last, strict=True))
+        # argmax of logits plus Gumbel noise is a draw from their softmax
+        tokens = [(logits[0, -1] / temperature + rng.gumbel(size=logits.shape[2])).argmax()]
+        yield characters[tokens[0]]
+
+
+def main() -> None:
+    """Parse the arguments, export a model, and stream a text or make the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="astra_beta", help="name, run or file; default: %(default)s")
+    add("--prompt", default="ROMEO: ", help="default: %(default)r")
+    add("--num-tokens", type=int, default=300, help="default: %(default)s")
+    add("--temperature", type=float, default=0.8, help="above 0; default: %(default)s")
+    add("--seed", type=int, default=0, help="default: %(default)s")
+    add("--page", type=Path, help="a new folder, in which to make the page")
+    arguments = parser.parse_args()
+    try:
+        params, config, tokenizer = lm.load(arguments.model)
+        if config.data.tokenizer != "characters":
+            raise UserError(f"{arguments.model} has no characters: its tokens are others.")
+        tokenizer.encode(arguments.prompt)  # which says what it does not know
+    except UserError as error:
+        parser.error(str(error))
+    folder = arguments.page or Path(tempfile.mkdtemp())
+    folder.mkdir(exist_ok=True)
+    save_onnx(folder / "model.onnx", params, config, tokenizer)
+    if arguments.page:
+        shutil.copy(PAGE, folder / "index.html")
+        (folder / "characters.json").write_text(json.dumps(tokenizer.pieces))
+        print(f"python -m http.server --directory {folder}")
+        return
+    text = stream(folder / "model.onnx", arguments.prompt, arguments.temperature, arguments.seed)
+    print(arguments.prompt, end="")
+    for _, character in zip(range(arguments.num_tokens), text, strict=False):
+        print(character, end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()
