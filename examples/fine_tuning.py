@@ -8,7 +8,7 @@ from those of a pretrained model. Characters that this model does not know get n
 embedding and the head, and only these are random.
 
 The text is by default what Python's `help()` says about the language. After the first epoch, the
-model that was trained on Shakespeare is ahead by 0.13 nats per character, after the third by 0.02.
+model that was trained on Shakespeare is ahead by 0.15 nats per character, after the third by 0.05.
 
 `jaxgru train --init astra_alpha --data.corpus my_text.txt` does this with checkpoints and a run
 folder. Here it is a loop of your own, with `lm.load`, `lm.apply`, `lm.save` and Optax.

@@ -25,7 +25,7 @@ from pages.markdown import DOCS, ROOT, fill_outputs
 FIGURES = DOCS / "figures" / "tutorials"
 PAGES = [
     *sorted((DOCS / "tutorials").glob("*.md")),
-    *(DOCS / f"{name}.md" for name in ("index", "from_pytorch", "how_it_works")),
+    *(DOCS / f"{name}.md" for name in ("index", "coming_from", "from_pytorch", "how_it_works")),
 ]
 
 

@@ -1,6 +1,7 @@
 """The pages of the documentation: their code prints what they show, and they leave nothing out."""
 
 import re
+import tomllib
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -11,6 +12,7 @@ from matplotlib import pyplot
 import jaxgru
 from bench import benchmark_page, cost
 from bench.records import Benchmarks, CostRun
+from jaxgru.layers.implementations import IMPLEMENTATIONS
 from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
@@ -71,7 +73,10 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
         assert alike(drawn, (FIGURES / name).read_text(), 1e6)  # a pixel
 
 
-LONG = [DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")]
+LONG = [
+    *(DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")),
+    DOCS / "from_pytorch.md",  # the tests of its library show the same
+]
 RUN = [
     pytest.param(page, id=page.stem, marks=pytest.mark.slow if page in LONG else ())
     for page in PAGES
@@ -154,6 +159,19 @@ class TestTheSite:
         )
         pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
         assert set(re.findall(r"\S+\.md", navigation)) == pages
+
+    def test_tables_name_every_implementation_extra_and_example(self):
+        def first_cells(page):
+            text = (DOCS / f"{page}.md").read_text()
+            return "\n".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
+
+        named = set(re.findall(r'^`"(\w+)"`', first_cells("guide/implementations"), re.MULTILINE))
+        assert named == set(IMPLEMENTATIONS)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = set(re.findall(r"[\w]+(?=[],])", first_cells("install")))
+        assert extras == set(project["optional-dependencies"])
+        shown = set(re.findall(r"`(\w+\.py)`", first_cells("examples")))
+        assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
 
     def test_the_numbers_of_the_home_page_are_those_of_the_study(self):
         home, study = (
