@@ -16,7 +16,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
@@ -31,7 +31,7 @@ def unroll(
     xs: Float[AnyArray, "... T F"],
     state: Any = None,
     *,
-    reset: Bool[AnyArray, "... T"] | None = None,
+    reset: Shaped[AnyArray, "... T"] | None = None,
     lengths: Integer[AnyArray, "..."] | None = None,
     reverse: bool = False,
     return_states: bool = False,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
@@ -47,7 +47,7 @@ class RNN(nn.RNN):
         time_major: bool | None = None,
         reverse: bool | None = None,
         keep_order: bool | None = None,
-        reset: Bool[AnyArray, "..."] | None = None,
+        reset: Shaped[AnyArray, "..."] | None = None,
         implementation: str = "auto",
     ) -> Any:
         """Run over a sequence; all arguments but the last two are those of `nn.RNN`.
@@ -116,7 +116,7 @@ class ScannedRNN(nn.Module):
     def __call__(
         self,
         carry: Any,
-        x: tuple[Float[AnyArray, "T B F"], Bool[AnyArray, "T B"]],
+        x: tuple[Float[AnyArray, "T B F"], Shaped[AnyArray, "T B"]],
         *,
         implementation: str = "auto",
     ) -> tuple[Any, Float[Array, "T B H"]]:
@@ -124,7 +124,8 @@ class ScannedRNN(nn.Module):
 
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
-          x: the inputs, and where the carry is set to the cell's initial carry before the step.
+          x: the inputs, and where the carry is set to the cell's initial carry before the step: bool,
+            or numbers, of which all but 0 set it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:

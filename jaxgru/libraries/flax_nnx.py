@@ -15,7 +15,7 @@ from typing import Any
 
 from flax import nnx
 from flax.nnx.nn import dtypes
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
@@ -55,7 +55,7 @@ class RNN(nnx.RNN):
         reverse: bool | None = None,
         keep_order: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
-        reset: Bool[AnyArray, "..."] | None = None,
+        reset: Shaped[AnyArray, "..."] | None = None,
         implementation: str = "auto",
     ) -> Any:
         """Run over a sequence; all arguments but the last two are those of `nnx.RNN`.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax.serialization import from_state_dict, register_serialization_state, to_state_dict
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
@@ -81,7 +81,7 @@ def rnn(
     carry: Any,
     *,
     dtype: DTypeLike | None = None,
-    reset: Bool[AnyArray, "..."] | None = None,
+    reset: Shaped[AnyArray, "..."] | None = None,
     initial: Any = None,
     lengths: Integer[AnyArray, "..."] | None = None,
     time_major: bool = False,

@@ -155,7 +155,8 @@ def test_forward_mode_of_the_plain_implementation():
 
 def test_strict_promotion():
     cell, xs = made("GRUCell"), normal(3, 5, 4, dtype=np.float32)
-    run = lambda: unroll(cell, xs, jnp.ones((3, 6)), reset=resets(3, 5), reverse=True)
+    flags = resets(3, 5).astype(np.float32)
+    run = lambda: unroll(cell, xs, jnp.ones((3, 6)), reset=flags, reverse=True)
     alike_under_strict_promotion(run)
 
 

@@ -126,7 +126,7 @@ def test_the_table_of_a_module(cell_class):
 class TestScannedRNN:
     def test_in_a_model_as_in_purejaxrl(self):
         T, B, E, H = 7, 3, 4, 6
-        x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
+        x, dones = normal(T, B, E, dtype=np.float32), resets(T, B).astype(np.float32)
         first = ScannedRNN.initialize_carry(B, H)
         assert same_bits(first, PureJaxRL.initialize_carry(B, H))
         ours, theirs = ActorCritic(ScannedRNN), ActorCritic(PureJaxRL)

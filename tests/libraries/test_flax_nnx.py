@@ -119,7 +119,7 @@ def test_resets_backward_are_those_of_unroll(lengths, time_major):
     cell, x, reset = made(nnx.GRUCell), normal(3, 5, 4, dtype=np.float32), resets(3, 5)
     turn = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
     rnn = RNN(cell, reverse=True, keep_order=True, time_major=time_major)
-    y = turn(rnn(turn(x), seq_lengths=lengths, reset=turn(reset), rngs=nnx.Rngs(0)))
+    y = turn(rnn(turn(x), seq_lengths=lengths, reset=turn(reset).astype(int), rngs=nnx.Rngs(0)))
     real = np.arange(5) < (5 if lengths is None else lengths[:, None])
     expected, _ = jaxgru.unroll(from_nnx(cell), x, reset=reset, reverse=True, lengths=lengths)
     np.testing.assert_allclose(np.where(real[..., None], y, 0), expected, 1e-6, 1e-6)
