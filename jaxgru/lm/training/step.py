@@ -241,7 +241,7 @@ def _update(
     with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
         updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        ema = cast(optax.Params, state.ema)
+        ema = cast(optax.Params | None, state.ema)
         if ema is not None:
             t = state.step.astype(jnp.float32)
             decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))  # early on, a mean of few
