@@ -124,8 +124,8 @@ class ScannedRNN(nn.Module):
 
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
-          x: the inputs, and where the carry is set to the cell's initial carry before the step: bool,
-            or numbers, of which all but 0 set it.
+          x: the inputs, and where the carry is set to the cell's initial carry before the step:
+            bool, or numbers, of which all but 0 set it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:

@@ -22,21 +22,21 @@ from pages.records import grouped, load
 from study.records import Study
 from study.study_page import FILLED, Page
 
-COMMAND = "python scripts/sample.py --pretrained astra_beta --compare --num-tokens 90"
+COMMAND = "jaxgru sample astra_beta --compare --num-tokens 90"
 WIDTH = "92"  # of the sample, in columns
 
 
 def main() -> None:
     """Remake the tables and the diagram."""
     Parser(__doc__).parse_args()
-    words = [sys.executable, *shlex.split(COMMAND)[1:]]
+    words = [sys.executable, "-m", *shlex.split(COMMAND)]
     environment = os.environ | {"COLUMNS": WIDTH, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
     records = Records()
     write_page(ROOT / "README.md", records.tables(done.stdout), records.expected_sentences())
-    plot_carry(DOCS / "figures" / "carry.png")
+    plot_carry(DOCS / "figures" / "carry.svg")
 
 
 class Records:
@@ -46,12 +46,11 @@ class Records:
         study = load(DOCS / "study.json", Study)
         self.page = Page(study.runs, study.ngrams)
         self.benchmarks = benchmark_page.load(DOCS / "benchmarks.json")
-        drawn = list(benchmark_page.figures(self.benchmarks).items())
-        if not drawn:
+        records = benchmark_page.drawn(self.benchmarks)
+        if not records:
             raise UserError(
                 "docs/benchmarks.json has no training steps; scripts/benchmark.py adds them."
             )
-        self.figure, records = drawn[0]
         last = max(record.run for record in records if record.config == records[0].config)
         self.steps = [record for record in records if record.run == last]  # they took turns
 
