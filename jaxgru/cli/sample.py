@@ -14,6 +14,16 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 
 DEFAULT = "astra_beta"  # where no model is named
+PROCESSORS = (
+    ("--repetition-penalty", RepetitionPenalty,
+     "divide the logits of tokens that the text has by this, such as 1.2 (default: 1)"),
+    ("--min-p", MinP,
+     "exclude tokens less likely than this fraction of the likeliest one (default: none)"),
+    ("--typical", Typical,
+     "sample from the tokens of the most typical surprise that together have this probability "
+     "(default: all)"),
+)  # fmt: skip
+"""Options, in the order in which they are applied."""
 
 
 def make_parser() -> Parser:
@@ -52,22 +62,8 @@ def make_parser() -> Parser:
         type=float,
         help="sample from the likeliest tokens that together have this probability (default: all)",
     )
-    add(
-        "--min-p",
-        type=float,
-        help="exclude tokens less likely than this fraction of the likeliest one (default: none)",
-    )
-    add(
-        "--typical",
-        type=float,
-        help="sample from the tokens of the most typical surprise that together have this "
-        "probability (default: all)",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        help="divide the logits of tokens that the text has by this, such as 1.2 (default: 1)",
-    )
+    for option, _, help in PROCESSORS:
+        add(option, type=float, help=help)
     add(
         "--stop",
         action="append",
@@ -111,18 +107,14 @@ def main() -> None:
         stop=tuple(arguments.stop),
         logits_processor=tuple(
             kind(value)
-            for kind, value in (
-                (RepetitionPenalty, arguments.repetition_penalty),
-                (MinP, arguments.min_p),
-                (Typical, arguments.typical),
-            )
-            if value is not None
+            for option, kind, _ in PROCESSORS
+            if (value := getattr(arguments, option[2:].replace("-", "_"))) is not None
         ),
     )
     if arguments.ngram is not None and options.logits_processor:
         parser.error(
-            "an n-gram model has no logits to process; leave out --repetition-penalty, --min-p and "
-            "--typical."
+            "an n-gram model has no logits to process; leave out "
+            f"{', '.join(option for option, *_ in PROCESSORS)}."
         )
     if arguments.ngram is not None:
         _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
