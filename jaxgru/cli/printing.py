@@ -30,7 +30,7 @@ def print_samples(
 
 
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
-    """Print stateless and stateful text side by side, of the same weights, prompt and options.
+    """Print text without and with the state side by side, of the same prompt and options.
 
     Raises what `stream_text` raises, and MissingPackage where Rich is not installed.
     """
@@ -40,8 +40,8 @@ def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options:
         from rich.text import Text
 
     table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
-    texts = []
-    for name, stateful in (("stateless", False), ("stateful", True)):
+    texts, unit = [], "character" if tokenizer.kind == "characters" else "token"
+    for name, stateful in ((f"reset before every {unit}", False), ("state kept", True)):
         table.add_column(name, ratio=1)
         option = dataclasses.replace(options, stateful=stateful)
         texts.append(Text("".join(stream_text(params, tokenizer, prompt, option))))

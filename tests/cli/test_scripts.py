@@ -375,7 +375,7 @@ class TestSample:
         options = ["--compare", "--num-tokens", 12, "--seed", 3]
         done = script("sample", "--run", tiny_run, *options)
         assert (done.code, done.err) == (0, "")
-        assert re.search(r"stateless\W+stateful", done.out)
+        assert re.search(r"reset before every character\W+state kept", done.out)
         rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", done.out)
         for column, stateful in enumerate((False, True)):
             shown = "".join("".join(row[column] for row in rows).split())
