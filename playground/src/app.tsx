@@ -10,6 +10,7 @@ import { State } from "./panels/state";
 import { Surprise } from "./panels/surprise";
 import { setEvery, Writers } from "./panels/writers";
 import { dark, toggleDark } from "./screen";
+import { ForAClass, Share } from "./share";
 import { ask, Tour } from "./tour";
 import { choose, every, inWords, model, RESETS, type Panel } from "./view";
 
@@ -93,7 +94,10 @@ export function App() {
           </svg>
           jaxgru
         </a>
-        <span>Playground</span>
+        <span class="name">Playground</span>
+        <a href="../tutorials/gru_by_hand/">Tutorial</a>
+        <a href="https://github.com/jaxgru/jaxgru">Source</a>
+        <Share />
         <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
       </header>
       <Bar />
@@ -122,7 +126,7 @@ export function App() {
         </nav>
         <Problems />
         <Writers />
-        {whole.value && [<Surprise />, <Inside />, <Reach />, <State />]}
+        {whole.value && [<Surprise />, <Inside />, <Reach />, <State />, <ForAClass />]}
       </main>
       <Tour />
       <footer>

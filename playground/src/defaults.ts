@@ -1,4 +1,4 @@
-/** What the fields hold at first. */
+/** What the fields hold at first, and the views that a class may begin with. */
 
 /** The study's prompt. */
 export const PROMPT = "ROMEO: ";
@@ -31,3 +31,13 @@ I should inform thee farther. Lend thy hand,
 And pluck my magic garment from me. So:
 Lie there, my art. Wipe thou thine eyes; have comfort.
 `;
+
+/** Views, as in a URL after "#", and what they show. */
+export const LINKS: [string, string][] = [
+  ["tour=1", "The guided tour: five questions to predict"],
+  ["written=300", "The state is reset before every character, and the right writer babbles"],
+  ["every=8&written=300", "It is reset every 8 characters: words, but no sentences"],
+  ["every=1,150:never&written=350", "It is kept after 150 characters of babble: see how soon English comes back"],
+  ["panel=surprise&every=32", "What each character of a text costs, and the memory curve"],
+  ["panel=inside", "One number of the state over a text, and one step of the cell"],
+];

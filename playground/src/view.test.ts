@@ -1,4 +1,5 @@
 import { beforeEach, expect, test } from "vitest";
+import { LINKS } from "./defaults";
 import * as view from "./view";
 
 beforeEach(() => void view.readView(""));
@@ -59,4 +60,8 @@ test("another model shows a unit of its own", () => {
   view.readView("unit=7");
   view.choose("elman_alpha");
   expect(view.writeView()).toBe("model=elman_alpha");
+});
+
+test.each(LINKS)("the link %s for a class can be used whole", (link) => {
+  expect(view.readView(link)).toEqual([]);
 });

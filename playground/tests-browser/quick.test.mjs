@@ -386,6 +386,27 @@ test("the URL shows the same to somebody else", async () => {
   await copy.context().close();
 });
 
+test("a view is shared, and a link for a class shows what it says", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&written=20&seed=3");
+  await texts(page);
+  await page.getByRole("button", { name: "Share" }).press("Enter");
+  await page.getByRole("button", { name: "Link copied" }).waitFor();
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  assert.equal(link, page.url());
+  assert.match(link, /#model=elman_alpha&seed=3&written=20$/);
+  for (const [name, at] of [["Tutorial", "../tutorials/gru_by_hand/"], ["Source", "https://github.com/jaxgru/jaxgru"]]) {
+    assert.equal(await page.getByRole("link", { name, exact: true }).getAttribute("href"), at);
+  }
+  const links = page.getByRole("region", { name: "Links for a class" }).getByRole("link");
+  await links.nth(3).click(); // the state is kept after 150 characters
+  await until(page, () => document.querySelector("#writers mark"));
+  const [left, right] = await texts(page);
+  assert.equal(left.length, "ROMEO: ".length + 350);
+  assert.equal(right.length, left.length);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test("the tour asks for a prediction, and then shows", async () => {
   const page = await open(browser, server.address, "model=elman_alpha&fast=true");
   await analysed(page);

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
+import tomllib
 from pathlib import Path
 
 import jax
@@ -14,7 +16,8 @@ from jaxgru import lm
 from jaxgru.lm import apply, load
 from jaxgru.lm.evaluation import stream_loss, window_loss
 
-PLAYGROUND = Path(__file__).parents[2] / "playground"
+ROOT = Path(__file__).parents[2]
+PLAYGROUND = ROOT / "playground"
 MODULES = PLAYGROUND / "node_modules"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
@@ -143,3 +146,13 @@ def test_all_models_and_screens(built, tmp_path):
 def test_what_the_page_computes_by_itself():
     """The URL, the state as text, lines: without a browser."""
     node(MODULES / "vitest" / "vitest.mjs", "run", "--exclude=src/engine/**")
+
+
+def test_the_preview_is_where_the_page_says():
+    """Others ask for the image of a link by its whole address, and in this size."""
+    site = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = site["project"]["urls"]["Documentation"] + "playground/preview.png"
+    assert f'property="og:image" content="{address}"' in (PLAYGROUND / "index.html").read_text()
+    image = (PLAYGROUND / "public" / "preview.png").read_bytes()
+    assert struct.unpack(">II", image[16:24]) == (1200, 630)
+    assert len(image) < 200_000

@@ -1,0 +1,48 @@
+/** What is sent to others: this view, or one for a class. */
+
+import { signal } from "@preact/signals";
+import { keepAddress } from "./address";
+import { LINKS } from "./defaults";
+
+const done = signal("");
+
+/** Milliseconds for which the button says that the link was copied. */
+const SAID = 3000;
+
+async function share(): Promise<void> {
+  keepAddress();
+  const [url, title] = [location.href, document.title];
+  if (matchMedia("(pointer: coarse)").matches && navigator.share) {
+    await navigator.share({ url, title }).catch(() => undefined); // the reader changed their mind
+    return;
+  }
+  try {
+    await navigator.clipboard.writeText(url);
+    done.value = "Link copied";
+  } catch {
+    done.value = "Copy the address";
+  }
+  setTimeout(() => (done.value = ""), SAID);
+}
+
+export function Share() {
+  return (
+    <>
+      <button type="button" onClick={() => void share()}>{done.value || "Share"}</button>
+      <span class="spoken" role="status">{done}</span>
+    </>
+  );
+}
+
+export function ForAClass() {
+  return (
+    <section class="panel" aria-labelledby="class-title">
+      <h2 id="class-title">Links for a class</h2>
+      <p>
+        Each link opens this page as it says. “Share”, at the top, copies a link to what you see now: model, slider, texts
+        and all. Somebody who opens it reads the same texts, letter by letter.
+      </p>
+      <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${view}`}>{title}</a></li>)}</ul>
+    </section>
+  );
+}
