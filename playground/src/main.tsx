@@ -9,7 +9,8 @@ import { loadAll, loaded, report } from "./models";
 import { startContinuing } from "./panels/state";
 import { startWriters } from "./panels/writers";
 import { watchScreen } from "./screen";
-import { readView } from "./view";
+import { ask } from "./tour";
+import { readView, tour, written } from "./view";
 import "./style.css";
 
 const task = () => new Promise((done) => setTimeout(done));
@@ -20,6 +21,7 @@ const has = (found: ReadonlySignal<unknown>) => new Promise<void>((done) => effe
 async function start(): Promise<void> {
   history.scrollRestoration = "manual"; // the link says where to look
   unused.value = readView(location.hash.slice(1));
+  const asked = written.value ? 0 : tour.value; // a link to a question; with a text, it is a link to what was seen of it
   await task(); // the browser may do something else
   render(<App />, document.getElementById("app")!);
   startWriters();
@@ -28,6 +30,7 @@ async function start(): Promise<void> {
   await task();
   watchScreen();
   startAddress();
+  if (asked) ask(asked);
   await has(loaded); // after a failure, the reader tries again
   startAnalysis();
   startContinuing();

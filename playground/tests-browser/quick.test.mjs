@@ -398,6 +398,10 @@ test("a view is shared, and a link for a class shows what it says", async () => 
     assert.equal(await page.getByRole("link", { name, exact: true }).getAttribute("href"), at);
   }
   const links = page.getByRole("region", { name: "Links for a class" }).getByRole("link");
+  await page.goto("about:blank");
+  await page.goto(`${server.address}#tour=3&model=elman_alpha`); // a question sets the scene
+  await page.getByRole("heading", { name: "Question 3 of 5" }).waitFor();
+  assert.equal((await texts(page))[1].length, "ROMEO: ".length + 150);
   await links.nth(3).click(); // the state is kept after 150 characters
   await until(page, () => document.querySelector("#writers mark"));
   const [left, right] = await texts(page);

@@ -76,7 +76,7 @@ function Bets({ side, title }: { side: number; title: string }) {
       characters={analysed.value!.info.vocabulary}
       memory={known?.sides[side].memory ?? []}
       came={known ? known.of.tokens[known.at] : undefined}
-      label={`What the model bet on: ${title}`}
+      label={`Bets on this character: ${title}`}
     />
   );
 }

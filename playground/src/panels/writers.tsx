@@ -293,7 +293,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
         probabilities={next?.probabilities ?? null}
         characters={next?.info.vocabulary ?? []}
         memory={next?.memory ?? []}
-        label={`What comes next: ${title}`}
+        label={`Bets on the next character: ${title}`}
       />
     </div>
   );
@@ -360,8 +360,8 @@ export function Writers() {
         <Text side={1} title={resetTitle(every.value)} label="Text written while the state is reset" />
       </div>
       <p class="small">
-        The score is what a character of each text costs the model that keeps its state. Lower is better; −ln of the
-        probability, on average.
+        The score tells how well the model that keeps its state would have guessed the text: −ln of the probability of a
+        character, on average. Lower is better.
         {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
         {written.value.toLocaleString("en")} characters
