@@ -191,7 +191,7 @@ def write(docs: Path, data: Benchmarks) -> None:
     save(docs / "benchmarks.json", data)
     if found := ratios(drawn(data)):
         plot_speeds(docs / "figures" / "speed.svg", found)
-    write_page(docs / "performance.md", tables(data))
+    write_page(docs / "performance.md", tables(data), expected_sentences(data))
 
 
 def tables(data: Benchmarks) -> dict[str, str]:
@@ -225,23 +225,50 @@ SHORT = {
 """The kinds of the short table, in its order."""
 
 
-def in_short(data: Benchmarks) -> str:
-    """Return the times of the figure's contestants as multiples of jaxgru's, on its machine."""
+def of_the_figure(data: Benchmarks) -> dict[tuple[str, str], dict[str, ContestantTime]]:
+    """Return what the figure's machine measured in float32 beside jaxgru, by kind and config."""
     shown = drawn(data)
     hardware = data.runs[shown[0].run].hardware if shown else None
     records = [r for r in data.records
                if data.runs[r.run].hardware == hardware and r.kind in SHORT
                and r.precision == "float32" and r.failed is None]  # fmt: skip
-    lines = []
     records.sort(key=lambda record: list(SHORT).index(record.kind))
-    for (kind, config), same in grouped(records, lambda r: (r.kind, r.config)).items():
-        of = {record.contestant: record for record in same}
-        if ours := of.get("jaxgru"):
-            time = f"{_number(_value(ours, ours.median))} {unit(kind)}"
-            multiples = (f"{of[name].median / ours.median:.2f}" if name in of else "–"
-                         for name in FIGURE[1:])  # fmt: skip
-            lines.append([f"{SHORT[kind]}, {config}", time, *multiples])
+    groups = grouped(records, lambda r: (r.kind, r.config)).items()
+    found = {key: {record.contestant: record for record in same} for key, same in groups}
+    return {key: contestants for key, contestants in found.items() if "jaxgru" in contestants}
+
+
+def in_short(data: Benchmarks) -> str:
+    """Return the times of the figure's contestants as multiples of jaxgru's."""
+    lines = []
+    for (kind, config), of in of_the_figure(data).items():
+        ours = of["jaxgru"]
+        time = f"{_number(_value(ours, ours.median))} {unit(kind)}"
+        multiples = (f"{of[name].median / ours.median:.2f}" if name in of else "–"
+                     for name in FIGURE[1:])  # fmt: skip
+        lines.append([f"{SHORT[kind]}, {config}", time, *multiples])
     return table(["", *(LABELS.get(name, name) for name in FIGURE)], lines, "lr")
+
+
+def expected_sentences(data: Benchmarks) -> list[str]:
+    """Return what the first lines of the page say of training steps, with the records' numbers."""
+    measured = of_the_figure(data)
+
+    def span(configs: Sequence[str], *names: str) -> str:
+        multiples = [of[name].median / of["jaxgru"].median
+                     for config in configs if (of := measured.get(("training", config), {}))
+                     for name in names if name in of]  # fmt: skip
+        ends = dict.fromkeys(f"{end(multiples):.1f}" for end in (min, max)) if multiples else ["–"]
+        return " to ".join(ends)
+
+    *grus, largest = (f"{family}_{size}" for family in ("astra", "scribe")
+                      for size in ("alpha", "beta", "gamma"))  # fmt: skip
+    others = "autodiff", "nnx", "haiku"
+    return [
+        f"take {span([*grus, largest], *others)} times as long for the study's GRUs, and "
+        f"{span(['leviathan'], *others)} times as long for its LSTM.",
+        f"`torch.nn` takes {span(grus, 'torch.nn')} times as long for all GRUs but the largest",
+    ]
 
 
 def _machine(hardware: str, names: list[str], data: Benchmarks) -> str:

@@ -1,4 +1,4 @@
-"""Record a terminal: train astra_alpha for two epochs, then sample from it.
+"""Record a terminal: train astra_alpha for two epochs, then write with and without a state.
 
 The commands really run, in a pseudo-terminal; only their typing is simulated. What they print, with
 its times, is written as an asciinema recording (`.cast`, version 2) and drawn as a GIF. Waiting is
@@ -12,6 +12,7 @@ import startup  # noqa: F401
 
 import codecs
 import io
+import itertools
 import json
 import os
 import shlex
@@ -21,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from jaxgru.cli.options import Parser, run_script
@@ -30,14 +30,14 @@ from jaxgru.lm.files import write_bytes, write_text
 from pages.markdown import DOCS, ROOT
 
 COMMANDS = (
-    "python scripts/train.py --config astra_alpha --training.epochs 2",
-    "python scripts/sample.py --run runs/astra_alpha --num-tokens 200",
+    "jaxgru train astra_alpha --training.epochs 2",
+    "jaxgru sample astra_beta --compare --num-tokens 160",
 )
-COLUMNS, ROWS = 90, 17
-SPEED = 4  # divides all times
-PAUSE = 1  # seconds of the longest wait that is shown
-TYPING = 0.1  # seconds per character, before times are divided
-END = 4.0  # seconds for which the last picture is shown
+COLUMNS, ROWS = 90, 26
+SPEED = 10  # divides all times
+PAUSE = 0.4  # seconds of the longest wait that is shown
+TYPING = 0.25  # seconds per character, before times are divided
+END = 5.0  # seconds for which the last picture is shown, with which the GIF begins
 FRAMES_PER_SECOND = 10
 FONT_SIZE = 13
 BACKGROUND = "#1b1f24"
@@ -59,7 +59,6 @@ def main() -> None:
     cast = DOCS / "figures" / "two_commands.cast"
     if not arguments.draw_only:
         with tempfile.TemporaryDirectory() as folder:  # its runs/ is empty
-            (Path(folder) / "scripts").symlink_to(ROOT / "scripts")
             write_text(cast, to_cast(shortened(record(COMMANDS, folder))))
     events = from_cast(cast.read_text(encoding="utf-8"))
     write_bytes(cast.with_suffix(".gif"), draw(events))
@@ -85,7 +84,8 @@ def record(commands: Iterable[str], folder: str) -> Iterator[Event]:
             began -= TYPING
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        words = [sys.executable if w == "python" else w for w in shlex.split(command)]
+        name, *options = shlex.split(command)
+        words = [sys.executable, *["-m", name] * (name != "python"), *options]
         process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
                                    env=environment, start_new_session=True)  # fmt: skip
         os.close(theirs)
@@ -153,11 +153,11 @@ def draw(events: Iterable[Event]) -> bytes:
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for shade in sorted(shades) for part in shade])
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    ends = [*moments[1:], moments[-1] + END]
-    durations = [round(1000 * (b - a)) for a, b in zip(moments, ends, strict=True)]
+    durations = [round(1000 * (b - a)) for a, b in itertools.pairwise(moments)]
+    *before, last = images  # the GIF begins at its end, for readers whose browser plays none
     file = io.BytesIO()
-    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=durations,
-                   loop=0, optimize=False)  # fmt: skip
+    last.save(file, "GIF", save_all=True, append_images=before, loop=0, optimize=False,
+              duration=[round(1000 * END), *durations])  # fmt: skip
     return file.getvalue()
 
 

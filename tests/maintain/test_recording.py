@@ -31,9 +31,10 @@ def test_a_command_that_fails_is_said(tmp_path):
 
 
 def test_times_are_divided_and_waits_are_cut():
-    events = [(1.0, "a"), (2.0, "b"), (102.0, "c"), (103.0, "d")]
-    shown = [(0.25, "a"), (0.5, "b"), (1.5, "c"), (1.75, "d")]
-    assert list(recording.shortened(events)) == shown
+    assert (recording.SPEED, recording.PAUSE) == (10, 0.4)
+    events = [(1.0, "a"), (3.0, "b"), (103.0, "c"), (104.0, "d")]
+    shown = [0.1, 0.3, 0.7, 0.8]
+    assert [moment for moment, _ in recording.shortened(events)] == pytest.approx(shown)
 
 
 def test_the_gif_shows_the_recording():
@@ -46,8 +47,8 @@ def test_the_gif_shows_the_recording():
         image.seek(i)
         colors = {color for _, color in image.convert("RGB").getcolors(2**20)}
         seen.append((image.info["duration"], len(colors) > 1, (255, 0, 0) in colors))
-    # both letters in one frame; an empty line; red text
-    assert seen == [(1000, True, False), (1500, False, False), (4000, True, True)]
+    # red text, the last; both letters in one frame; an empty line
+    assert seen == [(5000, True, True), (1000, True, False), (1500, False, False)]
 
 
 def test_the_one_in_docs():
