@@ -277,7 +277,7 @@ class Page:
         found = self.alpha.measured.text if self.alpha else {}
         return [
             (f"{called(name)}, {how}", text)
-            for how in ("greedy", "sampled")
+            for how in ("sampled", "greedy")
             for name in state_cost.TREATMENTS
             if name in found and (text := getattr(found[name], how)) is not None
         ]
