@@ -33,7 +33,7 @@ COMMANDS = (
     "jaxgru train astra_alpha --training.epochs 2",
     "jaxgru sample astra_beta --compare --num-tokens 160",
 )
-COLUMNS, ROWS = 90, 26
+COLUMNS, ROWS = 96, 26
 SPEED = 10  # divides all times
 PAUSE = 0.4  # seconds of the longest wait that is shown
 TYPING = 0.25  # seconds per character, before times are divided
