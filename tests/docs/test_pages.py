@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import nbformat
 import pytest
 from conftest import ROOT
 from matplotlib import pyplot
@@ -13,6 +14,7 @@ import jaxgru
 from bench import benchmark_page, cost
 from bench.records import Benchmarks, CostRun
 from jaxgru.layers.implementations import IMPLEMENTATIONS
+from pages import notebooks
 from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
@@ -141,6 +143,20 @@ def test_what_the_pages_say_is_what_the_records_say():
     assert missing_sentences((DOCS / "study.md").read_text(), expected_sentences(STUDY)) == []
     said = benchmark_page.expected_sentences(load(DOCS / "benchmarks.json", Benchmarks))
     assert missing_sentences((DOCS / "performance.md").read_text(), said) == []
+
+
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
+def test_the_notebooks_are_what_their_pages_make(page):
+    """With a first cell that installs, all of the page's code, and its output."""
+    made = notebooks.notebook(page)
+    assert page.with_suffix(".ipynb").read_text(encoding="utf-8") == made
+    cells = nbformat.reads(made, 4).cells
+    codes = [cell.source.removeprefix("%%bash\n") for cell in cells if cell.cell_type == "code"]
+    assert '\n%pip install "jaxgru' in codes[0]
+    folded = "".join(cell.source for cell in cells if cell.source.startswith("<details>"))
+    for block in CODE.finditer(page.read_text()):
+        code = block["code"].strip()
+        assert code in codes or code in folded
 
 
 class TestTheSite:
