@@ -116,6 +116,8 @@ def main() -> None:
     add("--steps", type=int, default=200, help="in each library; default: %(default)s")
     arguments = parser.parse_args()
     text = arguments.text.read_text("utf-8") if arguments.text else "\n".join(topics.values())
+    if len(text) < 2 * B * (T + 1):
+        parser.error(f"the text has {len(text):,} characters; it must have {2 * B * (T + 1):,}.")
     characters = sorted(set(text))
     tokens = np.array([characters.index(c) for c in text])
     tokens, new = np.split(tokens, [-B * (T + 1)])

@@ -15,6 +15,7 @@ It needs two packages: `pip install onnx onnxruntime`; the text itself only the 
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import tempfile
@@ -61,6 +62,8 @@ def main() -> None:
     add("--seed", type=int, default=0, help="default: %(default)s")
     add("--page", type=Path, help="a new folder, in which to make the page")
     arguments = parser.parse_args()
+    if not arguments.prompt or arguments.temperature <= 0:
+        parser.error("the prompt needs a character, and the temperature must be above 0.")
     try:
         params, config, tokenizer = lm.load(arguments.model)
         if config.data.tokenizer != "characters":
@@ -68,19 +71,21 @@ def main() -> None:
         tokenizer.encode(arguments.prompt)  # which says what it does not know
     except UserError as error:
         parser.error(str(error))
-    folder = arguments.page or Path(tempfile.mkdtemp())
-    folder.mkdir(exist_ok=True)
-    save_onnx(folder / "model.onnx", params, config, tokenizer)
-    if arguments.page:
-        shutil.copy(PAGE, folder / "index.html")
+    if folder := arguments.page:
+        folder.mkdir(exist_ok=True)
+        save_onnx(folder / "model.onnx", params, config, tokenizer)
         (folder / "characters.json").write_text(json.dumps(tokenizer.pieces))
+        shutil.copy(PAGE, folder / "index.html")
         print(f"python -m http.server --directory {folder}")
         return
-    text = stream(folder / "model.onnx", arguments.prompt, arguments.temperature, arguments.seed)
-    print(arguments.prompt, end="")
-    for _, character in zip(range(arguments.num_tokens), text, strict=False):
-        print(character, end="", flush=True)
-    print()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "model.onnx"
+        save_onnx(path, params, config, tokenizer)
+        text = stream(path, arguments.prompt, arguments.temperature, arguments.seed)
+        print(arguments.prompt, end="")
+        for character in itertools.islice(text, arguments.num_tokens):
+            print(character, end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":
