@@ -141,7 +141,11 @@ def linear_recurrence(
     first: Float[Array, "B H"],
 ) -> Float[Array, "T B H"]:
     """Return h' = a ⊙ h + b of every step, given the first h. Its gradient is one, too."""
+    return every_step(reverse, a, b, first)
 
+
+def every_step(reverse: bool, a: Array, b: Array, first: Array) -> Array:
+    """Compute `linear_recurrence`, differentiated by JAX."""
     if not isinstance(a.shape[0], int):  # symbolic, within `jax.export`
         return one_by_one(reverse, a, b, first)
     ways = [partial(way, reverse) for way in (one_by_one, in_parallel)]
@@ -166,7 +170,7 @@ def in_parallel(reverse: bool, a: Array, b: Array, first: Array) -> Array:
 
 
 def _forward(reverse, a, b, first):
-    h = linear_recurrence(reverse, a, b, first)
+    h = every_step(reverse, a, b, first)
     return h, (a, h, first)
 
 
@@ -174,7 +178,7 @@ def _backward(reverse, residuals, dh):
     a, h, first = residuals
     zeros = jnp.zeros_like(first)
     of_later = before_each(zeros, a, not reverse)  # a of the step that reads this one's h
-    db: Any = linear_recurrence(not reverse, of_later, dh, zeros)
+    db = every_step(not reverse, of_later, dh, zeros)
     i = -1 if reverse else 0
     return db * before_each(first, h, reverse), db, a[i] * db[i]
 

@@ -92,7 +92,9 @@ def _dot_forward(x, W):
 
 def _dot_backward(residuals, dy):
     x, W = residuals
-    return dot(dy, W.T), outer(x, dy, W.dtype)
+    # Without a gradient of its own, the product passes forward mode, as a Hessian needs
+    multiply = dot if x.dtype != W.dtype else lambda dy, W: _dot_forward(dy, W)[0]
+    return multiply(dy, W.T), outer(x, dy, W.dtype)
 
 
 _dot.defvjp(_dot_forward, _dot_backward)

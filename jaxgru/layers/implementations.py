@@ -247,7 +247,7 @@ def forward_mode_explained() -> Iterator[None]:
         if not {"forward-mode", "custom_vjp"} <= set(str(error).split()):
             raise
         raise TypeError(
-            "forward mode (jvp, jacfwd, hessian) cannot pass a hand-written gradient; it needs "
+            "forward mode (jvp, jacfwd) cannot pass a layer's hand-written gradient; it needs "
             'implementation="autodiff".'
         ) from None
 

@@ -62,8 +62,8 @@ def unroll(
 ) -> tuple[Any, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
 
-    The gradient is hand-written, for reverse mode (`grad`, and `grad` of `grad`). Forward mode
-    needs the implementation "autodiff".
+    The gradient is hand-written, for reverse mode (`grad`, `grad` of `grad`, `hessian`). Forward
+    mode alone (`jvp`, `jacfwd`) needs the implementation "autodiff".
 
     Args:
       layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the

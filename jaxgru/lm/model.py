@@ -164,8 +164,8 @@ def apply(
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Compute the logits of the token after each token, and the state after the last token.
 
-    The gradient supports reverse mode. Forward mode (`jvp`, `jacfwd`, `hessian`) needs the
-    implementation "autodiff", and parameters of one dtype.
+    The gradient supports reverse mode. Forward mode (`jvp`, `jacfwd`) needs the implementation
+    "autodiff", and parameters of one dtype.
 
     Args:
       tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.

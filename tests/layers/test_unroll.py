@@ -937,6 +937,20 @@ def test_forward_mode_through_a_step():
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", GRU_FIRST)
+def test_forward_mode_through_a_gradient(kind):
+    """A Hessian times a vector, by the hand-written gradient as by JAX's."""
+    at = stack_of(kind, 1), random_like(np.zeros((3, 5, F)), 1)
+    reset, along = np.arange(15).reshape(3, 5) % 4 == 2, random_like(at, 2)
+
+    def product(implementation):
+        options = dict(reset=reset, implementation=implementation)
+        loss = lambda *at: jnp.sum(jaxgru.unroll(*at, **options)[0] ** 2)
+        return jax.jit(lambda at: jax.jvp(jax.grad(loss, (0, 1)), at, along)[1])(at)
+
+    chex.assert_trees_all_close(product("auto"), product("autodiff"), rtol=1e-10, atol=1e-10)
+
+
 # --- Episodes and padding
 
 
