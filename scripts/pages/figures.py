@@ -44,7 +44,7 @@ def style() -> Iterator[None]:
     """Let matplotlib draw as the pages' figures are drawn."""
     import matplotlib  # takes long to import
 
-    rules = {
+    rules: dict[Any, Any] = {
         "svg.fonttype": "none", "svg.hashsalt": "jaxgru", "svg.id": None, "font.size": 10.5,
         "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
         "font.monospace": ["DejaVu Sans Mono"], "axes.titlesize": 13, "axes.titleweight": "bold",
