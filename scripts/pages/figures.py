@@ -56,7 +56,7 @@ def style() -> Iterator[None]:
         "figure.facecolor": PAPER, "axes.facecolor": "none", "legend.frameon": False,
         "figure.constrained_layout.h_pad": 0.1, "figure.constrained_layout.w_pad": 0.08,
         "xtick.minor.bottom": False, "ytick.minor.left": False,
-        "axes.prop_cycle": matplotlib.cycler(color=[BLUE, ORANGE, GREEN, PURPLE, RED]),
+        "axes.prop_cycle": f"cycler(color={[BLUE, ORANGE, GREEN, PURPLE, RED]})",
     }  # fmt: skip
     with matplotlib.rc_context(rules):
         yield
