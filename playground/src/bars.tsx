@@ -35,8 +35,7 @@ export function Bars({ probabilities, characters, memory, label, came }: Props) 
   return (
     <>
       <h4>
-        {memory.length > 0 && <>Remembers <q>{memory.length > LAST && "…"}{memory.slice(-LAST).map(glyph)}</q>, </>}
-        bets on
+        {probabilities && <>Remembers <q>{memory.length > LAST && "…"}{memory.slice(-LAST).map(glyph)}</q>, bets on</>}
       </h4>
       <ol class="bars" aria-label={label}>
         {Array.from({ length: ROWS }, (_, row) => {

@@ -72,7 +72,7 @@ const descriptions = [0, 1].map((side) =>
     return (
       `${capital(quote(of.characters[at]))} depends most on ${quote(of.characters[start + most])}, ` +
       `${distance === 1 ? "just" : `${distance} characters`} before it (gradient norm ${found[most].toFixed(2)}); ` +
-      `90 % of the sum of all norms is in the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
+      `90 % of all influence comes from the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );
   }),
 );
@@ -102,7 +102,7 @@ export function Reach() {
               </Column>
             ))}
           </div>
-          <Legend panel="reach" low="no gradient" high="the largest gradient; a quarter of it has half the tint" />
+          <Legend panel="reach" low="no influence" high="the strongest; a quarter of it has half the tint" />
         </>
       )}
     </Panel>

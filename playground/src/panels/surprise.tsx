@@ -55,7 +55,8 @@ follow(
   () => [near.surprise.value, index.value, every.value],
   async (of) => {
     const [at, before] = [index.value, of.tokens.slice(0, index.value)];
-    if (!near.surprise.value || at === 0) return null;
+    if (!near.surprise.value) return bets.value;
+    if (at === 0) return null; // nothing is before it
     const sides = [];
     for (const resetEvery of [null, every.value]) {
       const start = await engine.start(of.info.name, before, 0, resetEvery);
@@ -95,9 +96,8 @@ export function Surprise() {
       <p>
         Here the model reads a text and bets on each next character. The redder a character, the less the model expected
         it. The cost is −ln p, where p is the probability that the model gave the character: 0 for one that it was sure
-        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Point at a character to see the bets; the bar
-        of the one that came is dark. Type or paste a text of your own; the panels
-        below show it, too.
+        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Point at a character to see the bets; the one
+        that came stands out. Type or paste a text of your own; the panels below show it, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
