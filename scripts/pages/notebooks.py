@@ -8,7 +8,6 @@ first cell installs the package. An exercise has an empty cell, and its solution
 
 from __future__ import annotations
 
-import base64
 import re
 import tomllib
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 PART = re.compile(
     r"^```(?P<language>python|bash|sh(?=\npip install ))\n(?P<code>.*?)^```\n"
     r"(?:\n```text\n(?P<printed>.*?)^```\n)?"
-    r"(?:\n!\[(?P<alt>.*?)\]\((?P<figure>\S+\.png)\)\n)?"
+    r"(?:\n!\[(?P<alt>.*?)\]\((?P<figure>\S+\.svg)\)\n)?"
     r"|^<details markdown>\n(?P<solution>.*?^</details>\n)",
     re.DOTALL | re.MULTILINE,
 )
@@ -76,8 +75,8 @@ def _outputs(part: re.Match, page: Path) -> Iterator[nbformat.NotebookNode]:
     if part["printed"]:
         yield v4.new_output("stream", name="stdout", text=part["printed"])
     if part["figure"]:
-        png = base64.b64encode((page.parent / part["figure"]).read_bytes()).decode()
-        yield v4.new_output("display_data", {"image/png": png, "text/plain": part["alt"]})
+        svg = (page.parent / part["figure"]).read_text(encoding="utf-8")
+        yield v4.new_output("display_data", {"image/svg+xml": svg, "text/plain": part["alt"]})
 
 
 def _absolute(text: str, page: Path) -> str:

@@ -166,7 +166,9 @@ class TestTheSite:
         layer = set(jaxgru.__all__) - {"cells", "libraries", "lm"}  # pages of their own
         for door, names in (("jaxgru", layer), ("jaxgru.lm", {*jaxgru.lm.__all__})):
             name = rf"{re.escape(door)}\.(\w+)"
-            assert set(re.findall(rf"\[{name}\]", overview)) == names
+            assert set(re.findall(rf"\]\[{name}\]", overview)) == names
+            links = rf"^\[{name}\]: (\w+\.md)#"  # by which the overview works in the repository, too
+            assert {found[0] for found in re.findall(links, overview, re.MULTILINE)} == names
             documented = set(re.findall(rf"^::: {name}$", reference, re.MULTILINE))
             on_its_page = {"Scores", "evaluate", "score"} if door == "jaxgru.lm" else set()
             assert names - documented == on_its_page
