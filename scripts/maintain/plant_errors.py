@@ -83,7 +83,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "dropout masks reused across training steps": (
         FIFTY_STEPS,
-        ("lm/training/step.py", "dropout = Dropout(dropout_key,", "dropout = Dropout(state.key,"),
+        ("lm/training/step.py", "keys = dropout_key,", "keys = state.key,"),
     ),
 }  # fmt: skip
 """By name: the tests that should fail, and the changes (file in jaxgru/, text, wrong text)."""

