@@ -103,7 +103,7 @@ def assert_same_step(values: list[str], unit: int, text: str) -> None:
     params, _, tokenizer = load("astra_alpha")
     layer = vars(params.layers[0])
     p = {k: np.asarray(v, np.float64) for k, v in layer.items() if k[0] in "WUbc" and k != "cn"}
-    h = np.zeros(len(p["Un"]))
+    before = z = r = n = h = np.zeros(len(p["Un"]))
     for x in np.asarray(params.embedding, np.float64)[tokenizer.encode(text)]:
         before = h
         z, r = (
