@@ -137,7 +137,8 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
             cell_of(layer)
         except TypeError as error:
             raise ValueError(
-                f"{name}: {error} It must be one layer's, as from init_gru, or a list of these."
+                f"{name}: {error} It must be one layer's, as from init_gru, or a list of these; "
+                "jaxgru.libraries has what runs or converts the modules of other libraries."
             ) from None
     for leaf in jax.tree.leaves(stack):
         dtype = getattr(leaf, "dtype", None)

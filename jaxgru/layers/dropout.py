@@ -212,6 +212,8 @@ def of_layer(dropout: Dropout, direction: int, i: int, L: int) -> Dropout | None
 
 def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     """Return the bits from which on a unit is kept, and the scale; no scale for a rate of 0."""
+    if isinstance(rate, Array) and jnp.issubdtype(rate.dtype, jax.dtypes.prng_key):
+        raise ValueError("the dropout rate is a key; the order is Dropout(key, rate, site).")
     if isinstance(rate, Tracer):
         if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
             raise ValueError(f"the dropout rate is {rate.dtype} {rate.shape}; it must be a number.")

@@ -20,6 +20,7 @@ from jaxtyping import Float, Integer, Shaped
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
+from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
 
@@ -103,13 +104,15 @@ class Layer(nnx.Module):
     As `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
     """
 
-    def __init__(self, layers: CellParams | Sequence[Any]) -> None:
-        """Take one layer's parameters, a list of layers, or a pair of lists, for two directions.
+    def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
+        """Take one layer's parameters, a list or `ResidualStack`, or a pair, for two directions.
 
         Raises:
           InteropError: there is no layer.
           TypeError: they are of another class.
         """
+        self.residual = isinstance(layers, ResidualStack)
+        layers = layers.layers if isinstance(layers, ResidualStack) else layers
         if isinstance(layers, Sequence):
             if not layers:
                 raise InteropError("there is no layer; a Layer holds one, a stack or a pair.")
@@ -122,9 +125,13 @@ class Layer(nnx.Module):
             setattr(self, field.name, nnx.Param(value) if hasattr(value, "dtype") else value)
 
     def layer(self) -> Any:
-        """Return the parameters as they are now: one layer, or tuples of them."""
+        """Return the parameters as they are now: one layer, or tuples of them.
+
+        `jaxgru.step(module.layer(), x, carry)` is one step of the module.
+        """
         if hasattr(self, "layers"):
-            return tuple(layer.layer() for layer in self.layers)
+            layers = tuple(layer.layer() for layer in self.layers)
+            return ResidualStack(layers) if self.residual else layers
         values = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self.params)
         }

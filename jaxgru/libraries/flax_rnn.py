@@ -55,11 +55,13 @@ def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -
     name = type(cell).__name__
     if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
-        raise InteropError(f"the cell is a {name}; it must be a {library} {names}{hint}.")
-    if not common.computes(getattr(cell, "gate_fn", jax.nn.sigmoid), common.SIGMOID):
-        raise InteropError(f"the gate_fn of this {name} is not sigmoid, which jaxgru's gates have.")
+        subclass = " itself, not a subclass" if isinstance(cell, tuple(known)) else ""
+        raise InteropError(f"the cell is a {name}; it must be a {library} {names}{subclass}{hint}.")
+    gate_fn, only = getattr(cell, "gate_fn", jax.nn.sigmoid), "itself, the only one that jaxgru has"
+    if not common.computes(gate_fn, common.SIGMOID):
+        raise InteropError(f"the gate_fn of this {name} is not sigmoid {only}.")
     if not common.computes(cell.activation_fn, common.TANH):
-        raise InteropError(f"the activation_fn of this {name} is not tanh, which jaxgru has.")
+        raise InteropError(f"the activation_fn of this {name} is not tanh {only}.")
     if getattr(cell, "residual", False):
         raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
 

@@ -654,6 +654,10 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
         (
+            lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(0.5, KEY, "state")),
+            "the dropout rate is a key; the order is Dropout(key, rate, site)",
+        ),
+        (
             lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
             "carry must be a pair: of the forward and of the backward layers",
         ),

@@ -257,8 +257,10 @@ def test_stacks_and_two_directions_are_modules_of_params():
     stack = (layer("gru after"), layer("lstm", 6))
     pair = ((layer("rnn"), layer("lstm", 12)), (layer("gru"), layer("rnn", 12)))
     x, lengths = normal(3, 5, 4, dtype=np.float32), np.array([5, 0, 2])
+    residual = jaxgru.ResidualStack((layer("gru after"), layer("lstm", 6)))
     for weights, run in (
         (stack, jaxgru.unroll),
+        (residual, jaxgru.unroll),
         (pair, lambda p, *a, **o: jaxgru.bidirectional(*p, *a, **o)),
     ):
         module = Layer(weights)
@@ -357,6 +359,9 @@ class TestRefusals:
     def test_other_classes(self):
         with pytest.raises(InteropError, match="the cell is a Linear; it must be a flax.nnx GRUCe"):
             RNN(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        own = type("Own", (nnx.GRUCell,), {})(2, 3, rngs=nnx.Rngs(0))
+        with pytest.raises(InteropError, match="a Own; .*SimpleCell itself, not a subclass"):
+            RNN(own)
         with pytest.raises(
             InteropError, match="a GRUParams; .* in jaxgru.libraries.flax_nnx.Layer"
         ):
