@@ -1,1 +1,1 @@
-"""The cost of a lost state, and the simpler models to compare with."""
+"""The cost of a reset state, and the simpler models to compare with."""

@@ -1,4 +1,4 @@
-"""The cost of a lost state for one model: every measure of the study, as one JSON record."""
+"""The cost of a reset state for one model: every measure of the study, as one JSON record."""
 
 from __future__ import annotations
 

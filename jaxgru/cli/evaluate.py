@@ -246,7 +246,7 @@ def _scored(
     rows = [
         ("never: one stream", scores.loss),
         (_windows(window), window_loss(params, tokens, window)),
-        ("every token: stateless", window_loss(params, tokens, 1)),
+        ("every token", window_loss(params, tokens, 1)),
     ]
     if random_batches:
         rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
@@ -293,13 +293,13 @@ def _measured(
 
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
     rows = [
-        ("every token: stateless" if every == 1 else f"every {every:,} tokens", loss)
+        ("every token" if every == 1 else f"every {every:,} tokens", loss)
         for every, loss in record.memory_curve
     ]
     rows += [
         ("never: one stream", record.stream),
         (_windows(window), record.windows),
-        ("sensitivity: stateless minus one stream", record.sensitivity),
+        ("sensitivity: every token minus never", record.sensitivity),
     ]
     if batches := record.random_batches:
         rows += map(_random_batches, filter(None, (batches, batches.best)))
@@ -366,7 +366,7 @@ def _text(texts: dict[str, state_cost.Text]) -> Table:
 
 def _markov_chain(chain: state_cost.Chain) -> Table:
     table = Table(
-        title=f"the stateless Markov chain: {chain.kl_to_bigram:.4f} nats per token from "
+        title=f"reset at every token, a Markov chain: {chain.kl_to_bigram:.4f} nats per token from "
         "the corpus's bigram counts"
     )
     table.add_column("greedy text ends in")

@@ -1,4 +1,4 @@
-"""Write what the playground shows beside the models: counted bigrams, and what units follow.
+"""Write what the playground shows beside the models: bigram counts, and what units follow.
 
 The text that they come from is not written.
 """

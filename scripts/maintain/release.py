@@ -63,7 +63,7 @@ def card(
     names = {
         f"state kept within windows of {config.training.sequence_length}": losses.windows,
         "state never reset: one stream": losses.stream,
-        "state reset before every token: stateless": losses.stateless,
+        "state reset before every token": losses.stateless,
     }
     units = "nats_per_token", "nats_per_character", "bits_per_character"
     rows = [[name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]

@@ -33,7 +33,7 @@ VARIANTS = [
     *({"data.batches": "streams", "training.dropout": 0, "training.seed": s} for s in range(3)),
     *({"training.compute_dtype": "bfloat16", "training.seed": seed} for seed in range(3)),
 ]
-"""Changes to astra_alpha, to measure the cost of its dropout, the cost of a lost state by size, the
+"""Changes to astra_alpha, to measure the cost of its dropout, the cost of a reset by size, the
 gain of contiguous streams over random crops with and without dropout, and the cost of bfloat16."""
 
 

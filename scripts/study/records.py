@@ -27,7 +27,7 @@ DYNAMIC_PARTS = 50  # of the text, for the figure
 
 
 class RunMeasures(StateCost, frozen=True, kw_only=True):
-    """A run's study.json: the cost of its lost state, and how it was measured."""
+    """A run's study.json: the cost of resetting its state, and how it was measured."""
 
     date: str
     hardware: str

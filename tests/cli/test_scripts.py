@@ -211,19 +211,19 @@ class TestEvaluate:
         params, _, _ = jaxgru.lm.load(tiny_run)
         rows = table_rows(done.out)
         expected = {f"every {k:,} tokens": k for k in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
-        expected |= {"every token: stateless": 1, "never: one stream": 300,
+        expected |= {"every token": 1, "never: one stream": 300,
                      "windows of 16, as in training": 16}  # fmt: skip
         nats = {
             row: numpy_gru_losses(params, validation, window).mean()
             for row, window in expected.items()
         }
-        nats["sensitivity: stateless minus one stream"] = (
-            nats["every token: stateless"] - nats["never: one stream"]
+        nats["sensitivity: every token minus never"] = (
+            nats["every token"] - nats["never: one stream"]
         )
         assert set(rows) == set(nats)
         for row, loss in nats.items():
             assert rows[row] == pytest.approx([loss, loss / np.log(2)], abs=1e-4)
-        assert "the stateless Markov chain:" in done.out
+        assert "reset at every token, a Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
 
     @pytest.mark.parametrize("model", ["run", "onnx", *slow("safetensors", "pretrained")])
@@ -240,7 +240,7 @@ class TestEvaluate:
         assert (done.code, done.err) == (0, "")
         assert f"{config.name} on all of other [b].txt: 98 tokens, 98 characters" in done.out
         window, rows, tokens = config.training.sequence_length, {}, tokenizer.encode(text)
-        for name, every in (("never: one stream", len(tokens)), ("every token: stateless", 1),
+        for name, every in (("never: one stream", len(tokens)), ("every token", 1),
                             (f"windows of {window}, as in training", window)):  # fmt: skip
             nats = numpy_gru_losses(params, tokens, every)
             loss, bits = nats.mean(), nats.mean() / np.log(2)

@@ -38,8 +38,8 @@ def test_a_card_says_what_is_measured_again(name):
     assert dataset.sha256 in card and f"--training.seed {config.training.seed}`" in card
     stated = float(re.search(r"within windows of 128 \| ([\d.]+)", card)[1])
     assert window_loss(params, dataset.validation, 128) == pytest.approx(stated, abs=6e-5)
-    stateless = float(re.search(r"stateless \| ([\d.]+)", card)[1])
-    assert window_loss(params, dataset.validation, 1) == pytest.approx(stateless, abs=6e-5)
+    reset = float(re.search(r"before every token \| ([\d.]+)", card)[1])
+    assert window_loss(params, dataset.validation, 1) == pytest.approx(reset, abs=6e-5)
 
 
 def test_what_ships():

@@ -3,8 +3,8 @@
 Every item is stored under its own name: arrays flat, by their path in the tree, so that they can be
 read without this library, the rest as JSON. Orbax writes a checkpoint to a temporary folder and
 renames it, so a checkpoint is complete or absent. Then `checksums.json` is added, the SHA-256 of
-every file, by which damage is found later. (A checkpoint without it is older than this rule, or its
-process was killed at that moment; it is used if it can be read.)
+every file, by which damage is found later. (The process of a checkpoint without it was
+killed at that moment; it is used if it can be read.)
 
 Run folders are shared, so a checkpoint may come from a stranger: its files are restricted in kind
 and size, and its arrays in shape, before they are opened.
