@@ -15,7 +15,7 @@ MANY = {"prompts": 12, "safetensors": 40, "checkpoints": 16}  # else 50
 
 
 @pytest.mark.parametrize(
-    "counts, others", [(FEW, 10), pytest.param(MANY, 50, marks=pytest.mark.slow)]
+    "counts, others", [(FEW, 20), pytest.param(MANY, 50, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_is_used_or_refused_in_one_line(kind, counts, others, tmp_path, monkeypatch):
