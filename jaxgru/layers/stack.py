@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn
+from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn, sizes
 from jaxgru.cells.base import check_flags, exportable, is_whole, struct
 from jaxgru.errors import shown
 
@@ -47,7 +47,7 @@ def init_stack(
       cell: "gru", "lstm" or "rnn", or a function like `init_gru`, for a cell of your own.
       in_features: the size of the input at a step.
       hidden_dim: H, the size of the state of each layer, in each direction.
-      bidirectional: each layer above the first reads 2 H features, those of both directions.
+      bidirectional: each layer above the first reads the outputs of both directions.
       residual: each layer above the first adds its input to its output: a `ResidualStack`.
       options: those of `init_gru`, `init_lstm` or `init_rnn`, for each layer.
 
@@ -72,10 +72,16 @@ def init_stack(
         )
     directions = 1 + bidirectional
     keys = jax.random.split(key, (directions, num_layers))
-    draw = lambda key, i: init(
-        key, directions * hidden_dim if i else in_features, hidden_dim, **options
-    )
-    stacks = tuple(tuple(draw(keys[d, i], i) for i in range(num_layers)) for d in range(directions))
+
+    def draw(direction: int) -> tuple[CellParams, ...]:
+        layers: list[CellParams] = []
+        for i in range(num_layers):
+            # with proj_size, an output is smaller than hidden_dim
+            features = directions * sizes(layers[-1])[1] if layers else in_features
+            layers.append(init(keys[direction, i], features, hidden_dim, **options))
+        return tuple(layers)
+
+    stacks: Any = tuple(map(draw, range(directions)))
     if residual:
         stacks = tuple(map(ResidualStack, stacks))
     return stacks if bidirectional else stacks[0]

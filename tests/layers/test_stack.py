@@ -27,6 +27,13 @@ def test_a_stack_fits_together(cell):
     assert len({leaf.tobytes() for leaf in map(jax.device_get, drawn)}) == len(drawn)
 
 
+def test_a_stack_of_projected_layers_fits_together():
+    """Each layer reads the proj_size features of the one below, not hidden_dim."""
+    pair = jaxgru.init_stack("lstm", KEY, 3, 4, 2, bidirectional=True, residual=True, proj_size=2)
+    y, _ = jax.eval_shape(jaxgru.bidirectional, *pair, jax.ShapeDtypeStruct((2, 5, 3), "float32"))
+    assert y.shape == (2, 5, 4)
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
