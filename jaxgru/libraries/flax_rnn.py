@@ -21,6 +21,7 @@ from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
+from jaxgru.layers.stack import ResidualStack
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, common
 
@@ -46,8 +47,9 @@ def _arrays(layer: Any) -> dict[str, Any]:
     return {f.name: getattr(layer, f.name) for f in fields if not f.metadata.get("static")}
 
 
-for _cell in CELLS.values():  # once this or another module of Flax's is imported
-    register_serialization_state(_cell.params, _to_state_dict, _from_state_dict, override=True)
+# Once this or another module of Flax's is imported
+for _params in (ResidualStack, *(cell.params for cell in CELLS.values())):
+    register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:

@@ -443,3 +443,6 @@ def test_flax_serialization(kind):
     del state["0"][next(iter(state["0"]))]
     with pytest.raises(InteropError, match="; it must have W"):
         serialization.from_state_dict(other, state)
+    residual, other = (jaxgru.ResidualStack(tuple(layers)) for layers in (stack, other))
+    read = serialization.from_bytes(other, serialization.to_bytes(residual))
+    assert same_bits(read, residual) and isinstance(read, jaxgru.ResidualStack)
