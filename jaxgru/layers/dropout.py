@@ -196,7 +196,19 @@ def _masks_of(
 
 def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     """Return the dropout of the part of a sequence that begins at this step."""
-    return [one.replace(first_step=one.first_step + step) for one in each(dropout)]
+    offset = jnp.asarray(step).astype(jnp.uint32)
+    first_step = lambda one: _whole("first_step", one.first_step) + offset
+    return [one.replace(first_step=first_step(one)) for one in each(dropout)]
+
+
+def in_32_bits(dropout: Dropouts) -> list[Dropout]:
+    """Return dropouts whose first row and step are in 32 bits, so that `jit` can take them.
+
+    Raises:
+      ValueError: one is no whole number that fits into 32 bits, or as `each`.
+    """
+    places = lambda one: {n: _whole(n, getattr(one, n)) for n in ("first_row", "first_step")}
+    return [one.replace(**places(one)) for one in each(dropout)]
 
 
 def of_layer(dropout: Dropout, direction: int, i: int, L: int) -> Dropout | None:

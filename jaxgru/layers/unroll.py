@@ -32,7 +32,7 @@ from jaxgru.layers.arguments import (
     in_reading_order,
     real_steps,
 )
-from jaxgru.layers.dropout import Dropouts, dropout_masks, each, of_layer
+from jaxgru.layers.dropout import Dropouts, dropout_masks, each, in_32_bits, of_layer
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
@@ -157,7 +157,8 @@ def unroll(
             reset = in_reading_order(reset, mask)
         options = implementation, reverse, return_carries, residual
         if remat:
-            return run_in_segments(*options, layers, x, carry, dropout, reset, initial, real)
+            dropouts = in_32_bits(dropout)
+            return run_in_segments(*options, layers, x, carry, dropouts, reset, initial, real)
         masks = dropout_masks(layers, dropout, B, T)
         return run_stack(*options, layers, x, carry, masks, reset, initial, real)
 

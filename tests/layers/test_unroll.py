@@ -744,6 +744,12 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "first_step of the dropout is 1099511627776; it must be a whole number",
         ),
         (
+            lambda x: jaxgru.unroll(
+                GRU, x, remat=True, dropout=jaxgru.Dropout(KEY, 0.5, "state", first_step=-1)
+            ),
+            "first_step of the dropout is -1; it must be a whole number",
+        ),
+        (
             lambda x: jaxgru.unroll(GRU, x, dropout=x),
             "dropout is an array, float32 (2, 3, 3); it must be a Dropout(",
         ),
