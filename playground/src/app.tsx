@@ -1,7 +1,7 @@
 /** The page: what all panels share, and the panels. */
 
 import { signal } from "@preact/signals";
-import { goTo } from "./address";
+import { goTo, SITE } from "./address";
 import { failure } from "./models";
 import type { ModelName } from "./engine/types";
 import { Inside } from "./panels/inside";
@@ -15,9 +15,9 @@ import { ask, Tour } from "./tour";
 import { choose, every, inWords, model, RESETS, type Panel } from "./view";
 
 const MODELS: [ModelName, string][] = [
-  ["astra_beta", "astra_beta: GRU, 2 layers"],
-  ["astra_alpha", "astra_alpha: GRU, 1 layer"],
-  ["elman_alpha", "elman_alpha: Elman RNN"],
+  ["astra_beta", "GRU, 2 layers (astra_beta)"],
+  ["astra_alpha", "GRU, 1 layer (astra_alpha)"],
+  ["elman_alpha", "Elman RNN (elman_alpha)"],
 ];
 
 const TITLES: [Panel, string][] = [
@@ -88,14 +88,14 @@ export function App() {
   return (
     <>
       <header>
-        <a class="home" href="../">
+        <a class="home" href={SITE}>
           <svg viewBox="0 0 24 24" aria-hidden="true">
             <path d="M2 12C5 0 9 0 12 12s7 12 10 0" />
           </svg>
           jaxgru
         </a>
         <span class="name">Playground</span>
-        <a href="../tutorials/gru_by_hand/">Tutorial</a>
+        <a href={`${SITE}tutorials/gru_by_hand/`}>Tutorial</a>
         <a href="https://github.com/jaxgru/jaxgru">Source</a>
         <Share />
         <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
@@ -104,9 +104,15 @@ export function App() {
       <main>
         <h1>Why does my RNN write gibberish?</h1>
         <p>
-          Often because something resets its state. A recurrent network reads one character at a time and keeps what it
-          remembers in its state, a list of numbers. Here one model writes twice, with the same random numbers. On the
-          right, the slider at the top sets the state to zero. Move it while they write.
+          Often because something resets its state. An RNN, a recurrent neural network, reads one character at a time
+          and keeps what it remembers in its state, a list of numbers. To reset it means to set them all to zero. Here
+          one model, a GRU (gated recurrent unit, a kind of RNN), writes twice with the same random numbers. On the
+          right, its state is reset as often as the slider says. Move it while they write.
+        </p>
+        <p class="small">
+          Other causes: a temperature that is too high, characters numbered differently than in training, too little
+          training. To check your own network, print its state before each step. After the first step, it must not be
+          all zeros.
         </p>
         <nav aria-label="Panels">
           <button type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>

@@ -1,6 +1,21 @@
 /** The bug as code: the state is made inside the loop, or before it. */
 
-import { every, type Reset } from "./view";
+import { Fragment } from "preact";
+import { every, inWords, type Reset } from "./view";
+
+interface Library {
+  name: string;
+  /** Makes a state of zeros. */
+  zeros: string;
+  /** A character, as the step takes it. */
+  item: string;
+  step: string;
+}
+
+const LIBRARIES: Library[] = [
+  { name: "PyTorch", zeros: "h = None", item: "x", step: "y, h = gru(x, h)" },
+  { name: "JAX", zeros: "carry = lm.initial_carry(params, 1)", item: "token", step: "logits, carry = lm.step(params, token, carry)" },
+];
 
 interface Line {
   text: string;
@@ -8,24 +23,17 @@ interface Line {
   resets?: boolean;
 }
 
-const STEP: Line = { text: "    logits, carry = lm.step(params, token, carry)" };
-const ZEROS = "carry = lm.initial_carry(params, 1)";
-
-const CARRIED: Line[] = [{ text: ZEROS, resets: true }, { text: "for token in text:" }, STEP];
-
-/** The same three lines with the state reset as the slider says. */
-function lines(reset: Reset): Line[] {
-  if (reset === null) return CARRIED;
-  if (reset === 1) return [{ text: "for token in text:" }, { text: `    ${ZEROS}`, resets: true }, STEP];
+/** Three lines with the state reset so often. */
+function lines({ zeros, item, step }: Library, reset: Reset): Line[] {
+  const last = { text: `    ${step}` };
+  if (reset === null) return [{ text: zeros, resets: true }, { text: `for ${item} in text:` }, last];
+  if (reset === 1) return [{ text: `for ${item} in text:` }, { text: `    ${zeros}`, resets: true }, last];
   return [
-    { text: "for t, token in enumerate(text):" },
-    { text: `    if t % ${reset} == 0: ${ZEROS}`, resets: true },
-    STEP,
+    { text: `for t, ${item} in enumerate(text):` },
+    { text: `    if t % ${reset} == 0: ${zeros}`, resets: true },
+    last,
   ];
 }
-
-/** "before every character", after "makes a new state". */
-const often = (reset: Reset) => (reset === 1 ? "before every character" : `every ${reset} characters`);
 
 function Snippet({ label, of }: { label: string; of: Line[] }) {
   return (
@@ -43,16 +51,23 @@ export function Code() {
     <>
       <h3 id="code">The bug in three lines of code</h3>
       <p>
-        On the left, the state is made once, before the loop, and every step passes it on.{" "}
+        The state is called <code>h</code> in PyTorch, where <code>None</code> stands for zeros, and <code>carry</code> in
+        JAX, because it is carried from step to step. On the left, it is made once, before the loop, and every step passes
+        it on.{" "}
         {reset === null
           ? "The slider is at never, so the right code is the same. Move it to see the bug."
-          : `On the right, the loop makes a new state ${often(reset)}: the model forgets what it has read. ` +
+          : `On the right, the loop makes a new state ${inWords(reset)}: the model forgets what it has read. ` +
             "No error tells you."}
       </p>
-      <div class="pair wide">
-        <Snippet label="The state is carried on" of={CARRIED} />
-        <Snippet label="The state is reset in the loop" of={lines(reset)} />
-      </div>
+      {LIBRARIES.map((library) => (
+        <Fragment key={library.name}>
+          <p class="small">{library.name}</p>
+          <div class="pair wide">
+            <Snippet label={`${library.name}: the state is carried on`} of={lines(library, null)} />
+            <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
+          </div>
+        </Fragment>
+      ))}
     </>
   );
 }

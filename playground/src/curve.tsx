@@ -4,7 +4,7 @@ import { RESETS, type Reset } from "./view";
 
 interface Props {
   means: Map<Reset, number>;
-  /** Of bigram counts. */
+  /** Of a table of letter pairs. */
   bigram: number | null;
   selected: Reset;
   /** A point was clicked. The keyboard moves the slider instead. */
@@ -31,7 +31,7 @@ export function MemoryCurve({ means, bigram, selected, onSelect }: Props) {
   const summary =
     "Mean nats per character, by how many characters lie between two resets: " +
     known.map(([reset, nats]) => `${name(reset)}: ${nats.toFixed(2)}`).join(", ") +
-    (bigram === null ? "." : `; bigram counts: ${bigram.toFixed(2)}.`);
+    (bigram === null ? "." : `; a table of letter pairs: ${bigram.toFixed(2)}.`);
   return (
     <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={summary}>
       {ticks.map((nats) => (
@@ -51,7 +51,7 @@ export function MemoryCurve({ means, bigram, selected, onSelect }: Props) {
         <g class="bigram">
           <line x1={LEFT} x2={WIDTH - RIGHT} y1={y(bigram)} y2={y(bigram)} />
           <text x={WIDTH - RIGHT} y={y(bigram) - 6} text-anchor="end">
-            bigram counts: {bigram.toFixed(2)}
+            a table of letter pairs: {bigram.toFixed(2)}
           </text>
         </g>
       )}

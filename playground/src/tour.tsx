@@ -2,7 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { goTo } from "./address";
+import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
 import { setEvery, writeAnew, writeOn } from "./panels/writers";
 import { every, schedule, tour, written, type Reset } from "./view";
@@ -28,10 +28,13 @@ const ENOUGH = 100;
 /** Whether all that is written was written with the slider there. */
 const writtenWith = (reset: Reset) => schedule.value.length === 1 && every.value === reset && written.value >= ENOUGH;
 
-/** How much of what the state is worth is left when it is reset every 32 characters. */
-function worth(): number {
+/** How much of the state's gain is left when it is reset every 32 characters. */
+function gain(): string {
   const [one, some, all] = [1, 32, null].map((reset) => mean(surprises.value.get(reset)!));
-  return (one - some) / (one - all);
+  return (
+    `Never reset, the model saves ${(one - all).toFixed(2)} nats per character (${one.toFixed(2)} down to ${all.toFixed(2)}). ` +
+    `With a reset every 32, it saves ${(one - some).toFixed(2)}: it keeps ${Math.round((100 * (one - some)) / (one - all))} %.`
+  );
 }
 
 const QUESTIONS: Question[] = [
@@ -39,7 +42,7 @@ const QUESTIONS: Question[] = [
     ask: "Both writers use the same model, the same prompt and the same random numbers. What does the right one write if its state is never reset?",
     options: ["The same text as the left", "Another text, as good", "A worse text"],
     right: 0,
-    task: "Move the slider to “never” and press “Again”.",
+    task: "Move the slider to “never” and press “Start again”.",
     before: () => goTo("writers"),
     show: () => writeAnew(null),
     seen: () => writtenWith(null),
@@ -49,14 +52,14 @@ const QUESTIONS: Question[] = [
     ask: "Now the state is reset every 8 characters. What does the right one write?",
     options: ["Random letters", "Words, some made up, but no sentences", "Sentences as good as on the left"],
     right: 1,
-    task: "Move the slider to 8 and press “Again”.",
+    task: "Move the slider to 8 and press “Start again”.",
     before: () => goTo("writers"),
     show: () => writeAnew(8),
     seen: () => writtenWith(8),
     why: () => "Eight characters are enough for most words. A sentence needs to know how it began.",
   },
   {
-    ask: "The right one has babbled for 150 characters, reset before each. From now on it keeps its state. When does it write English again?",
+    ask: "The right one has babbled for 150 characters, reset before every character. From now on it keeps its state. When does it write English again?",
     options: ["Never: its text is ruined", "After another 150 characters", "Within a word or two"],
     right: 2,
     task: "Move the slider to “never” and press “Write”.",
@@ -73,11 +76,12 @@ const QUESTIONS: Question[] = [
       return schedule.value.length > 1 && moved[1] === null && written.value >= moved[0] + ENOUGH;
     },
     why: () =>
-      "Look at its text after the mark. In the study, astra_beta bets as well as ever after 9 characters. What is lost is quickly " +
-      "read again, so a rare reset does little harm.",
+      "Look at its text after the mark. The state fills again with what the model reads, so a rare reset does little harm. " +
+      "With the same random numbers, both soon draw the same letters, and the same letters fill both states alike: the " +
+      "right one often ends up in the very lines of the left.",
   },
   {
-    ask: "A text is read with a reset every 32 characters. How much of what the state is worth does the model keep?",
+    ask: "A model that keeps its state guesses a text better than one whose state is reset before every character. How much of this gain is left with a reset every 32 characters?",
     options: ["About a third", "About half", "More than nine tenths"],
     right: 2,
     task: "Move the slider to 32 and look at the memory curve.",
@@ -89,8 +93,8 @@ const QUESTIONS: Question[] = [
     },
     seen: () => every.value === 32 && [1, 32, null].every((reset) => surprises.value.has(reset)),
     why: () =>
-      `Here it keeps ${Math.round(100 * worth())} %. The curve falls steeply at first and is almost flat from 32 on: most of what ` +
-      "the next character depends on is close by.",
+      `${gain()} The curve falls steeply at first and is almost flat from 32 on: most of what the next character depends ` +
+      "on is close by.",
   },
   {
     ask: "Your own network writes like the right side. Its loss fell in training, and no error was raised. What do you check first?",
@@ -103,7 +107,9 @@ const QUESTIONS: Question[] = [
       document.getElementById("code")!.scrollIntoView();
     },
     seen: () => every.value === 1,
-    why: () => "One line in the wrong place resets the state at every step. The right code makes it once, before the loop, and passes it on.",
+    why: () =>
+      "One line in the wrong place resets the state at every step, and no longer training mends that. Print the state before " +
+      "each step: if it is all zeros after the first step, it is this bug. If not, train longer, then try a larger network.",
   },
 ];
 
@@ -149,6 +155,13 @@ export function Tour() {
           <p>{task} <button type="button" onClick={show}>Show me</button></p>
         )}
         {seen.value && <p><b>{guess.value === right ? "You were right." : `It is “${options[right]}”.`}</b> {why()}</p>}
+        {seen.value && number === QUESTIONS.length && (
+          <p>
+            That was the last question. Go on with the{" "}
+            <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>{" "}
+            or the <a href={`${SITE}tutorials/gru_by_hand/`}>tutorial</a>, which builds a GRU step by step.
+          </p>
+        )}
       </div>
     </aside>
   );

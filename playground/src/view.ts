@@ -8,7 +8,7 @@ import { computed, signal, type Signal } from "@preact/signals";
 import { PASSAGE, PROMPT } from "./defaults";
 import type { ModelName } from "./engine/types";
 
-/** The state is set to zero every so many characters; null: never. */
+/** The state is reset every so many characters; null: never. */
 export type Reset = number | null;
 
 export const RESETS: Reset[] = [1, 2, 4, 8, 16, 32, 64, 128, null];
@@ -164,11 +164,10 @@ export function resetFrom(from: number, value: Reset): void {
 /** "every 4 characters", after "reset the state". */
 export function inWords(value: Reset): string {
   if (value === null) return "never";
-  return value === 1 ? "every character" : `every ${value} characters`;
+  return value === 1 ? "before every character" : `every ${value} characters`;
 }
 
 /** "reset every 4 characters", after "the state is". */
 export function resetInWords(value: Reset): string {
-  if (value === null) return "never reset";
-  return value === 1 ? "reset before every character" : `reset ${inWords(value)}`;
+  return value === null ? "never reset" : `reset ${inWords(value)}`;
 }

@@ -51,7 +51,7 @@ for (const model of ["astra_alpha", "astra_beta", "elman_alpha"]) {
 
   await timed("writing fast", async () => {
     await panel(page, "writers").getByLabel("Fast").check();
-    await panel(page, "writers").getByRole("button", { name: "Again" }).click();
+    await panel(page, "writers").getByRole("button", { name: "Start again" }).click();
     await page.waitForTimeout(300);
     await texts(page);
   });
@@ -90,6 +90,7 @@ for (const model of ["astra_alpha", "astra_beta", "elman_alpha"]) {
   });
   await timed("inside", async () => {
     await show(page, "inside");
+    for (const fold of await panel(page, "inside").locator("summary").all()) await fold.click();
     await panel(page, "inside").getByRole("application").waitFor();
     for (let i = 0; i < 5; i++) await panel(page, "inside").locator(".units input").nth(i).click();
     await panel(page, "inside").getByRole("application").hover({ position: { x: 300, y: 100 } });

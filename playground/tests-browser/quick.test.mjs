@@ -33,7 +33,7 @@ test("the two writers", async (t) => {
   await t.test("one character more is written, and the bars follow", async () => {
     const h4 = writers.locator("h4");
     assert.match(await h4.last().textContent(), new RegExp(`^Remembers ${lost.at(-1).replace("\n", "↵").replace(" ", "␣")}, bets on$`));
-    await writers.getByRole("button", { name: "One character" }).click();
+    await writers.getByRole("button", { name: "One more character" }).click();
     await until(page, () => document.querySelector("#writers pre").textContent.length === 128);
     const next = (await writers.locator("pre").first().textContent()).at(-1).replace("\n", "↵").replace(" ", "␣");
     await until(page, (next) => document.querySelector("#writers h4 q").textContent.endsWith(next), next);
@@ -45,19 +45,19 @@ test("the two writers", async (t) => {
 
   await t.test("the code beside them resets the state as the slider does", async () => {
     const code = (label) => writers.getByRole("group", { name: label }).textContent();
-    const shown = async () => [await code("The state is carried on"), await code("The state is reset in the loop")];
-    report.code = { 1: await shown() };
+    const shown = async (name) => [await code(`${name}: the state is carried on`), await code(`${name}: the state is reset in the loop`)];
+    const both = async () => ({ torch: await shown("PyTorch"), jax: await shown("JAX") });
+    report.code = { 1: await both() };
     await move(page, "ArrowRight", 2);
-    report.code[4] = await shown();
+    report.code[4] = await both();
     await move(page, "End");
-    const [carried, same] = await shown();
-    assert.equal(carried, same);
+    for (const [carried, same] of Object.values(await both())) assert.equal(carried, same);
     await move(page, "Home");
   });
 
   await t.test("again writes the same again", async () => {
     await writers.getByLabel("Fast").check();
-    await writers.getByRole("button", { name: "Again" }).click();
+    await writers.getByRole("button", { name: "Start again" }).click();
     const again = await texts(page);
     assert.equal(again[0].length, 2007);
     assert(again[0].startsWith(kept) && again[1].startsWith(lost));
@@ -68,7 +68,7 @@ test("the two writers", async (t) => {
 
   await t.test("never losing it, the right writes what the left writes", async () => {
     await move(page, "End");
-    await writers.getByRole("button", { name: "Again" }).press("Enter");
+    await writers.getByRole("button", { name: "Start again" }).press("Enter");
     const [left, right] = await texts(page);
     assert(left.startsWith(kept));
     assert.equal(right, left);
@@ -76,7 +76,7 @@ test("the two writers", async (t) => {
 
   await t.test("the slider acts while they write, and a link shows the same", async () => {
     await writers.getByLabel("Fast").uncheck();
-    await writers.getByRole("button", { name: "Again" }).click();
+    await writers.getByRole("button", { name: "Start again" }).click();
     await until(page, () => Math.abs(document.querySelector("#writers pre").textContent.length - 50) < 30);
     await move(page, "Home");
     await until(page, () => document.querySelector("#writers pre").textContent.length > 80);
@@ -90,7 +90,7 @@ test("the two writers", async (t) => {
     assert(same > 10 && kept.startsWith(left.slice(0, 60)), `${same}: ${right}`);
     assert.match(page.url(), /every=never%2C\d+%3A1&/);
     const moved = writers.locator("mark");
-    assert.equal(await moved.getAttribute("data-move"), "every character");
+    assert.equal(await moved.getAttribute("data-move"), "before every character");
     const [, from] = /never%2C(\d+)/.exec(page.url());
     assert.equal(await moved.evaluate((mark) => mark.previousSibling.textContent.length), +from);
     const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
@@ -129,7 +129,7 @@ test("surprise", async (t) => {
     const label = await surprise.locator("svg").getAttribute("aria-label");
     const points = Object.fromEntries([...label.matchAll(/(\w+): (\d\.\d+)/g)].map(([, k, nats]) => [k, +nats]));
     assert(Math.abs(points[1] - lost) < 0.006 && Math.abs(points.never - kept) < 0.006);
-    assert(lost > points.counts && kept < points.counts);
+    assert(lost > points.pairs && kept < points.pairs);
     report.text = await surprise.getByLabel("Text", { exact: true }).inputValue();
     report.means = { never: kept, 1: lost };
   });
@@ -235,6 +235,7 @@ test("inside", async (t) => {
     await letters.focus();
     await page.keyboard.press("Home");
     for (let i = 0; i < 2; i++) await page.keyboard.press("ArrowRight");
+    await inside.getByText("One step of the cell", { exact: true }).click();
     await inside.getByText("The model reads “O”: unit 100 goes from").waitFor();
     const cell = inside.locator(".cell");
     const animated = () => cell.locator("li").last().evaluate((row) => getComputedStyle(row).animationName);
@@ -250,6 +251,7 @@ test("inside", async (t) => {
 
   await t.test("the heat map shows any unit at any character, the slowest at the top", async () => {
     const map = inside.getByRole("application");
+    await inside.getByText("The state over time", { exact: true }).press("Enter");
     const shown = async () => +(/unit (\d+) is/.exec(await readout(inside))[1]);
     await map.click({ position: { x: 9, y: 1 } });
     assert.match(await readout(inside), /^After “O”/); // PRO
@@ -281,7 +283,7 @@ test("reach", async () => {
   await move(page, "Home"); // the bar's slider: reset before every character
   await until(page, () => /last character\.$/.test([...document.querySelectorAll("#reach .readout")].at(-1).textContent));
   const [kept, lost] = await reach.locator(".readout").allTextContents();
-  assert.match(kept, /^“e” depends most on a space, 4 characters before it \(gradient norm \d\.\d\d\); 90 % .* last \d+ characters\.$/);
+  assert.match(kept, /^“e” depends most on a space, 4 characters before it; 90 % .* last \d+ characters\.$/);
   assert.match(lost, /^“e” depends most on “r”, just before it/); // "No more"
   await letters.hover({ position: { x: 30, y: 24 } });
   await until(page, () => /^“[RO]” depends/.test(document.querySelector("#reach .readout").textContent));
@@ -427,15 +429,15 @@ test("the tour asks for a prediction, and then shows", async () => {
     await options.nth((answer + 1) % 3).press("Enter"); // the first counts
     if (i === 0) {
       await move(page, "End");
-      await tour.getByText("press “Again”").waitFor(); // the slider alone does not show it
-      await panel(page, "writers").getByRole("button", { name: "Again" }).click();
+      await tour.getByText("press “Start again”").waitFor(); // the slider alone does not show it
+      await panel(page, "writers").getByRole("button", { name: "Start again" }).click();
     } else await button("Show me").press("Enter");
     await tour.getByText("You were right.").waitFor();
     if (i === 2) {
       const right = panel(page, "writers").locator(".written").last();
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
     }
-    if (i === 3) assert.match(await tour.textContent(), /it keeps 9\d %/);
+    if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*it keeps 9\d %/);
     if (i < 4) await button("Next").press("Enter");
   }
   const { violations } = await new AxeBuilder({ page }).include(".tour").analyze();

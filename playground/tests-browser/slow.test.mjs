@@ -184,7 +184,10 @@ for (const [size, viewport] of Object.entries({ wide: WIDE, narrow: NARROW })) {
           await panel(page, name).locator("pre").waitFor();
         }
         if (name === "surprise") await analysed(page);
-        if (name === "inside") await panel(page, name).getByRole("application").waitFor();
+        if (name === "inside") {
+          for (const fold of await panel(page, name).locator("summary").all()) await fold.click();
+          await panel(page, name).getByRole("application").waitFor();
+        }
         if (name === "reach") await panel(page, name).getByText("depends most on").first().waitFor();
       }
       assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), viewport.width);
@@ -276,7 +279,7 @@ test("after a failed first load, the page begins again, whole", async () => {
     await panel(page, "writers").getByRole("button", { name: "Write", exact: true }).click();
     await note.getByText("could not be loaded").waitFor();
     await page.context().unroute(file);
-    await panel(page, "writers").getByRole("button", { name: "Again" }).click();
+    await panel(page, "writers").getByRole("button", { name: "Start again" }).click();
     await analysed(page);
     assert.equal(await note.count(), 0);
     await until(page, () => document.querySelector("#writers pre").textContent.length > "ROMEO: ".length + 4);

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import torch
 
 from jaxgru import lm
 from jaxgru.lm import apply, load
@@ -98,6 +99,17 @@ def assert_code_resets(code: str, every: int | None, model: str) -> None:
     np.testing.assert_allclose(names["logits"][0], expected[0, -1], atol=2e-5)
 
 
+def assert_pytorch_code_resets(code: str, every: int | None) -> None:
+    """Run the PyTorch code that the page shows, and compare with one call since the last reset."""
+    torch.manual_seed(0)
+    gru, text = torch.nn.GRU(3, 5), torch.randn(11, 1, 3)
+    names = {"gru": gru, "text": text}
+    exec(code, names)
+    since = 0 if every is None else 10 - 10 % every
+    _, expected = gru(text[since:, 0])
+    torch.testing.assert_close(names["h"], expected)
+
+
 def assert_same_step(values: list[str], unit: int, text: str) -> None:
     """Compare a unit's h, r, n, z and h′ at the last character with the equations in NumPy."""
     params, _, tokenizer = load("astra_alpha")
@@ -124,9 +136,11 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
         assert_same_means({"never": nats}, "astra_alpha", text)
     assert_same_means(report["means"], "astra_alpha", report["text"])
     assert_same_step(report["cell"], 100, "PROS")
-    for every, (carried, reset) in report["code"].items():
-        assert_code_resets(carried, None, "astra_alpha")
-        assert_code_resets(reset, int(every), "astra_alpha")
+    for every, codes in report["code"].items():
+        for code, reset_every in zip(codes["jax"], (None, int(every)), strict=True):
+            assert_code_resets(code, reset_every, "astra_alpha")
+        for code, reset_every in zip(codes["torch"], (None, int(every)), strict=True):
+            assert_pytorch_code_resets(code, reset_every)
     # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
     assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
 

@@ -193,7 +193,10 @@ function Units({ units }: { units: UnitInfo[] }) {
   const checked = same.find((found) => key(found) === pressed.value) ?? same[0];
   return (
     <fieldset class="units">
-      <legend>What units follow, and how closely: 1 or −1 is always, 0 is never</legend>
+      <legend>
+        What units follow, and in brackets how closely (the correlation): near 1, the unit rises and falls with it; near
+        −1, the unit falls when it rises; near 0, the unit does not follow it
+      </legend>
       {[...new Set(units.map(({ follows }) => follows))].map((follows) => (
         <div key={follows}>
           <span>{follows}</span>
@@ -243,17 +246,21 @@ export function Inside() {
             description={description.value}
           />
           <Legend panel="inside" low="negative" high="positive, relative to the unit's largest value" />
-          <h3>One step of the cell</h3>
-          <CellStep unit={chosen.value} />
-          <h3>The state over time</h3>
-          <p>
-            Each column is a character, each row a unit. The units at the top of a layer change slowly: they keep
-            something over many characters, for example where in the line we are. Those at the bottom change with each
-            letter. Click a row to see its unit in the text above.
-          </p>
-          <p class="readout">{pointed.value || description.value}</p>
-          {current.value ? <HeatMap /> : <div class="map wait" />}
-          <Legend panel="inside" low="−1" high="1" />
+          <details>
+            <summary>One step of the cell</summary>
+            <CellStep unit={chosen.value} />
+          </details>
+          <details>
+            <summary>The state over time</summary>
+            <p>
+              Each column is a character, each row a unit. The units at the top of a layer change slowly: they keep
+              something over many characters, for example where in the line we are. Those at the bottom change with each
+              letter. Click a row to see its unit in the text above.
+            </p>
+            <p class="readout">{pointed.value || description.value}</p>
+            {current.value ? <HeatMap /> : <div class="map wait" />}
+            <Legend panel="inside" low="−1" high="1" />
+          </details>
         </>
       )}
     </Panel>

@@ -71,7 +71,7 @@ const descriptions = [0, 1].map((side) =>
     const distance = found.length - most;
     return (
       `${capital(quote(of.characters[at]))} depends most on ${quote(of.characters[start + most])}, ` +
-      `${distance === 1 ? "just" : `${distance} characters`} before it (gradient norm ${found[most].toFixed(2)}); ` +
+      `${distance === 1 ? "just" : `${distance} characters`} before it; ` +
       `90 % of all influence comes from the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );
   }),
@@ -82,9 +82,8 @@ export function Reach() {
     <Panel name="reach" title="Reach" busy={stale.value}>
       <p>
         How far back does the model look? Point at a character, or move along the text with the arrow keys. Earlier
-        characters glow if a small change to them would change the bet on this one (the gradient of its cost with
-        respect to their embeddings). With the state, the glow reaches back over letters and words. On the right, it
-        ends where the state was last reset.
+        characters glow if a small change to them would change the bet on this one. With the state, the glow reaches
+        back over letters and words. On the right, it ends where the state was last reset.
       </p>
       {ready.value && (
         <>
@@ -102,7 +101,14 @@ export function Reach() {
               </Column>
             ))}
           </div>
-          <Legend panel="reach" low="no influence" high="the strongest; a quarter of it has half the tint" />
+          <Legend panel="reach" low="no influence" high="the strongest" />
+          <details>
+            <summary>How it is computed</summary>
+            <p class="small">
+              The influence of a character is the norm of the gradient of the cost with respect to its embedding. A
+              quarter of the strongest has half the tint.
+            </p>
+          </details>
         </>
       )}
     </Panel>

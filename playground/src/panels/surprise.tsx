@@ -95,9 +95,8 @@ export function Surprise() {
     <Panel name="surprise" title="Surprise" busy={stale.value}>
       <p>
         Here the model reads a text and bets on each next character. The redder a character, the less the model expected
-        it. The cost is −ln p, where p is the probability that the model gave the character: 0 for one that it was sure
-        of, 0.7 for an even bet, 4.2 for a blind guess among 65 characters. Point at a character to see the bets; the one
-        that came stands out. Type or paste a text of your own; the panels below show it, too.
+        it. Its cost in nats is −ln p, where p is the probability that the model gave it. Point at a character to see
+        the bets; the one that came stands out. Type or paste a text of your own; the panels below show it, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
@@ -132,7 +131,7 @@ export function Surprise() {
           <h3 id="curve">The memory curve of this text</h3>
           <p>
             The cost of a character, on average over the text, for each position of the slider. Click a point to move the
-            slider there.
+            slider there. The dashed line is what a table of letter pairs achieves: it bets from the last character alone.
           </p>
           <MemoryCurve
             means={means.value}

@@ -9,7 +9,7 @@ import { Code } from "../code";
 import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
-  every, fast, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
+  every, fast, inWords, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset,
 } from "../view";
 import { Field, NumberField, Panel, resetTitle, TextField } from "./parts";
@@ -251,15 +251,12 @@ export function setEvery(value: Reset): void {
 /** Pixels: a field that is so close to its bottom follows what is written. */
 const NEARLY = 8;
 
-/** "every 8", where the slider was moved to. */
-const short = (value: Reset) => (value === null ? "never" : `every ${value === 1 ? "character" : value}`);
-
 /** What the right one wrote, with the slider's moves: marks that are no part of the text. */
 function Marked({ text }: { text: string }) {
   const moves = schedule.value;
   return moves.map(([from, value], i) => (
     <Fragment key={from}>
-      {i > 0 && from <= text.length && <mark data-move={short(value)} />}
+      {i > 0 && from <= text.length && <mark data-move={inWords(value)} />}
       {text.slice(from, moves[i + 1]?.[0])}
     </Fragment>
   ));
@@ -282,7 +279,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
       <div class="head">
         <h3>{title}</h3>
         <p class="figure">
-          {cost === null ? "…" : cost.toFixed(3)} <span>nats per character</span>
+          {cost === null ? "…" : cost.toFixed(3)} <span>nats, judged with the state</span>
         </p>
       </div>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
@@ -328,6 +325,10 @@ function Options() {
           </select>
         </Field>
       </div>
+      <p class="small">
+        The seed picks the random numbers: the same seed writes the same text. A higher temperature lets unlikely
+        characters come more often. Top-k lets only the k likeliest characters come.
+      </p>
     </details>
   );
 }
@@ -341,8 +342,8 @@ export function Writers() {
           <button type="button" onClick={toggle} disabled={full}>
             {running.value ? "Pause" : "Write"}
           </button>
-          <button type="button" onClick={one} disabled={full}>One character</button>
-          <button type="button" onClick={() => writeAnew(every.value)}>Again</button>
+          <button type="button" onClick={one} disabled={full}>One more character</button>
+          <button type="button" onClick={() => writeAnew(every.value)}>Start again</button>
           <label>
             <input
               type="checkbox"
@@ -360,13 +361,14 @@ export function Writers() {
         <Text side={1} title={resetTitle(every.value)} label="Text written while the state is reset" />
       </div>
       <p class="small">
-        The score tells how well the model that keeps its state would have guessed the text: −ln of the probability of a
-        character, on average. Lower is better.
+        The score tells how much each text surprises the model that keeps its state: nats per character, on average.
+        Lower is better. A nat measures surprise: a sure thing costs 0 nats, an even bet 0.7, a blind guess among 65
+        characters 4.2.
         {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
         {written.value.toLocaleString("en")} characters
         {rate.value > 0 && `, ${Math.round(rate.value).toLocaleString("en")} per second on each side`}
-        {full && `; that is enough, “Again” starts anew`}.
+        {full && `; that is enough`}.
       </p>
       <Options />
       <Code />
