@@ -194,8 +194,8 @@ function Units({ units }: { units: UnitInfo[] }) {
   return (
     <fieldset class="units">
       <legend>
-        What units follow, and in brackets how closely (the correlation): near 1, the unit rises and falls with it; near
-        −1, the unit falls when it rises; near 0, the unit does not follow it
+        What units follow, and in brackets how closely (the correlation): near 1, the unit is high where this is true or
+        large; near −1, it is low there; near 0, it does not follow this
       </legend>
       {[...new Set(units.map(({ follows }) => follows))].map((follows) => (
         <div key={follows}>

@@ -366,7 +366,7 @@ export function Writers() {
         characters 4.2.
         {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
-        {written.value.toLocaleString("en")} characters
+        Written so far: {written.value.toLocaleString("en")} characters
         {rate.value > 0 && `, ${Math.round(rate.value).toLocaleString("en")} per second on each side`}
         {full && `; that is enough`}.
       </p>
