@@ -108,7 +108,7 @@ const QUESTIONS: Question[] = [
     },
     seen: () => every.value === 1,
     why: () =>
-      "One line in the wrong place resets the state at every step, and no longer training mends that. Print the state before " +
+      "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
       "each step: if it is all zeros after the first step, it is this bug. If not, look at the other causes at the top of the page.",
   },
 ];

@@ -11,7 +11,7 @@ export function startEngine(): Engine {
     worker.addEventListener("error", () => {
       worker.terminate();
       remote = null;
-      for (const fail of waiting) fail(new Error("The program that runs the models could not be loaded; “Again” tries again."));
+      for (const fail of waiting) fail(new Error("The program that runs the models could not be loaded; “Start again” tries again."));
       waiting.clear();
     });
     return wrap<Engine>(worker);
