@@ -101,9 +101,9 @@ def bigram_divergence(
 ) -> float:
     """Return Σ_v weights[v] · KL(bigram[v] ‖ P[v]) in nats, with 0 · log 0 = 0.
 
-    This is how many nats per token the chain loses to the bigram counts on the text they were counted in: the
-    chain's cross-entropy there minus the bigram's entropy. It is infinite if P excludes a pair that
-    was counted.
+    This is how many nats per token the chain loses to the bigram counts on the text they were
+    counted in: the chain's cross-entropy there minus the bigram's entropy. It is infinite if P
+    excludes a pair that was counted.
 
     Args:
       P: the chain, as returned by `transition_matrix`.

@@ -19,7 +19,8 @@ def pretrained_names() -> list[str]:
 def measured_losses(name: str) -> list[float]:
     """Return the losses that a model's card gives, on its text's validation split.
 
-    They are in nats per character: in windows as in training, in one stream, and with a reset at every token.
+    They are in nats per character: in windows as in training, in one stream, and with a reset at
+    every token.
     """
     card = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     return [float(loss) for loss in re.findall(r"^\| state .*? \| .*? \| (.*?) \|", card, re.M)]
