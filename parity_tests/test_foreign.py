@@ -28,7 +28,8 @@ from parity_tests.bridge import (
     to_torch,
 )
 
-SIZES = pytest.mark.parametrize("size", [(3, 20, 7, 11), (1, 1, 1, 1), (2, 128, 64, 48)])
+LONG = pytest.param((2, 128, 64, 48), marks=pytest.mark.slow)
+SIZES = pytest.mark.parametrize("size", [(3, 20, 7, 11), (1, 1, 1, 1), LONG])
 """(B, T, E, H) of each comparison."""
 
 

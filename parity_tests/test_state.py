@@ -37,6 +37,7 @@ from parity_tests.bridge import (
 )
 
 CELLS = ["gru", "lstm", "rnn"]
+LSTM_FIRST = ["lstm", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("gru", "rnn"))]
 apply = jax.jit(jaxgru.lm.apply)
 
 
@@ -73,7 +74,7 @@ def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
 
 
 @pytest.mark.parametrize("dtype", ["float64"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_the_carry_goes_through_every_layer(cell, dtype):
     """The derivatives of each layer's new carry, and of the logits, with respect to each old carry.
 
@@ -108,7 +109,13 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64"])
 @pytest.mark.parametrize(
-    "cell, site", [("gru", None), ("lstm", None), ("rnn", None), ("gru", "state")]
+    "cell, site",
+    [
+        ("lstm", None),
+        ("gru", "state"),
+        pytest.param("gru", None, marks=pytest.mark.slow),
+        pytest.param("rnn", None, marks=pytest.mark.slow),
+    ],
 )
 def test_causality_and_independent_rows(cell, site, dtype):
     """Each position has its own token, so the embedding's gradients are those of the inputs.
@@ -158,10 +165,11 @@ def test_causality_and_independent_rows(cell, site, dtype):
 @pytest.mark.parametrize(
     "cell, stateful",
     [
-        ("gru", True),
         ("lstm", True),
-        pytest.param("rnn", True, marks=pytest.mark.slow),
-        ("gru", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("gru", True), ("rnn", True), ("gru", False))
+        ),
     ],
 )
 def test_fifty_and_fifty_are_a_hundred(cell, stateful):
@@ -211,7 +219,7 @@ def test_windows_of_one_are_the_chain(cell, dtype):
     assert np.abs(jax.nn.softmax(stateful[0], axis=-1) - ours)[1:].max() > 0.01
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_stateless_text_is_a_first_order_chain(cell):
     """A chi-squared test on 60,000 sampled tokens: the matrix alone determines the counts.
 

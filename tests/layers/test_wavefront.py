@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import slow
 from jax.extend.core import jaxprs_in_params
 from random_models import random_params
 
@@ -60,7 +59,8 @@ def assert_equal(pair):
     chex.assert_trees_all_close(*pair, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_recurrence(kind):
     """More layers than parts, the first layer's input narrower; dropout inside the recurrence."""
     dropout = Dropout(jax.random.key(1), 0.4, "state")

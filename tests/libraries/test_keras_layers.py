@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import CASES, alike_under_strict_promotion, layer, normal, precision, same_numbers
+from conftest import slow
 from random_models import same_bits
 
 import jaxgru
@@ -95,7 +96,7 @@ def test_two_directions(kind):
 
 
 @EVERY
-@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("two", [True, *slow(False)])
 def test_weights_there_and_back(kind, two):
     built = made(kind, two=two)
     weights = from_keras(built)

@@ -276,7 +276,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
 
 
 @pytest.mark.parametrize("T", [1, *slow(2, 3)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))])
 def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
     """XLA's CPU back end has no code for every bfloat16 product that it makes of one step."""
     params = perturbed(KINDS[kind], seed=1)  # in which no gradient is a sum that cancels
