@@ -14,9 +14,11 @@ def checked(function: Callable) -> Callable:
     """Check a function's annotations at each call; an int is a float, as PEP 484 has it.
 
     The `__init__` of a class is not checked. JAX calls that of a `struct` with leaves of any
-    kind (shapes, shardings, placeholders), and a config refuses wrong values itself.
+    kind (shapes, shardings, placeholders), and a config refuses wrong values itself. Functions
+    within functions are not checked either: each call makes them anew, and the suite would take a
+    twelfth longer.
     """
-    if function.__name__ == "__init__":
+    if function.__name__ == "__init__" or "<locals>" in function.__qualname__:
         return function
     return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)
 

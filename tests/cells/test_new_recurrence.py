@@ -43,6 +43,7 @@ def run(registered, tmp_path_factory, tiny_text):
     return resume_run(run, {"training.epochs": 3})
 
 
+@pytest.mark.slow
 def test_it_was_trained_and_resumed(run):
     _, config, _ = jaxgru.lm.load(run)
     assert config.model.cell == "mgu" and config.training.epochs == 3
@@ -51,6 +52,7 @@ def test_it_was_trained_and_resumed(run):
     assert (run / "samples.txt").exists()
 
 
+@pytest.mark.slow
 def test_it_is_what_numpy_computes(run):
     """Logits of a prompt, from the equations alone."""
     params, _, _ = jaxgru.lm.load(run)
@@ -70,6 +72,7 @@ def test_it_is_what_numpy_computes(run):
     np.testing.assert_allclose(carry[-1][0], states[-1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_sampled_and_evaluated_with_its_state(run):
     params, _, tokenizer = jaxgru.lm.load(run)
     prompt, key = jnp.array([[1, 2]]), jax.random.key(0)
@@ -145,6 +148,7 @@ def test_the_guides_dreamer_gru(n, monkeypatch):
             np.testing.assert_allclose(y[row, t], h, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_is_saved(run, tmp_path):
     params, config, tokenizer = jaxgru.lm.load(run)
     save_safetensors(tmp_path / "mgu.safetensors", params, config, tokenizer)

@@ -376,7 +376,8 @@ QUICK, REST = (
 )
 
 
-@pytest.mark.parametrize("kind", [*QUICK, *slow(*REST)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*QUICK, *REST])
 def test_a_sharded_batch_stays_on_its_devices(kind):
     """Plain `jit`: no row is sent to the other device, no array holds the whole batch.
 
