@@ -77,7 +77,7 @@ def test_variational_dropout_at_the_state(kind, H):
         expected.append(after[0] if kind == "lstm" else after)
     for implementation in ("scan", "autodiff"):
         y, end = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
-        # Of sums of up to 33 terms of about 1, some nearly cancel: a rounding is then relatively large
+        # Some sums of terms of about 1 nearly cancel: a rounding is then relatively large
         close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-15)
         close(y, np.stack(expected, 1))
         jax.tree.map(close, tuple(end), tuple(after))
