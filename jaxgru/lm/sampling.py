@@ -154,6 +154,11 @@ def generate(
 
 
 def check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
+    """Check a prompt's shape, dtype and, where they are known, its tokens.
+
+    Raises:
+      UserError: it is empty, not (B, P) or not of integers, or a token is outside the vocabulary.
+    """
     if prompt.ndim != 2 or prompt.shape[1] < 1:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
@@ -231,6 +236,12 @@ def check_sampling(
 def check_whole(
     name: str, value: SupportsIndex, most: int = MOST_TOKENS, named: str = str(MOST_TOKENS)
 ) -> int:
+    """Return a whole number from 1 to `most`, which the message calls `named`.
+
+    Raises:
+      UserError: it is outside, or a bool.
+      TypeError: it is not a whole number.
+    """
     number = operator.index(value)
     if isinstance(value, bool) or not 1 <= number <= most:
         raise UserError(f"{name} is {shown(value)}; it must be a whole number from 1 to {named}.")
@@ -345,6 +356,7 @@ def _generate(
 def where_rows(
     rows: Bool[Array, "B"], x: Float[Array, "B ..."], y: Float[Array, "B ..."]
 ) -> Float[Array, "B ..."]:
+    """Return the rows of x that are marked, and the others of y."""
     return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
