@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.model import (
     ModelCarry,
     Params,
@@ -21,7 +22,7 @@ from jaxgru.lm.model import (
     on_device,
     stepper,
 )
-from jaxgru.lm.sampling import as_stop, check_num_tokens, check_prompt, check_whole, where_rows
+from jaxgru.lm.sampling import as_stop, check_num_tokens, check_prompt, check_whole
 
 
 def beam_search(
@@ -92,7 +93,7 @@ def _search(num_tokens, K, params, prompt, carry, stop):
         if stop is not None:
             repeated = jnp.where(jnp.arange(V) == beams.token[:, None], 0, -jnp.inf)
             logp = jnp.where(beams.stopped[:, None], repeated, logp)
-            after = jax.tree.map(partial(where_rows, beams.stopped), beams.carry, after)
+            after = IN_ROWS.choose(beams.stopped, beams.carry, after)
         totals = beams.score[:, :, None] + logp.reshape(B, K, V)
         score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
         parent, token = jnp.divmod(best, V)

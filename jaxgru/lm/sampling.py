@@ -24,6 +24,7 @@ from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.model import (
     ModelCarry,
@@ -319,7 +320,7 @@ def _generate(
         if counts is not None:
             counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
         if stopped is not None:  # such a row keeps its stop token, and the state before it
-            carry = jax.tree.map(partial(where_rows, stopped), state.carry, carry)
+            carry = IN_ROWS.choose(stopped, state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
             stopped |= (new[0][:, None] == stop).any(axis=1)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
@@ -351,13 +352,6 @@ def _generate(
             next_key = lambda _, key: jax.random.split(key)[0]
             state = state._replace(key=jax.lax.fori_loop(i, num_tokens, next_key, state.key))
     return jax.tree.map(jnp.transpose, new), state.carry, state.key
-
-
-def where_rows(
-    rows: Bool[Array, "B"], x: Float[Array, "B ..."], y: Float[Array, "B ..."]
-) -> Float[Array, "B ..."]:
-    """Return the rows of x that are marked, and the others of y."""
-    return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
 def filter_logits(
