@@ -17,6 +17,7 @@ from jaxgru.cells.base import struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step
 from jaxgru.layers.implementations import in_segments
+from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import (
@@ -171,8 +172,7 @@ def train_step(
         if training.reset_probability:
             rows = training.rows_per_step
             from_zeros |= jax.random.bernoulli(reset_key, training.reset_probability, (rows,))
-        over = lambda h: from_zeros.reshape(-1, *(1,) * (h.ndim - 1))
-        carry = jax.tree.map(lambda h: jnp.where(over(h), 0, h), state.carry)
+        carry = IN_ROWS.choose(~jnp.atleast_1d(from_zeros), state.carry)
 
     def loss_and_grads(
         params, carry, inputs, targets, keys, first_row: int | Int[Array, ""] = 0
