@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.contestants import CONTESTANTS
 from bench.figures import plot_speeds
-from bench.records import BenchmarkRun, Benchmarks, ContestantTime
+from bench.records import ONE_DEVICE, BenchmarkRun, Benchmarks, ContestantTime
 from jaxgru.lm.files import write_text
 from pages.markdown import folded, table, write_page
 from pages.records import dumps, grouped, load_or
@@ -52,7 +52,7 @@ def title(record: ContestantTime) -> str:
     """Return the task in words."""
     B, T = record.batch_size, record.num_tokens
     if record.kind.startswith("sampling"):
-        return f"sampling, {B} {'rows' if B > 1 else 'row'}, {record.precision}"
+        return f"writing {f'{B} texts' if B > 1 else 'one text'}, {record.precision}"
     what = {
         "training": "training step",
         "forward": "forward pass",
@@ -62,9 +62,13 @@ def title(record: ContestantTime) -> str:
     return f"{what}, {B} × {T}, {record.precision}"
 
 
+FASTER = "jaxgru is … × as fast"
+"""The title of the ratios: the time of a row over jaxgru's."""
+
+
 def head(kind: str) -> list[str]:
     """Return the column titles of `rows`."""
-    return ["contestant", unit(kind), "min … max", "× jaxgru", "of ceiling", "compile", "memory"]
+    return ["contestant", unit(kind), "min … max", FASTER, "of ceiling", "compile", "memory"]
 
 
 def in_order(records: Iterable[ContestantTime]) -> list[ContestantTime]:
@@ -165,7 +169,7 @@ def drawn(data: Benchmarks) -> list[ContestantTime]:
 
 
 def ratios(records: Iterable[ContestantTime]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return milliseconds, and their ratio to jaxgru's, by config and contestant of the figure."""
+    """Return the figure's milliseconds by config and contestant, and how much faster jaxgru is."""
     found = {}
     for config, same in grouped(records, lambda r: r.config).items():
         medians = {r.contestant: r.median for r in same}
@@ -208,14 +212,20 @@ def tables(data: Benchmarks) -> dict[str, str]:
 
 def figure(data: Benchmarks) -> str:
     """Return the figure with what it shows in words."""
-    multiples = [multiple for of_config in ratios(drawn(data)).values()
-                 for name, (_, multiple) in of_config.items() if name != "jaxgru"]  # fmt: skip
-    if not multiples:
+    found = [ratio for of_config in ratios(drawn(data)).values()
+             for name, (_, ratio) in of_config.items() if name != "jaxgru"]  # fmt: skip
+    if not found:
         return ""
-    low, high = min(multiples), max(multiples)
-    span = f"{low:.2f}" + f" to {high:.2f}" * (f"{high:.2f}" != f"{low:.2f}")
-    said = f"A training step takes {span} times as long with the other libraries as with jaxgru."
+    said = f"A training step is {span(found)} as fast with jaxgru as with the other libraries."
     return f"![{said}](figures/speed.svg)"
+
+
+def span(ratios: Sequence[float]) -> str:
+    """Return the lowest and the highest ratio, below 1 with one digit more; a dash without any."""
+    if not ratios:
+        return "–"
+    ends = (f"{end:.{2 if end < 1 else 1}f}" for end in (min(ratios), max(ratios)))
+    return " to ".join(dict.fromkeys(ends)) + "×"
 
 
 SHORT = {
@@ -239,41 +249,65 @@ def of_the_figure(data: Benchmarks) -> dict[tuple[str, str], dict[str, Contestan
 
 
 def in_short(data: Benchmarks) -> str:
-    """Return the times of the figure's contestants as multiples of jaxgru's."""
+    """Return jaxgru's times, and how many times as fast as the figure's contestants they are."""
     lines = []
     for (kind, config), of in of_the_figure(data).items():
         ours = of["jaxgru"]
         time = f"{_number(_value(ours, ours.median))} {unit(kind)}"
-        multiples = (f"{of[name].median / ours.median:.2f}" if name in of else "–"
-                     for name in FIGURE[1:])  # fmt: skip
-        lines.append([f"{SHORT[kind]}, {config}", time, *multiples])
+        faster = (f"{of[name].median / ours.median:.2f}×" if name in of else "–"
+                  for name in FIGURE[1:])  # fmt: skip
+        lines.append([f"{SHORT[kind]}, {config}", time, *faster])
     return table(["", *(LABELS.get(name, name) for name in FIGURE)], lines, "lr")
 
 
 def expected_sentences(data: Benchmarks) -> list[str]:
-    """Return what the first lines of the page say of training steps, with the records' numbers."""
+    """Return what the page says of language models, with the records' numbers."""
     measured = of_the_figure(data)
 
-    def span(configs: Sequence[str], *names: str) -> str:
-        multiples = [of[name].median / of["jaxgru"].median
-                     for config in configs if (of := measured.get(("training", config), {}))
-                     for name in names if name in of]  # fmt: skip
-        ends = dict.fromkeys(f"{end(multiples):.1f}" for end in (min, max)) if multiples else ["–"]
-        return " to ".join(ends)
+    def faster(kind: str, configs: Sequence[str], *names: str, way: str = "") -> str:
+        """How many times as fast jaxgru is as these contestants, all `way` on one device."""
+        return span(
+            [
+                of[name + way].median / of["jaxgru" + way].median
+                for config in configs
+                if "jaxgru" + way in (of := measured.get((kind, config), {}))
+                for name in names
+                if name + way in of
+            ]
+        )
 
-    *grus, largest = (f"{family}_{size}" for family in ("astra", "scribe")
-                      for size in ("alpha", "beta", "gamma"))  # fmt: skip
-    others = "autodiff", "nnx", "haiku"
+    astra, scribe = (
+        [f"{family}_{size}" for size in ("alpha", "beta", "gamma")]
+        for family in ("astra", "scribe")
+    )
+    (*grus, largest), lstm = [*astra, *scribe], ["leviathan"]
+    middle, outer = astra[1:2], astra[::2]
+    loops, jax = ("autodiff", "nnx", "haiku"), ("nnx", "haiku")
+    unsplit = [
+        faster("training", configs, *jax, way=ONE_DEVICE) for configs in ([*grus, largest], lstm)
+    ]
     return [
-        f"take {span([*grus, largest], *others)} times as long for the study's GRUs, and "
-        f"{span(['leviathan'], *others)} times as long for its LSTM.",
-        f"`torch.nn` takes {span(grus, 'torch.nn')} times as long for all GRUs but the largest",
+        f"For the study's GRUs, jaxgru is {faster('training', [*grus, largest], *loops)} as fast "
+        "as plain `lax.scan`, Flax NNX and dm-haiku; for its LSTM, "
+        f"{faster('training', lstm, *loops)}.",
+        f"{faster('training', grus, 'torch.nn')} as fast as `torch.nn` for all GRUs but the "
+        f"largest ({faster('training', [largest], 'torch.nn')}), and "
+        f"{faster('training', lstm, 'torch.nn')} for the LSTM.",
+        f"A forward pass is {faster('forward', outer, *FIGURE[1:])} as fast as",
+        f"{faster('forward', middle, 'nnx')} as fast as Flax NNX and "
+        f"{faster('forward', middle, 'torch.nn')} as fast as `torch.nn`.",
+        f"jaxgru is {faster('sampling_1', astra, 'nnx')} as fast as Flax NNX, and "
+        f"{faster('sampling_1', astra, 'haiku', 'torch.nn')} as fast as dm-haiku and `torch.nn`. "
+        f"With 64 texts at once, it is {faster('sampling_64', astra, *FIGURE[1:])} as fast as all "
+        "three.",
+        f"If the batch is not split, jaxgru is {unsplit[0]} as fast as Flax NNX and dm-haiku for "
+        f"the GRUs, and {unsplit[1]} for the LSTM.",
     ]
 
 
 def _machine(hardware: str, names: list[str], data: Benchmarks) -> str:
     """Return what was measured on a machine, a folded table per task, and how."""
-    parts = [f"## {hardware}\n"]
+    parts = [f"## All times on {hardware}\n"]
     for what, records in grouped([r for r in data.records if r.run in names], title).items():
         parts.append(folded(f"{what[0].upper()}{what[1:]}", _task(records, data.runs)))
     commands = "\n".join(f"- {name[:16].replace('T', ' ')}: {_run_text(data.runs[name])}"

@@ -264,7 +264,7 @@ class TestPage:
         benchmark_page.write(tmp_path, data)
         page = (tmp_path / "performance.md").read_text()
         assert page.count("<summary>Training step, 4 × 6, float32</summary>") == 2
-        assert "## a machine" in page and "## a GPU" in page and "2026-02-03 04:05" in page
+        assert "on a machine\n" in page and "on a GPU\n" in page and "2026-02-03 04:05" in page
         assert (
             "| tiny | jaxgru | 2.00 |" in page and "|  | nnx | 3.00 | 1.50 … 6.00 | 1.50 |" in page
         )
@@ -272,9 +272,9 @@ class TestPage:
         assert "at jaxgru's speed: tiny 4 s (2,000 steps)." in page  # 10 epochs of 200 steps
         assert "float32 product 50,000 GFLOP/s; copy 4.00 TB/s" in page
         # on the machine measured last
-        assert "| training step, tiny | 2.00 ms | – | 1.50 | – | – |" in page
+        assert "| training step, tiny | 2.00 ms | – | 1.50× | – | – |" in page
         assert "| forward pass, tiny | 1.00 ms | – | – | – | – |" in page
-        assert "![A training step takes 1.50 times as long" in page
+        assert "![A training step is 1.5× as fast" in page
         assert (tmp_path / "figures" / "speed.svg").stat().st_size > 5000
 
     def test_no_training_is_no_figure(self, tmp_path):
