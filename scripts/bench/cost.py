@@ -142,7 +142,7 @@ def tables(runs: Mapping[str, CostRun]) -> dict[str, str]:
 def _machine(name: str, run: CostRun) -> str:
     """Return what was measured on a kind of device, in Markdown."""
     series = "\n".join(table(*rows(series, run.points), "r") for series in SERIES)
-    said = "Time and memory grow in proportion to T and B; with remat, memory hardly grows."
+    said = "Time and memory grow in proportion to T and B; with remat, memory grows more slowly."
     return f"""## {run.hardware}
 
 ![{said}](figures/cost_{name}.svg)
@@ -188,13 +188,14 @@ def growth(points: Sequence[CostPoint]) -> str:
         return f"T^{T:.2f}, B^{B:.2f} and H^{H:.2f}"
 
     said = f"""Time grows as {powers("seconds")}, memory as {powers("bytes")}.
-With remat, memory grows as T^{exponent(remat):.2f}. (Slopes over the larger half of the sizes.)
+With remat, memory grows as T^{exponent(remat):.2f}. These are slopes over the larger half of
+the sizes.
 """
     if both := time.keys() & again.keys() & plain.keys() & remat.keys():
-        longest = max(both)
+        longest, rows = max(both), SERIES[0].fixed["training.batch_size"]
         said += f"""
-A sequence of {longest:,} tokens takes {plain[longest] / 1e6:,.1f} MB. With remat it takes
-{remat[longest] / 1e6:,.1f} MB and {again[longest] / time[longest]:.2f} times the time.
+A step on {rows} sequences of {longest:,} tokens takes {plain[longest] / 1e6:,.1f} MB. With remat,
+it takes {remat[longest] / 1e6:,.1f} MB and {again[longest] / time[longest]:.2f} times as long.
 """
     return said
 

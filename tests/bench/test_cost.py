@@ -57,7 +57,7 @@ def test_the_sentences_say_what_the_points_say():
     said = cost.growth(points).replace("\n", " ")
     assert "Time grows as T^1.00, B^1.00 and H^2.00, memory as T^1.00, B^1.00 and H^1.00." in said
     assert "With remat, memory grows as T^0.50." in said
-    assert "16,384 tokens takes 16,384.0 MB. With remat it takes 128.0 MB and 1.33 times" in said
+    assert "16,384 tokens takes 16,384.0 MB. With remat, it takes 128.0 MB and 1.33 times" in said
 
 
 def test_mistakes_are_one_sentence(script):
