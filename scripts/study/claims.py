@@ -44,10 +44,10 @@ def _bigram(page: Page) -> Verdict:
              - page.ngrams["scribe_alpha" if name.startswith("scribe") else "astra_alpha"][1]
              for name, run in page.first.items()}  # fmt: skip
     worse = all(excess > 0 for excess in above.values())
-    return f"supported: first order; {'' if worse else 'not all are '}worse than the bigram", (
-        f"first order by construction; astra_alpha's is {chain.kl_to_bigram:.3f} nats from the "
-        "bigram counts of the training text; on the validation split, these are worse than the "
-        f"bigram counts of their tokens by, in nats per character: {_numbers(above)}"
+    return f"supported: first order; {'' if worse else 'not all are '}worse than bigram counts", (
+        f"first order by construction; astra_alpha's chain is {chain.kl_to_bigram:.3f} nats from "
+        "the bigram counts of the training text; the loss on the validation split exceeds that of "
+        f"bigram counts of the same tokens by, in nats per character: {_numbers(above)}"
     )
 
 
@@ -61,9 +61,9 @@ def _one_epoch(page: Page) -> Verdict:
         verdict += f" for all but {', '.join(fail)}"
     if few := [name for name, run in runs.items() if run.result_epoch <= FEW]:
         verdict += f"; barely tested with {', '.join(few)}: weights of epoch {FEW} or earlier"
-    return verdict + _slow(page), "; ".join(
-        f"{name}: {run.epochs[0].val_loss:.3f} with its state after 1 epoch, "
-        f"{run.measured.stateless:.3f} with resets after {run.result_epoch}"
+    return verdict + _slow(page), ". ".join(
+        f"{name}: {run.epochs[0].val_loss:.3f} with its state, trained for 1 epoch; "
+        f"{run.measured.stateless:.3f} with resets, trained for {run.result_epoch}"
         for name, run in runs.items()
     )
 
@@ -157,7 +157,9 @@ def _onset(page: Page) -> Verdict:
     for run in runs:
         losses = {epoch.step: epoch.val_loss for epoch in run.epochs}
         near = [step for step, loss in losses.items() if loss < min(losses.values()) + NEAR]
-        ours.append(f"{_lowest(run.config, losses)}, within {NEAR} of it from {near[0]:,} on")
+        ours.append(
+            f"{_lowest(run.config, losses)}, within {NEAR} of that loss from step {near[0]:,} on"
+        )
         length = load_config(run.config).training.steps_per_epoch
         theirs += [
             _lowest(run.config, {length * (i + 1): loss for i, loss in enumerate(published)})

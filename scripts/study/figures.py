@@ -59,7 +59,7 @@ def plot_memory(
                size=13, xytext=(-8, 0), ha="right")  # fmt: skip
         beside(axes, "a table of bigram counts", (never, ngrams[1]), GREY, xytext=(-8, -3),
                ha="right", va="top")  # fmt: skip
-        head(axes, "What forgetting costs", "loss in nats per character; lower is better")
+        head(axes, "What a reset costs", "loss in nats per character; lower is better")
         axes.set_xscale("log", base=2)
         axes.set_xticks([*ticks[::2], never], [*map(str, ticks[::2]), "never"])
         axes.minorticks_off()
@@ -165,7 +165,7 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> Non
                    va="bottom" if y > 3 else "top" if y < 0 else "center")  # fmt: skip
         head(
             axes,
-            "What forgetting costs, by size",
+            "What a reset costs, by size",
             "nats per character, with a reset before every token",
         )
         axes.set_xscale("log")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxgru.analysis import state_cost
 from jaxgru.lm.runs.published import load_published
 from study.records import EarlyStopping, Run
-from study.study_page import FILLED, Page
+from study.study_page import FILLED, Page, per_character
 
 
 def expected_sentences(page: Page) -> list[str]:
@@ -24,6 +24,7 @@ def expected_sentences(page: Page) -> list[str]:
         f"{state_cost.SAMPLED_TOKENS} tokens at temperature {state_cost.TEMPERATURE}, top-k "
         f"{state_cost.TOP_K} for",
         *(f"That of {name} learns more slowly" for name in page.slow),
+        *_of_models(page),
         *_of_alpha(page),
         *_of_scribe(page),
         *_of_groups(page),
@@ -62,8 +63,26 @@ def _of_alpha(page: Page) -> Iterator[str]:
     )
     yield f"to {FILLED} nats, after **{page.filled([page.alpha])} characters**."
     yield f"(astra_alpha, seed {page.alpha.seed}), the same prompt `{state_cost.PROMPT}` and"
+    known = [alpha.text[how].known_words for how in ("stateful", "stateless") if how in alpha.text]
+    if len(known) == 2 and None not in known:
+        yield (
+            f"{known[0]:.0%} of the words that astra_alpha writes occur in the training text; with "
+            f"a reset before every character, {known[1]:.0%}."
+        )
     if 16 in curve:
         yield f"every 16 characters still costs **{curve[16] - alpha.stream:.2f}**. After one reset"
+
+
+def _of_models(page: Page) -> Iterator[str]:
+    """What a reset costs the models of characters and those of subwords."""
+    costs = {name: per_character(run, "sensitivity")[0] for name, run in page.first.items()}
+    subwords = [cost for name, cost in costs.items() if name.startswith("scribe")]
+    characters = [cost for name, cost in costs.items() if not name.startswith("scribe")]
+    if characters and subwords:
+        yield (
+            f"costs the models of characters {min(characters):.2f} to {max(characters):.2f} nats "
+            f"per character, and those of subwords {min(subwords):.2f} to {max(subwords):.2f}."
+        )
 
 
 def _of_scribe(page: Page) -> Iterator[str]:
@@ -83,9 +102,9 @@ def _of_groups(page: Page) -> Iterator[str]:
         if ("streams", rate) in groups and ("crops", rate) in groups:
             crops, streams = groups["crops", rate], groups["streams", rate]
             yield (
-                f"{words}, streams are {_compared(streams, crops)}. Forgetting costs "
-                f"**{_mean('sensitivity', streams):.2f} nats per character**, after crops "
-                f"{_mean('sensitivity', crops):.2f}."
+                f"{words}, streams are {_compared(streams, crops)}. A reset before every "
+                f"character costs **{_mean('sensitivity', streams):.2f} nats per character** after "
+                f"streams and {_mean('sensitivity', crops):.2f} after crops."
             )
     groups = page.precisions()
     if "float32" in groups and "bfloat16" in groups:
@@ -122,9 +141,10 @@ def _of_stopping(page: Page, stopping: EarlyStopping) -> Iterator[str]:
         losses, ours = load_published(run.config).val_loss[0], run.best.epoch
         best = losses.index(min(losses)) + 1
         yield f"has its best epoch at {best} and stops at {len(losses)}; ours"
+        yield f"at {ours} and {len(run.epochs)}."
         yield (
-            f"at {ours} and {len(run.epochs)}. Epoch {best} is the best in {stopping.share(best)} "
-            f"of the draws and epoch {ours} in {stopping.share(ours)},"
+            f"Epoch {best} is the best in {stopping.share(best)} of the draws and epoch {ours} in "
+            f"{stopping.share(ours)},"
         )
 
 
@@ -136,7 +156,7 @@ def _of_first_steps(page: Page, run: Run) -> Iterator[str]:
     yield f"full run (seed {run.seed}) does not reproduce"
     yield (
         f"frequency alone gives {unigram:.2f} on the validation split. Seed {run.seed}'s training "
-        f"loss stays near this plateau in epoch 1, {run.epochs[0].train_loss:.3f} on average"
+        f"loss stays near this plateau in epoch 1 ({run.epochs[0].train_loss:.3f} on average)"
     )
     for p in page.by_recipe(run.config, "PyTorch"):
         if p.epochs:
@@ -148,7 +168,7 @@ def _of_first_steps(page: Page, run: Run) -> Iterator[str]:
     seeds = [p for p in page.by_recipe(run.config, "jaxgru") if p.constant]
     seeds.sort(key=lambda p: p.constant_at_first)
     if whole := [f"seed {p.seed} has {p.epochs[0]:.3f}" for p in seeds if p.epochs]:
-        yield f"of ours, {' and '.join(whole)}. They were chosen"
+        yield f"In epoch 1, {' and '.join(whole)}. They were chosen"
     most = sum(p.constant_at_first > 0.5 for p in seeds)
     if none := [f"seed {p.seed}" for p in seeds if p.constant_at_first == 0]:
         yield (
@@ -161,14 +181,18 @@ def _of_first_steps(page: Page, run: Run) -> Iterator[str]:
         if p.steps >= 200
     ]
     if late:
-        yield f"In steps 176 to 200, the loss is {' and '.join(late)}."
+        yield f"In steps 176 to 200, the loss is {_listed(late)}."
     falling = [epoch.train_loss for epoch in run.epochs], theirs.train_loss[0], earlier
     between = [_epochs_between(losses, 4.5, 3.66) for losses in falling]
     yield (
-        f"After the plateau, too, seed {run.seed} learns more slowly: from a training loss of 4.5 "
-        f"to one of 3.66, it takes {between[0]} epochs, the published run {between[1]} and the "
-        f"earlier one {between[2]} ("
+        f"From a training loss of 4.5 to one of 3.66, seed {run.seed} takes {between[0]} epochs, "
+        f"the published run {between[1]} and the earlier one {between[2]} ("
     )
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Join items with commas, and the last one with "and"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def _epochs_between(losses: Sequence[float], high: float, low: float) -> str:

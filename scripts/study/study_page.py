@@ -16,7 +16,7 @@ from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.figure import losses_figure
 from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
 from pages.figures import save_svg, style
-from pages.markdown import table
+from pages.markdown import folded, table
 from pages.records import grouped
 from study.claims import CLAIMS, SIZE_FIELDS
 from study.figures import (
@@ -108,7 +108,7 @@ class Page:
             "sensitivity": table(
                 ["model", "cell", "layers", "hidden", "parameters", "kept, per character",
                  "cost, per character", "per token"], self.sensitivity()),
-            "chains": table(["model", "from the bigram", "from the text's frequencies",
+            "chains": table(["model", "from bigram counts", "from the text's frequencies",
                              "greedy cycles"], self.chains()),
             "text": "\n".join(texts),
             "samples": "\n\n".join(f"{name}:\n\n```\n{text}\n```" for name, text in self.texts()),
@@ -486,10 +486,10 @@ def mean_and_range(values: Sequence[float]) -> str:
 
 
 def epoch_table(runs: Sequence[Run], published: PublishedResults) -> str:
-    """Return a table of losses by epoch, published beside measured, and a sentence below it.
+    """Return a table of losses by epoch, published beside measured, folded below a sentence.
 
-    It says for each run, if any loss is published, the largest difference between a training loss,
-    from the 2nd epoch on, and the nearest published one.
+    The sentence says for each run, if any loss is published, the largest difference between a
+    training loss, from the 2nd epoch on, and the nearest published one.
     """
     head, columns = ["epoch"], []
     for what, word, theirs, earlier in (
@@ -514,7 +514,7 @@ def epoch_table(runs: Sequence[Run], published: PublishedResults) -> str:
         if differences:
             said.append(f"{max(differences):.4f}" + f" (seed {run.seed})" * (len(runs) > 1))
     sentence = (
-        "\nFrom epoch 2 on, our training loss differs from the published one (the nearer, if there "
-        f"are two)\nby at most {', '.join(said)}."
+        "From epoch 2 on, our training loss differs from the published one (the nearer, if there "
+        f"are two)\nby at most {', '.join(said)}.\n\n"
     )
-    return table(head, rows) + sentence * bool(said)
+    return sentence * bool(said) + folded("The loss of each epoch", table(head, rows))
