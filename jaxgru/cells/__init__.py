@@ -1,6 +1,6 @@
-"""The recurrences, one file each, and the registry: a config's cell name → `Cell`.
+"""The recurrences, one file each, and `CELLS`, the registry: a config's cell name → `Cell`.
 
-To add a recurrence, write a file that defines its `Cell`, and add it to `CELLS` or call `register`.
+To add a recurrence, write a file that defines its `Cell`, and call `register`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CELLS: dict[str, Cell] = {}
 
 
 def _sizes_of_layer(params: CellParams) -> str:
-    """Return a layer's `repr`: its sizes, dtypes and static fields, if its arrays are a layer's."""
+    """Return a layer's `repr`: its sizes, dtypes and static fields, or the fields as they are."""
     arrays = jax.tree.leaves(params)
     if not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in arrays):
         return sizes_of_fields(params)
@@ -59,8 +59,8 @@ def _sizes_of_layer(params: CellParams) -> str:
 def register(cell: Cell) -> None:
     """Add a recurrence, so that a config's `model.cell` can name it.
 
-    A cell that is defined once more, as when a notebook's cell runs again, replaces the one before;
-    `jax.export` then knows the first class of parameters only.
+    A cell that is defined again, as when a notebook's cell is rerun, replaces the earlier one; but
+    `jax.export` then knows only the earlier class of parameters.
 
     Raises:
       ValueError: another cell has the same name or class of parameters.
@@ -94,15 +94,20 @@ def cell_of(params: CellParams) -> Cell:
 
 
 def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
-    """Compute one step of the cell that the parameters belong to."""
+    """Compute one step of the cell that the parameters belong to.
+
+    Raises:
+      TypeError: no cell has parameters of this class.
+    """
     return cell_of(params).step(params, carry, x)
 
 
 def sizes(params: CellParams) -> tuple[int, int]:
-    """Return a layer's input and hidden size, (E, H).
+    """Return the sizes (E, H) of a layer's input and of its h.
 
     Raises:
-      ValueError: the shapes of its parameters contradict each other.
+      TypeError: no cell has parameters of this class.
+      ValueError: the shapes of the parameters contradict each other.
     """
     if (known := cell_of(params).sizes(params)) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")

@@ -51,7 +51,7 @@ def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
 
     Its fields are the pytree's children, in their order. A field with `metadata={"static": True}`
-    is part of the tree's structure instead. Printed, arrays are dtypes and shapes.
+    is part of the tree's structure instead. Its `repr` shows arrays by their dtypes and shapes.
     """
     cls = dataclass(frozen=True, repr=False)(cls)
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
@@ -61,7 +61,7 @@ def struct(cls: type[T]) -> type[T]:
 
 
 def described(params: Any) -> str:
-    """Return the names of a struct's fields, and of an array its dtype and shape, for a message."""
+    """Return the fields of a struct for a message, with arrays as their dtypes and shapes."""
     has_shape = lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if has_shape(leaf) else shown(leaf)
     return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
@@ -88,16 +88,16 @@ class Cell:
 
     Attributes:
       name: the value of `model.cell` in a config.
-      params: the class of one layer's parameters, a `struct`, or a `flax.struct.dataclass`.
+      params: the class of one layer's parameters, a `struct` or a `flax.struct.dataclass`.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
-      sizes: params → the sizes (E, H) of its input and of h; None if their shapes contradict each
-        other. The other parts of a carry can be wider than h.
+      sizes: params → (E, H), the sizes of the input and of h; None if the parameters' shapes
+        contradict each other. The other parts of a carry can be wider than h.
       step: (params, carry, x (B, E)) → the next carry: the equations.
-      zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple, best
-        one with names, that begins with h.
+      zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple that
+        begins with h, preferably a named one.
       options: the config's fields that this cell uses, besides the sizes.
-      prepare: params → the layer for many steps, faster, with a hand-written gradient; with None,
-        `step` is scanned over time.
+      prepare: params → a `RecurrentLayer` or a `ParallelLayer`, which computes many steps faster;
+        None: `step` is scanned over time, and JAX differentiates it.
     """
 
     name: str
@@ -113,15 +113,16 @@ class Cell:
 class Recurrence(NamedTuple):
     """A recurrent layer's equations after the input product a = x·W + b; `over_time` runs them.
 
-    Carries, a and the values that are passed from one function to another are in a `Layout`.
+    Carries, a and the values that are passed from one function to another are stored in rows or
+    in columns, as a `Layout` says.
 
     Attributes:
-      gates: G, the number of gates: a (T, B, ...) is split into so many parts.
+      gates: G, the number of gates, into which a (T, B, G·H) is split.
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs besides the carries.
-      factors: (layout, the carry before the step, the carry after it, saved) → `factors`: what
-        gradients are multiplied by in a step. It does not depend on later steps, so it can be
-        computed for one step, or for all of them with a leading axis T.
+      factors: (layout, the carry before the step, the carry after it, saved) → `factors`, by which
+        gradients are multiplied in a step. They do not depend on later steps, so they can be
+        computed for one step, or for all steps, with a leading axis T.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
       gradients: (layout, U, the carry before each step, the carry after it, saved, kept), all with
@@ -143,7 +144,7 @@ class RecurrentLayer(NamedTuple):
       b: (G·H), the summed biases.
       U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
       recurrence: what happens at each step.
-      norm: what x·W passes before b is added: (T, B, G·H) → the same shape; None: nothing.
+      norm: a function (T, B, G·H) → (T, B, G·H) of x·W, before b is added; None: there is none.
     """
 
     W: Array
@@ -163,8 +164,8 @@ class ParallelLayer(NamedTuple):
     Attributes:
       all_steps: (carry, `Steps`, `Constants`, reverse) → h' of every step, with dropout, and the
         last carry. The steps' x can be a `Lookup`.
-      every_option: `all_steps` also computes resets, padding and reversed steps, and h is the whole
-        carry. Otherwise such steps are scanned one by one.
+      every_option: `all_steps` also computes resets, padding and reversed steps, and the carry is h
+        alone. If it is False, such calls are scanned step by step.
     """
 
     all_steps: Callable[..., tuple[Array, Any]]
@@ -172,10 +173,9 @@ class ParallelLayer(NamedTuple):
 
 
 class LSTMState(NamedTuple):
-    """The carry of an LSTM: the output h and the cell state c, (B, H) each. With a projection, h is
-    (B, p).
+    """The carry of an LSTM: the output h and the cell state c, (B, H) each.
 
-    A pair (h, c) can stand for it.
+    With a projection, h is (B, p). Functions that take an `LSTMState` also take a pair (h, c).
     """
 
     h: Array
@@ -186,7 +186,7 @@ export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTM
 
 
 class Mask(NamedTuple):
-    """A dropout mask: which units are kept, and the factor 1/(1 − p) that scales them."""
+    """A dropout mask: which units are kept, and the factor 1/(1 − rate) that scales them."""
 
     keep: Bool[Array, "... B H"] | None = None
     scale: Float[Array, ""] | None = None
@@ -214,7 +214,7 @@ class Constants(NamedTuple):
     """What is the same at each step of a layer.
 
     initial: the carry after a reset; None: zeros.
-    scale: what dropout multiplies the units by that it keeps.
+    scale: the factor by which dropout multiplies the units that it keeps.
     keep: the units of h that dropout keeps where h enters the products; None: all.
     """
 
@@ -256,7 +256,7 @@ def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
 
 
 def mixed(update: Array, new: Array, old: Array | float) -> Array:
-    """Return the new values of the units that are updated, else the old; or the mean of both."""
+    """Return the new values of the units that are updated, else the old; or a mean of both."""
     if update.dtype == bool:
         return jnp.where(update, new, old)
     update = update.astype(new.dtype)

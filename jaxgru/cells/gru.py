@@ -1,16 +1,4 @@
-"""The GRU, by default with the reset gate AFTER the matrix product, as in PyTorch, cuDNN and Keras.
-
-    z  = σ(x·Wz + h·Uz + bz)
-    r  = σ(x·Wr + h·Ur + br)
-    n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      reset_gate "after"
-    n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           reset_gate "before": Cho et al. 2014, the study
-    h' = (1 − z) ⊙ h + z ⊙ n
-
-Cho et al. 2014 is arXiv 1406.1078.
-
-z weights the new value n, as in Chung et al. 2014 (arXiv 1412.3555). In PyTorch and ONNX, z
-weights the old state: it is 1 minus ours.
-"""
+"""The GRU, with the reset gate after the matrix product (the default) or before it."""
 
 from __future__ import annotations
 
@@ -44,17 +32,21 @@ from jaxgru.errors import UserError, shown
 
 @struct
 class GRUParams:
-    """Parameters of a GRU layer: W for the input, U for the state, b the biases.
+    """Parameters of a GRU layer: W for the input, U for the state, b and c the biases.
 
-    Gates: z update, r reset, n candidate.
+        z  = σ(x·Wz + h·Uz + bz + cz)               update gate
+        r  = σ(x·Wr + h·Ur + br + cr)               reset gate
+        n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      candidate, if `reset_gate` is "after"
+        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate, if `reset_gate` is "before"
+        h' = (1 − z) ⊙ h + z ⊙ n
 
-    `reset_gate` says what r multiplies: "after", the product of the state with Un; "before", the
-    state before that product. Only "after" can have `cn`, a bias inside the reset; None acts as
-    zeros.
+    "after" is the GRU of PyTorch, cuDNN and Keras; "before" is that of Cho et al. 2014 (arXiv
+    1406.1078) and of the study. z weights the new value n, as in Chung et al. 2014 (arXiv
+    1412.3555). In PyTorch and ONNX, z weights the old state: it is 1 minus ours.
 
-    `cz` and `cr` are second biases, as PyTorch and the study have them. They are redundant in the
-    equations, but they are trained separately from bz and br, with AdamW updates of their own. None
-    in a single-bias cell.
+    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. A c that is None acts as
+    zeros; with "before", `cn` must be None. `cz` and `cr`, which PyTorch and the study have, are
+    redundant in the equations, but AdamW updates them separately from bz and br.
     """
 
     Wz: Float[Array, "E H"]
@@ -86,29 +78,30 @@ def init_gru(
     layer_norm: bool = False,
     num_blocks: int = 1,
 ) -> GRUParams | LayerNormGRUParams:
-    """Draw initial parameters.
+    """Draw the initial parameters of a GRU layer.
 
-    W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`); cz, cr and cn: zeros.
+    W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in PyTorch's `nn.Linear`; cz, cr and
+    cn are zeros.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
-      second_bias: with cz and cr.
-      reset_gate: "after", with cn, or "before", as in `GRUParams`.
-      kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
-        `jax.nn.initializers`.
-      recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead, such as
-        `orthogonal()`.
+      second_bias: also return cz and cr.
+      dtype: of the parameters, floating-point.
+      reset_gate: "after" or "before", as in `GRUParams`.
+      kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
+        `jax.nn.initializers.orthogonal()`.
+      recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead.
       bias_init: draws each gate's b (H,) instead.
-      layer_norm: normalise within the cell: `LayerNormGRUParams`.
-      num_blocks: n, a divisor of H. The units are in n groups, and a gate reads the h of its own
-        group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
+      layer_norm: normalise within the cell, and return `LayerNormGRUParams`.
+      num_blocks: n, a divisor of H. The units form n groups, and each unit reads only the h of its
+        own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
 
     Raises:
-      ValueError: a size is not positive, an initializer is no function or returns something else
-        than such numbers, `second_bias` or `layer_norm` is neither True nor False, `reset_gate` is
-        neither "before" nor "after", `num_blocks` does not divide H, or with `layer_norm` there is
-        a second bias or a reset "before".
+      ValueError: a size is not a positive whole number; the dtype is not floating-point; an
+        initializer is not a function, or does not return floating-point numbers of the given shape;
+        a flag is not a bool; `reset_gate` is unknown; `num_blocks` does not divide H; or
+        `layer_norm` is combined with `second_bias` or with `reset_gate` "before".
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
     options: dict[str, Any] = dict(
@@ -140,7 +133,7 @@ def check(p: GRUParams) -> None:
     if p.reset_gate not in ("before", "after"):
         raise UserError(f"reset_gate is {shown(p.reset_gate)}; it must be before or after.")
     if p.reset_gate == "before" and p.cn is not None:
-        raise UserError("cn is a bias inside the reset; it needs reset_gate='after'.")
+        raise UserError("cn is given; only a GRU with reset_gate='after' has this bias.")
 
 
 def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:

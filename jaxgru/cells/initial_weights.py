@@ -27,15 +27,16 @@ def initializers(
 ) -> tuple[Callable[[PRNGKeyArray], Array], ...]:
     """Return functions that draw W, U and b from a key, for one gate.
 
-    W is (E, H), U (H, H), or (S, H) for a state h of `state_size` S, or the n diagonal blocks of U,
-    (n, H/n, H/n), each drawn by itself; b is (H,).
+    W is (E, H) and b (H,). U is (H, H); or (S, H) for a state h of `state_size` S; or the n blocks
+    (n, H/n, H/n) of a block-diagonal matrix, each drawn by itself.
 
-    The default is uniform ±1/√fan_in (PyTorch's Linear). A given initializer draws in float32 or
-    wider, because not all of JAX's can draw narrower numbers.
+    The default is uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. A given initializer draws in
+    float32 or wider, because some of JAX's cannot draw narrower numbers.
 
     Raises:
-      ValueError: a size is not a positive whole number, the dtype is not floating-point, or an
-        initializer is no function or returns something else than such numbers of the shape.
+      ValueError: a size is not a positive whole number; `num_blocks` does not divide H; the dtype
+        is not floating-point; or an initializer is not a function, or does not return
+        floating-point numbers of the given shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         check_size(name, size)
@@ -44,7 +45,7 @@ def initializers(
     except TypeError:  # it names none
         floating = False
     if not floating:
-        raise ValueError(f"dtype is {shown(dtype)}; it must be one of floating-point numbers.")
+        raise ValueError(f"dtype is {shown(dtype)}; it must be a floating-point dtype.")
 
     check_size("num_blocks", num_blocks)
     if H % num_blocks:
@@ -73,7 +74,7 @@ def initializers(
                 seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
                 raise ValueError(
                     f"{name} returns {seen}; it must return floating-point numbers {shape} "
-                    "(jax.nn.initializers.orthogonal is none, but orthogonal() is one)."
+                    "(pass jax.nn.initializers.orthogonal(), not orthogonal)."
                 )
             return values.astype(dtype)
 
@@ -95,7 +96,7 @@ def check_size(name: str, size: Any) -> None:
 def gru_weights(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
 ) -> dict[str, Array]:
-    """Draw W, U and b of a GRU's gates z, r and n. The options are those of `initializers`."""
+    """Draw W, U and b of a GRU's gates z, r and n, with the options of `initializers`."""
     W, U, b = initializers(E, H, dtype, **options)
     k = jax.random.split(key, 9)
     return dict(
@@ -113,7 +114,7 @@ def lstm_weights(
     bias_init: Initializer | None = None,
     **options: Any,
 ) -> dict[str, Array]:
-    """Draw W, U and b of an LSTM's gates f, i, o and g. The options are those of `initializers`.
+    """Draw W, U and b of an LSTM's gates f, i, o and g, with the options of `initializers`.
 
     Without a `bias_init`, b is zeros, but ones in the forget gate.
     """

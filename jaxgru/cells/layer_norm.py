@@ -1,8 +1,7 @@
 """Layer normalisation inside a cell (Ba et al. 2016, arXiv 1607.06450), and its gradient.
 
-LN(x) = (x − μ) / √(σ² + ε), with the mean μ and the variance σ² of the units of one row, ε = 10⁻⁵
-(the paper has none; PyTorch and Keras add this one or a larger one). Gains and biases are the
-cell's.
+LN(x) = (x − m) / √(v + ε), with the mean m and the variance v of the units of one row. ε is 10⁻⁵,
+as in PyTorch; the paper has no ε, and Keras a larger one. The gains and biases belong to the cells.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ def layer_norm(x: Array, gain: Float[Array, "units"], axis: int = -1) -> Array:
 
 
 def standardized(x: Array, axis: int = -1) -> tuple[Array, Array]:
-    """Return LN(x), and 1 / √(σ² + ε), which its gradient needs."""
+    """Return LN(x), and 1 / √(v + ε), which its gradient needs."""
     x = x - x.mean(axis, keepdims=True)
     scale = jax.lax.rsqrt(jnp.square(x).mean(axis, keepdims=True) + EPSILON)
     return x * scale, scale
 
 
 def standardized_gradient(d: Array, x: Array, scale: Array, axis: int = -1) -> Array:
-    """Return the gradient of the argument of LN, given that of LN, and what LN returned."""
+    """Return the gradient of LN's argument, given that of LN and what `standardized` returned."""
     mean = lambda a: a.mean(axis, keepdims=True)
     return scale * (d - mean(d) - x * mean(d * x))

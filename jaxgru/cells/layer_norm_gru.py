@@ -1,12 +1,6 @@
-"""The GRU with layer normalisation (Ba et al. 2016, arXiv 1607.06450, supplementary material).
+"""The GRU with layer normalisation.
 
-z, r = σ(LN(x·[Wz Wr]) ⊙ [wz wr] + LN(h·[Uz Ur]) ⊙ [uz ur] + [bz br])
-n    = tanh(LN(x·Wn) ⊙ wn + r ⊙ (LN(h·Un) ⊙ un + cn) + bn)
-h'   = (1 − z) ⊙ h + z ⊙ n
-
-As in the paper, z and r are normalised together, over 2·H units, the candidate by itself, and the
-input's part apart from the state's. So LN(x·W) is computed for all steps at once, before the first.
-The paper's two biases of z and r act only as their sum, which is bz and br here.
+LN(x·W) does not depend on h, so it is computed for all steps at once, before the first.
 """
 
 from __future__ import annotations
@@ -38,8 +32,15 @@ from jaxgru.cells.products import dense, gradient_of
 class LayerNormGRUParams:
     """Parameters of a GRU layer with layer normalisation.
 
-    W, U and b as in `GRUParams`, whose reset gate is "after"; w and u are the gains of the
-    normalised x·W and h·U.
+    W, U, b and cn are as in `GRUParams`; w and u are gains.
+
+        z, r = σ(LN(x·[Wz Wr]) ⊙ [wz wr] + LN(h·[Uz Ur]) ⊙ [uz ur] + [bz br])
+        n    = tanh(LN(x·Wn) ⊙ wn + r ⊙ (LN(h·Un) ⊙ un + cn) + bn)
+        h'   = (1 − z) ⊙ h + z ⊙ n
+
+    This is the GRU of Ba et al. 2016 (arXiv 1607.06450, supplementary material), whose two biases
+    of z and r are one here: only their sum acts. LN subtracts the mean of a row and divides by
+    √(variance + 10⁻⁵). z and r are normalised together, over 2·H units, and n by itself.
     """
 
     Wz: Float[Array, "E H"]

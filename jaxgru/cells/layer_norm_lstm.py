@@ -1,13 +1,6 @@
-"""The LSTM with layer normalisation (Ba et al. 2016, arXiv 1607.06450, supplementary material).
+"""The LSTM with layer normalisation.
 
-a_f, a_i, a_o, a_g = LN(x·[Wf Wi Wo Wg]) ⊙ w + LN(h·[Uf Ui Uo Ug]) ⊙ u + b
-f, i, o, g = σ(a_f), σ(a_i), σ(a_o), tanh(a_g)
-c' = f ⊙ c + i ⊙ g
-h' = o ⊙ tanh(LN(c') ⊙ wc + bc)
-
-As in the paper, all gates are normalised together, over 4·H units, the input's part apart from the
-state's, and the c that is carried on is not normalised. So LN(x·W) is computed for all steps at
-once, before the first. The paper's three biases of the gates act only as their sum b.
+LN(x·W) does not depend on h, so it is computed for all steps at once, before the first.
 """
 
 from __future__ import annotations
@@ -40,8 +33,16 @@ from jaxgru.cells.products import dense, gradient_of
 class LayerNormLSTMParams:
     """Parameters of an LSTM layer with layer normalisation.
 
-    W, U and b as in `LSTMParams`; w and u are the gains of the normalised x·W and h·U; wc and bc
-    are gain and bias of the normalised c.
+    W, U and b are as in `LSTMParams`; w, u and wc are gains, and bc is the bias of LN(c').
+
+        a_f, a_i, a_o, a_g = LN(x·[Wf Wi Wo Wg]) ⊙ w + LN(h·[Uf Ui Uo Ug]) ⊙ u + b
+        f, i, o, g = σ(a_f), σ(a_i), σ(a_o), tanh(a_g)
+        c' = f ⊙ c + i ⊙ g
+        h' = o ⊙ tanh(LN(c') ⊙ wc + bc)
+
+    This is the LSTM of Ba et al. 2016 (arXiv 1607.06450, supplementary material), whose three
+    biases of the gates are one here: only their sum b acts. LN subtracts the mean of a row and
+    divides by √(variance + 10⁻⁵). All gates are normalised together, over 4·H units.
     """
 
     Wf: Float[Array, "E H"]

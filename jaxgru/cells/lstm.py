@@ -1,10 +1,4 @@
-"""The LSTM with a forget gate (Hochreiter & Schmidhuber 1997; Gers et al. 2000).
-
-f, i, o = σ(x·W + h·U + b) each
-g  = tanh(x·Wg + h·Ug + bg)
-c' = f ⊙ c + i ⊙ g
-h' = o ⊙ tanh(c')
-"""
+"""The LSTM with a forget gate."""
 
 from __future__ import annotations
 
@@ -40,7 +34,16 @@ from jaxgru.errors import UserError, shown
 class LSTMParams:
     """Parameters of an LSTM layer: W for the input, U for the state, b the biases.
 
-    Gates: f forget, i input, o output, g candidate.
+        f  = σ(x·Wf + h·Uf + bf)            forget gate
+        i  = σ(x·Wi + h·Ui + bi)            input gate
+        o  = σ(x·Wo + h·Uo + bo)            output gate
+        g  = tanh(x·Wg + h·Ug + bg)         candidate
+        c' = f ⊙ c + i ⊙ g
+        h' = o ⊙ tanh(c')
+
+    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. See Hochreiter &
+    Schmidhuber 1997 (Neural Computation 9(8)) and, for the forget gate, Gers et al. 2000 (Neural
+    Computation 12(10)).
     """
 
     Wf: Float[Array, "E H"]
@@ -70,28 +73,30 @@ def init_lstm(
     num_blocks: int = 1,
     proj_size: int | None = None,
 ) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
-    """Draw initial parameters.
+    """Draw the initial parameters of an LSTM layer.
 
-    W: uniform ±1/√E; U and P: uniform ±1/√(their rows); b: zeros, but ones in the forget gate (Gers
-    et al. 2000).
+    W is uniform in ±1/√E, and U and P in ±1/√(their rows); b is zeros, but ones in the forget gate
+    (Jozefowicz et al. 2015, PMLR 37).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
-      kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
-        `jax.nn.initializers`.
+      dtype: of the parameters, floating-point.
+      kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
+        `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws each gate's U (H, H) or (p, H), or each of its blocks, and P
-        instead, such as `orthogonal()`.
-      bias_init: draws each gate's b (H,) instead, the forget gate's, too.
-      layer_norm: normalise within the cell: `LayerNormLSTMParams`.
-      num_blocks: n, a divisor of H. The units are in n groups (heads), and a gate reads the h of
-        its own group alone: U (n, H/n, H/n) has the blocks of a block-diagonal matrix.
-      proj_size: p, the size of h alone, which is then projected: `ProjectedLSTMParams`.
+        (H, p) instead.
+      bias_init: draws each gate's b (H,) instead, also that of the forget gate.
+      layer_norm: normalise within the cell, and return `LayerNormLSTMParams`.
+      num_blocks: n, a divisor of H. The units form n groups (heads), and each unit reads only the h
+        of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
+      proj_size: p; project h to this size, and return `ProjectedLSTMParams`. c keeps the size H.
 
     Raises:
-      ValueError: a size is not positive; an initializer is no function or returns something else
-        than such numbers; `layer_norm` is neither True nor False; `num_blocks` does not divide H;
-        or, with `proj_size`, there is a `layer_norm` or more than one block.
+      ValueError: a size is not a positive whole number; the dtype is not floating-point; an
+        initializer is not a function, or does not return floating-point numbers of the given shape;
+        `layer_norm` is not a bool; `num_blocks` does not divide H; or `proj_size` is combined with
+        `layer_norm` or several blocks.
     """
     check_flags(layer_norm=layer_norm)
     options: dict[str, Any] = dict(

@@ -1,13 +1,4 @@
-"""The LSTM with a recurrent projection (Sak et al. 2014, arXiv 1402.1128), as in `torch.nn.LSTM`.
-
-f, i, o = σ(x·W + h·U + b) each
-g  = tanh(x·Wg + h·Ug + bg)
-c' = f ⊙ c + i ⊙ g
-h' = (o ⊙ tanh(c'))·P
-
-The output h has p units and the cell state c has H: U (p, H), P (H, p). PyTorch has no second
-projection, which the paper calls non-recurrent, and neither has this.
-"""
+"""The LSTM with a recurrent projection."""
 
 from __future__ import annotations
 
@@ -37,7 +28,12 @@ from jaxgru.cells.products import outer
 
 @struct
 class ProjectedLSTMParams:
-    """Parameters of an LSTM layer with a projection: those of `LSTMParams`, and P."""
+    """Parameters of an LSTM layer with a projection: those of `LSTMParams`, and P.
+
+    The equations are those of `LSTMParams`, but h' = (o ⊙ tanh(c'))·P, with p units, while c has H
+    (Sak et al. 2014, arXiv 1402.1128). As in `torch.nn.LSTM`, the paper's second, non-recurrent
+    projection is left out.
+    """
 
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "p H"]

@@ -1,13 +1,9 @@
-"""The minGRU (Feng et al. 2024, arXiv 2410.01201, section 3.1), whose steps run in parallel.
-
-z  = σ(x·Wz + bz)
-n  = x·Wn + bn
-h' = (1 − z) ⊙ h + z ⊙ n
+"""The minGRU, whose steps can run in parallel.
 
 The gates do not read h, so a step is h' = a ⊙ h + b with known a and b, and two steps in a row are
 one such step. All of them can then be computed in log₂ T passes (`jax.lax.associative_scan`)
 instead of T. Resets (a = 0), padding (a = 1, b = 0) and dropout inside the recurrence (a mask times
-both) are such steps, too. The paper's version in log space, with h > 0, is another cell.
+both) are such steps, too.
 
 The passes move more memory than T steps, so a CPU, which has few units to fill, computes the steps
 one after another. On 2 cores (E = 64), forward and backward, in ms:
@@ -50,7 +46,15 @@ from jaxgru.cells.products import product
 
 @struct
 class MinGRUParams:
-    """Parameters of a minGRU layer: W for the input, b the biases; z update, n candidate."""
+    """Parameters of a minGRU layer: W for the input, b the biases.
+
+        z  = σ(x·Wz + bz)                update gate
+        n  = x·Wn + bn                   candidate
+        h' = (1 − z) ⊙ h + z ⊙ n
+
+    See Feng et al. 2024 (arXiv 2410.01201, section 3.1). The paper's version in log space, with
+    h > 0, is another cell.
+    """
 
     Wz: Float[Array, "E H"]
     bz: Float[Array, "H"]
@@ -67,18 +71,21 @@ def init_min_gru(
     kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
 ) -> MinGRUParams:
-    """Draw initial parameters. W, b: uniform ±1/√E (PyTorch's `nn.Linear`, as in the paper).
+    """Draw the initial parameters of a minGRU layer.
+
+    W and b are uniform in ±1/√E, as in PyTorch's `nn.Linear`, which the paper uses.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
-      kernel_init: draws each gate's W (E, H) instead, as `(key, shape, dtype)`: one of
-        `jax.nn.initializers`.
+      dtype: of the parameters, floating-point.
+      kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
+        `jax.nn.initializers.orthogonal()`.
       bias_init: draws each gate's b (H,) instead.
 
     Raises:
-      ValueError: a size is not positive; or an initializer is no function or returns something
-        else than such numbers.
+      ValueError: a size is not a positive whole number; the dtype is not floating-point; or an
+        initializer is not a function, or does not return floating-point numbers of the given shape.
     """
     W, _, b = initializers(in_features, hidden_dim, dtype, kernel_init, bias_init=bias_init)
     k = jax.random.split(key, 4)
@@ -140,7 +147,7 @@ def linear_recurrence(
     b: Float[Array, "T B H"],
     first: Float[Array, "B H"],
 ) -> Float[Array, "T B H"]:
-    """Return h' = a ⊙ h + b of every step, given the first h. Its gradient is one, too."""
+    """Return h' = a ⊙ h + b of every step, given the first h. Its gradient has the same form."""
     return every_step(reverse, a, b, first)
 
 

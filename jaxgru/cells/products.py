@@ -112,7 +112,7 @@ def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]
 
 
 def blocks_dot(x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]) -> Float[Array, "*n GH"]:
-    """Return x·U for block-diagonal weights; of U transposed, x has the gates."""
+    """Return x·U for block-diagonal weights; if U is transposed, x holds the gates."""
     n, k = len(U), min(U.shape[1:])
     y = contract(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
     y = jnp.moveaxis(y.reshape(*y.shape[:-1], -1, k), 0, -2)

@@ -1,7 +1,4 @@
-"""The vanilla RNN (Elman 1990, Cognitive Science 14(2)).
-
-h' = tanh(x·W + h·U + b)
-"""
+"""The vanilla RNN."""
 
 from __future__ import annotations
 
@@ -27,7 +24,12 @@ from jaxgru.cells.products import gradients_of_one_matrix
 
 @struct
 class RNNParams:
-    """Parameters of a vanilla RNN layer: W for the input, U for the state, b the bias."""
+    """Parameters of a vanilla RNN layer: W for the input, U for the state, b the bias.
+
+        h' = tanh(x·W + h·U + b)
+
+    See Elman 1990 (Cognitive Science 14(2)).
+    """
 
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
@@ -44,19 +46,22 @@ def init_rnn(
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
 ) -> RNNParams:
-    """Draw initial parameters. W, b: uniform ±1/√E; U: uniform ±1/√H (PyTorch's `nn.Linear`).
+    """Draw the initial parameters of a vanilla RNN layer.
+
+    W and b are uniform in ±1/√E, and U in ±1/√H, as in PyTorch's `nn.Linear`.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
-      kernel_init: draws W (E, H) instead, as `(key, shape, dtype)`: one of
-        `jax.nn.initializers`.
-      recurrent_kernel_init: draws U (H, H) instead, such as `orthogonal()`.
+      dtype: of the parameters, floating-point.
+      kernel_init: draws W (E, H) instead: a function `(key, shape, dtype)`, such as
+        `jax.nn.initializers.orthogonal()`.
+      recurrent_kernel_init: draws U (H, H) instead.
       bias_init: draws b (H,) instead.
 
     Raises:
-      ValueError: a size is not positive; or an initializer is no function or returns something
-        else than such numbers.
+      ValueError: a size is not a positive whole number; the dtype is not floating-point; or an
+        initializer is not a function, or does not return floating-point numbers of the given shape.
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init

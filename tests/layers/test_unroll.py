@@ -795,7 +795,7 @@ def test_parameters_that_contradict_each_other_are_refused_in_use_only():
     """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
     jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
     wrong = GRU.replace(reset_gate="before")
-    with pytest.raises(ValueError, match="cn is a bias inside the reset; it needs reset_gate="):
+    with pytest.raises(ValueError, match="cn is given; only a GRU with reset_gate='after' has"):
         jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
 
 

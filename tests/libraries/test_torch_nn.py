@@ -91,7 +91,7 @@ class TestResetAfter:
 
     def test_what_a_gru_cannot_be(self):
         p = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
-        with pytest.raises(ValueError, match="cn .* needs reset_gate='after'"):
+        with pytest.raises(ValueError, match="cn is given; only .* reset_gate='after'"):
             cells.gru_cell(p.replace(reset_gate="before"), jnp.ones((1, 4)), jnp.ones((1, 3)))
         with pytest.raises(ValueError, match="reset_gate is 'During'; it must be before or after"):
             cells.gru_cell(p.replace(reset_gate="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
