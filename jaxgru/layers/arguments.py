@@ -23,17 +23,17 @@ from jaxgru.layers.stack import ResidualStack
 
 
 def as_array(name: str, value: Any) -> AnyArray:
-    """Return an array as it is, and lists of numbers or another library's array as JAX's.
+    """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's.
 
-    NumPy's arrays become ones of native byte order: JAX's compiled functions take others for such.
+    NumPy arrays get the native byte order, which JAX's compiled functions take for granted.
 
     Raises:
-      ValueError: it is something else, or JAX has no such numbers.
+      ValueError: the value is not like an array, or its dtype is none of JAX's.
     """
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name} is a masked array, which JAX has not: fill it first.")
+        raise ValueError(f"{name} is a masked array, which JAX does not have: fill it first.")
     try:
         array = jax.tree.map(_native, value)
         array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
@@ -55,15 +55,15 @@ def _native(leaf: Any) -> Any:
 
 
 def as_jax(name: str, value: Any) -> Array:
-    """Return `as_array` as JAX's. A call of `jnp.asarray` takes 15 µs, even of JAX's own arrays."""
+    """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
     return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
 
 
 def as_input(x: Any) -> AnyArray:
-    """Return the input of layers over time.
+    """Return the input of `unroll` or `bidirectional` as an array.
 
     Raises:
-      ValueError: it is not in floating point, or has other than three axes, or two.
+      ValueError: it is not floating-point, or has neither two nor three axes.
     """
     x = as_array("x", x)
     if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -75,9 +75,9 @@ def as_input(x: Any) -> AnyArray:
 
 
 def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> None:
-    """Raise ValueError if the carry stands in the place of x, and x in that of the carry.
+    """Raise ValueError if x and the carry are interchanged.
 
-    Their forms tell: of a layer whose carry is one array, if its input is of another size.
+    Shapes cannot tell if the carry is one array and the input is as wide as the state.
     """
     sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
     takes = (cell_of(layers[0]).sizes(layers[0]) or (None,))[:1]
@@ -110,7 +110,7 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
 
 
 def is_pair(layers: Any) -> bool:
-    """Return whether these are the layers of two directions, as of a bidirectional module."""
+    """Return whether these are the layers of two directions: a pair of lists or residual stacks."""
     pair = isinstance(layers, list | tuple) and len(layers) == 2
     return pair and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
 
@@ -119,8 +119,8 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     """Return the layers as a tuple, and whether a single layer was given.
 
     Raises:
-      ValueError: there are none, they are those of two directions, or one is not the parameters
-        of a layer, in floating point.
+      ValueError: there is no layer; they are the layers of two directions; or one is not a layer's
+        parameters in floating point.
     """
     if is_pair(layers):
         raise ValueError(
@@ -230,8 +230,8 @@ def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> t
       alone: the carry is that of one sequence, without the batch axis.
 
     Raises:
-      ValueError: it does not fit the layers and the batch, is narrower than they are, is not in
-        floating point, or the parts of an entry have different dtypes.
+      ValueError: its shapes do not fit the layers and the batch; its dtype is not floating-point or
+        is narrower than the layers'; or the parts of an entry have different dtypes.
     """
     carry, seen = _arrays("the carry", carry, one)
     wanted = jax.tree.map(lambda leaf: leaf.shape[alone:], _as_tuples(like))
@@ -264,7 +264,7 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
       carry: `initial` is converted to its dtypes; None: to those of `like`.
 
     Raises:
-      ValueError: its shapes do not fit, or it is not in floating point.
+      ValueError: its shapes do not fit, or it is not floating-point.
     """
     initial, seen = _arrays("initial", initial, one)
     wanted = jax.tree.map(jnp.shape, _as_tuples(like))
@@ -298,7 +298,7 @@ def _as_tuples(tree: Any) -> Any:
 
 
 def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
-    """Return flags as bool; numbers that are known may stand for them, if each is 0 or 1.
+    """Return flags as bool. They may be numbers that are 0 or 1, if their values are known.
 
     Raises:
       ValueError: they have another shape, are numbers other than 0 and 1, or are traced numbers.
@@ -328,10 +328,10 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
     """Return True where a step is not padding.
 
     Args:
-      batch: (B,), or () for one sequence, of which B is then 1.
+      batch: (B,), or () for one sequence, for which the result is (T, 1).
 
     Raises:
-      ValueError: the lengths are not integers of this shape, or, if they are known, not in 0 … T.
+      ValueError: the lengths are not integers of this shape, or are known and not in 0 … T.
     """
     lengths = as_array("lengths", lengths)
     if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -353,10 +353,10 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
 def in_reading_order(
     reset: Bool[AnyArray, "T B"], mask: Bool[AnyArray, "T B"] | None = None
 ) -> Bool[Array, "T B"]:
-    """Return where a layer that reads backward resets before a step.
+    """Return the steps before which a layer that reads backward resets its carry.
 
-    There, the real step that it has read before is of a later episode. An episode begins where
-    `reset` is True, also if `mask` says that this step is padding.
+    These are the steps after which, in time, the next real step belongs to a later episode. An
+    episode begins where `reset` is True, even if `mask` says that this step is padding.
     """
     if mask is None:
         return jnp.pad(reset[1:], ((0, 1), (0, 0)))

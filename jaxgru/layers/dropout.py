@@ -26,27 +26,28 @@ KINDS = ("each_step", "variational", "zoneout")
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout for one training step: masks drawn from `key`, of its own for each layer and row.
+    """Dropout for one training step. Each layer and each row of the batch has its own mask.
 
-    It is a pytree. A rate that is a Python or NumPy number is part of its structure; one that is an
-    array of JAX is a leaf, so it can be traced, e.g. to change during training.
+    It is a pytree. A rate that is a Python or NumPy number is part of its structure; one that is a
+    JAX array is a leaf, so it can be traced, e.g. to change during training.
 
     Attributes:
       key: a new one for each training step.
-      rate: the probability of dropping a unit. Out of range, a traced rate gives NaN.
+      rate: the probability of dropping a unit, in [0, 1); the others are scaled by 1/(1 − rate). A
+        traced rate that is out of range gives NaN.
       site: where units are dropped: "input", in the input of the first layer; "state", inside the
         recurrence of every layer, as `kind` says; "between", in each layer's output to the next
         layer; "output", in the last layer's output.
-      kind: "each_step": a new mask at each step; at the state, it drops units of h' itself, and so
-        of the output, too (as in the study's code). "variational": the same mask at every step (Gal
-        & Ghahramani 2016, arXiv 1512.05287); at the state, it drops units of h where h enters the
-        products with the weights, and nowhere else. "zoneout", for the state: a unit keeps the
-        value it had before the step (Krueger et al. 2017, arXiv 1606.01305), with a new mask at
-        each step, and of its own for each part of the carry: h and c of an LSTM have the same rate.
-        Nothing is scaled. The paper evaluates with the mean of both values, which `key` None gives.
-      first_row: if the batch is a part of a larger one, the row of the larger batch at which it
-        starts; the masks are then that part of the larger batch's masks.
-      first_step: the same for the time step.
+      kind: "each_step" draws a new mask at each step. At the state, it drops units of the new h,
+        which is also the output (as in the study's code). "variational" draws one mask for all
+        steps (Gal & Ghahramani 2016, arXiv 1512.05287). At the state, it drops units of h only in
+        the products with the weights, which a minGRU does not have. "zoneout", for the state alone,
+        draws at each step which units keep their old value (Krueger et al. 2017, arXiv 1606.01305),
+        and scales nothing; h and c of an LSTM have masks of their own, but the same rate. With the
+        key None, each unit takes the mean of both values, as in the paper's evaluation.
+      first_row: if the batch is part of a larger one, the row at which it starts there. Its masks
+        are then those of these rows.
+      first_step: likewise the step, if the sequences are parts of longer ones.
     """
 
     key: PRNGKeyArray | None
@@ -78,11 +79,11 @@ NO_MASK = Mask()
 
 
 class LayerMasks(NamedTuple):
-    """One layer's dropout. Masks are (T, B, H), if nothing else is said.
+    """One layer's dropout. Masks are (T, B, H) unless another shape is given.
 
-    state: on h', inside the recurrence. output: on what the layer above reads. input: on x (T, B,
-    E), of the first layer. product: on h where it enters the products, (B, H), at every step.
-    zoneout: what takes its new value, in the form of the carry.
+    state: on h', inside the recurrence. output: on what the layer above reads. input: on the first
+    layer's x (T, B, E). product: on h where it enters the products, (B, H), at every step. zoneout:
+    the units that take their new value, in the form of the carry.
     """
 
     state: Mask = NO_MASK
@@ -93,10 +94,10 @@ class LayerMasks(NamedTuple):
 
 
 def each(dropout: Dropouts) -> list[Dropout]:
-    """Return the dropouts one by one.
+    """Return the dropouts as a list.
 
     Raises:
-      ValueError: one is no Dropout, or two are at one site.
+      ValueError: one is not a Dropout, or two have the same site.
     """
     several = dropout if isinstance(dropout, list | tuple) else (dropout,)
     found: list[Dropout] = []
@@ -121,9 +122,9 @@ def dropout_masks(
     uses the rounded rate, so expectations are exact.
 
     Raises:
-      ValueError: it is no Dropout; two are at one site; the rate is not in [0, 1); the site or the
-        kind is unknown, or zoneout is elsewhere than at the state; there is no key; or the first
-        row or step is no whole number that fits into 32 bits.
+      ValueError: as `each`; the rate is not in [0, 1); the site or the kind is unknown; zoneout is
+        elsewhere than at the state; the key is None, except for zoneout; or the first row or step
+        is not a whole number that fits into 32 bits.
     """
     masks = [_masks_of(layers, one, batch_size, num_steps) for one in each(dropout)]
     drawn = lambda masks: next((mask for mask in masks if mask.keep is not None), NO_MASK)
@@ -175,7 +176,7 @@ def _masks_of(
         return LayerMasks(input=mask) if site == "input" else LayerMasks(output=mask)
 
     def update(key: PRNGKeyArray | None, carry: Any) -> Any:
-        """Return which units of a carry are updated, or to which share."""
+        """Return which units of a carry are updated; without a key, the share of the new values."""
         parts, structure = jax.tree.flatten(carry)
         if key is None:
             share = lambda part: jnp.asarray(1 / scale, part.dtype)
@@ -205,7 +206,7 @@ def in_32_bits(dropout: Dropouts) -> list[Dropout]:
     """Return dropouts whose first row and step are in 32 bits, so that `jit` can take them.
 
     Raises:
-      ValueError: one is no whole number that fits into 32 bits, or as `each`.
+      ValueError: as `each`; or one is not a whole number that fits into 32 bits.
     """
     places = lambda one: {n: _whole(n, getattr(one, n)) for n in ("first_row", "first_step")}
     return [one.replace(**places(one)) for one in each(dropout)]
@@ -223,7 +224,7 @@ def of_layer(dropout: Dropout, direction: int, i: int, L: int) -> Dropout | None
 
 
 def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
-    """Return the bits from which on a unit is kept, and the scale; no scale for a rate of 0."""
+    """Return the number of bit patterns that drop a unit, and the scale; it is None for rate 0."""
     if isinstance(rate, Array) and jnp.issubdtype(rate.dtype, jax.dtypes.prng_key):
         raise ValueError("the dropout rate is a key; the order is Dropout(key, rate, site).")
     if isinstance(rate, Tracer):

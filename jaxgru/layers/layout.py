@@ -58,8 +58,8 @@ class Layout(NamedTuple):
         """Return the layout whose products take h without the units that dropout drops.
 
         Args:
-          keep: (B, H) in this layout; None: all. What has another shape is not h.
-          gradient: the products are with U transposed: of these, the result is masked.
+          keep: (B, H) in this layout; None: all. A factor of another shape is not h.
+          gradient: mask the results instead: the products are with U transposed.
         """
         if keep is None:
             return self

@@ -17,11 +17,11 @@ INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lst
 
 @struct
 class ResidualStack:
-    """Layers of which each above the first adds its input to its output (Wu et al. 2016, arXiv
-    1609.08144, section 3.1).
+    """Layers of which each above the first adds its input to its output.
 
-    `unroll`, `bidirectional`, `step` and `initial_carry` take it in place of the list. Only what
-    goes up is the sum: the carries are those of the layers. Dropout of an output comes before.
+    See Wu et al. 2016 (arXiv 1609.08144, section 3.1). `unroll`, `bidirectional`, `step` and
+    `initial_carry` take it in place of a list. The next layer reads the sum; the carries do not
+    contain it. Dropout of an output comes before the addition.
     """
 
     layers: tuple[CellParams, ...]
@@ -44,20 +44,21 @@ def init_stack(
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
-      cell: "gru", "lstm" or "rnn", or a function like `init_gru`, for a cell of your own.
+      cell: "gru", "lstm" or "rnn", or a function with the arguments of `init_gru`, such as
+        `init_min_gru` or that of a cell of your own.
       in_features: the size of the input at a step.
       hidden_dim: H, the size of the state of each layer, in each direction.
-      bidirectional: each layer above the first reads the outputs of both directions.
-      residual: each layer above the first adds its input to its output: a `ResidualStack`.
-      options: those of `init_gru`, `init_lstm` or `init_rnn`, for each layer.
+      bidirectional: draw layers for two directions, each of which reads the outputs of both.
+      residual: return a `ResidualStack`: each layer above the first adds its input to its output.
+      options: for each layer, those of `init_gru`, `init_lstm`, `init_rnn` or the function.
 
     Returns:
       The layers, a tuple or a `ResidualStack`, for `unroll(layers, x)`; or a pair of these, for
       `bidirectional(*pair, x)`.
 
     Raises:
-      ValueError: the cell is unknown, the number of layers is not a positive whole number, or an
-        option is wrong as in the function.
+      ValueError: the cell is unknown; the number of layers is not a positive whole number; a flag
+        is not a bool; or `init_gru` (or the other function) refuses an argument.
     """
     check_flags(bidirectional=bidirectional, residual=residual)
     init = INITS.get(cell) if isinstance(cell, str) else cell

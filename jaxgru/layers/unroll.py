@@ -66,46 +66,47 @@ def unroll(
     mode alone (`jvp`, `jacfwd`) needs the implementation "autodiff".
 
     Args:
-      layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them; the
-        input of each is then the output of the one below. A `ResidualStack` of them also adds it to
-        the layer's output.
-      x: the input, in floating point. It is converted to the dtype of the layer's biases. One
-        sequence may come as (T, F); then neither the results nor any other argument has the axis B.
-      carry: the state before the first step, as returned here or by `initial_carry`: for one layer
-        h (B, H), or (h, c) for an LSTM, returned with these names; for a list of layers a tuple of
-        these. None: `initial`.
-      reset: True at the first step of an episode, in time. No state crosses from one episode to
-        another; each begins with `initial`. So the carry is set to `initial` BEFORE that step or,
-        with `reverse`, AFTER it, before the step at t − 1. The carry returned by `reverse` is the
-        one after reading step 0, whether or not that step begins an episode; if the steps before
-        it are read next and it does, start them with `initial`. Numbers that are 0 or 1 are
-        taken for bool if their values are known, so not within `jit`.
-      lengths: the number of steps of each row. Steps after it are padding: their outputs are zero,
-        the carry stays that of the last real step, and no gradient comes from them; their resets
-        do not count.
-      mask: in place of lengths, if padding stands anywhere: True at real steps, False at padding. A
-        reset at a padded step counts: the next real step begins an episode. Without `reverse`, the
-        carry returned is then `initial` if no real step follows.
-      initial: the state that a reset sets, in the form of `carry`; without the batch axis, all rows
-        have the same. It gets its gradient, so it can be learned. None: zeros.
-      reverse: read from the last real step to the first. Padding stays where it is.
-      time_major: x and the output are (T, B, ...), and so are `reset` and `mask`.
+      layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them, each
+        of which reads the output of the one below. In a `ResidualStack`, each layer above the first
+        also adds its input to its output.
+      x: the input (B, T, F): rows of the batch, steps, features. It is floating-point, and is
+        converted to the dtype of the layer's biases. One sequence may come as (T, F); then neither
+        the results nor any other argument has the axis B.
+      carry: the state before the first step, as returned here or by `initial_carry`: h (B, H) for
+        one layer, an `LSTMState` (h, c) for an LSTM, a tuple of these for a list of layers. None:
+        `initial`.
+      reset: (B, T), True at the first step of an episode, in time. No state crosses from one
+        episode to another: the carry is set to `initial` before that step or, with `reverse`, after
+        it. The carry that `reverse` returns is always that after step 0; if an episode begins
+        there, give `initial` to the steps before it instead.
+      lengths: (B,), the number of real steps of each row. The steps after them are padding: their
+        outputs are zero, the carry stays that of the last real step, and neither their gradients
+        nor their resets count.
+      mask: (B, T), True at real steps, in place of `lengths` if padding may stand anywhere. A reset
+        at a padded step counts: the next real step begins an episode. If none follows, the carry
+        returned is `initial`, except with `reverse`. Outside `jit`, `reset` and `mask` may be
+        numbers that are 0 or 1.
+      initial: the state that a reset sets, in the form of `carry` or, for all rows alike, without
+        the axis B. It is differentiated, so it can be learned. None: zeros.
+      reverse: read from the last real step to the first. y keeps the order of x.
+      time_major: x and y are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
-      dropout: in training; of several sites, a tuple, each with a key of its own.
+      dropout: a `Dropout`, for training; for several sites, a tuple of them with different keys.
       remat: for the gradient, keep only the carries between about √T segments of the sequence, and
-        compute a segment anew when its turn comes: less memory, one more forward pass.
-      implementation: one of `IMPLEMENTATIONS`.
+        compute each segment again when it is needed: less memory, one more forward pass.
+      implementation: "auto", "scan", "autodiff" or "wavefront"; see `IMPLEMENTATIONS` in
+        `jaxgru.layers.implementations`.
 
     Returns:
-      (y, carry): the last layer's h' of every step (B, T, H), and the carry after the last step.
-      With `return_carries`, (y, carry, carries).
+      (y, carry): y (B, T, H), the last layer's h after every step, and the carry after the last
+      step that is read. With `return_carries`, (y, carry, carries).
 
     Raises:
-      ValueError: the shape or dtype of an argument does not fit; there is no step or no layer; a
-        length is not in 0 … T, if the lengths are known (traced ones act as if within it); there
-        are lengths and a mask; the implementation or the dropout is unknown.
-      TypeError: in forward mode, without the implementation "autodiff".
+      ValueError: the shape or dtype of an argument does not fit; there is no step or no layer;
+        `lengths` and `mask` are both given; a length is not in 0 … T (traced ones are clipped to
+        it); the implementation or the dropout is unknown; or the cell cannot apply the dropout.
+      TypeError: forward mode needs the implementation "autodiff".
     """
     stack, one = as_stack("layers", layers)
     check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries, remat=remat)
@@ -200,21 +201,22 @@ def bidirectional(
       forward: a layer, or a list or `ResidualStack` of layers, that reads from the first step to
         the last.
       backward: as many layers, in the same form, that read from the last step to the first.
-      x: as for `unroll`, and so are `reset`, `lengths`, `mask`, `time_major`, `implementation`.
+      x: as for `unroll`; likewise `reset`, `lengths`, `mask`, `time_major` and `implementation`.
       remat: as for `unroll`, in each layer and direction.
-      carry: a pair, of the forward and of the backward layers, each as for `unroll`.
-      initial: what a reset sets, and the carry where it is None: a pair, each as for `unroll`.
+      carry: a pair, for the forward and the backward layers, each part as for `unroll`.
+      initial: a pair, each part as for `unroll`: what a reset sets, and the carry if that is None.
       return_carries: also return the carries after every step, as a pair.
       dropout: as for `unroll`; each direction has masks of its own.
 
     Returns:
-      y (B, T, H + H), forward outputs first, and the pair of carries after the last steps. The last
-      step of the backward layers is the one that reads the first input. With `return_carries`,
-      (y, carry, carries).
+      (y, carry): y (B, T, H + H), forward outputs first, and the pair of carries after the last
+      step that each direction reads; for the backward layers, this is step 0. With
+      `return_carries`, (y, carry, carries).
 
     Raises:
-      ValueError: as `unroll`; the lists have different lengths, or only one is residual; or the
-        carry or `initial` is no pair.
+      ValueError: as `unroll`; the lists have different lengths, or only one is residual; or `carry`
+        or `initial` is not a pair.
+      TypeError: as `unroll`.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
@@ -279,7 +281,7 @@ def bidirectional(
 
 
 def _part_of_pair(pair: Any, direction: int, name: str) -> Any:
-    """Return a direction's part of what is None or a pair."""
+    """Return a direction's part of a pair; None, if that is None."""
     if pair is None:
         return None
     if not isinstance(pair, list | tuple) or len(pair) != 2:
@@ -301,17 +303,19 @@ def step(
     It equals `unroll` up to rounding.
 
     Args:
-      layers: as for `unroll`, and so are `carry` and `initial`.
+      layers: as for `unroll`; likewise `initial`.
       x: the input (B, F) of this step, or (F,) of one sequence.
-      reset: where True, the carry is set to `initial` before the step.
-      implementation: one of `IMPLEMENTATIONS`; "autodiff" for forward mode.
+      carry: the state before this step, as for `unroll`, but not None.
+      reset: (B,), True where the carry is set to `initial` before the step.
+      implementation: as for `unroll`; forward mode needs "autodiff".
 
     Returns:
-      h' of the last layer (B, H), and the next carry.
+      The new h of the last layer (B, H), and the next carry.
 
     Raises:
-      ValueError: the shape or dtype of an argument does not fit, or the carry is None.
-      TypeError: in forward mode, without the implementation "autodiff".
+      ValueError: the shape or dtype of an argument does not fit, the carry is None, or the
+        implementation is unknown.
+      TypeError: as `unroll`.
     """
     if carry is None:
         raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")
@@ -331,10 +335,13 @@ def step(
 
 
 def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -> Any:
-    """Return zeros as the carry before the first step: of one layer, or a tuple for a list.
+    """Return the carry before the first step: zeros, in the dtype of the layer's biases.
+
+    It is h (B, H) for one layer, (h, c) for an LSTM, and a tuple of these for a list of layers.
 
     Raises:
-      ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
+      ValueError: `layers` is not a layer or a list of layers; or the batch size is not a whole
+        number from 0 to 2³¹ − 1.
     """
     known = not is_symbolic_dim(batch_size)
     if known and not (is_whole(batch_size) and 0 <= batch_size < 2**31):
