@@ -13,7 +13,7 @@ from jaxgru.errors import UserError
 
 
 class InteropError(UserError):
-    """Weights, or a file of them, that cannot be read or written."""
+    """A layer, a cell or weights that cannot be converted or run, or a file that cannot be read."""
 
 
 def import_torch() -> ModuleType:
@@ -31,7 +31,7 @@ def check_shapes(
     """Compare tensors' shapes by name; `where` begins the message.
 
     Raises:
-      InteropError: a tensor is missing, extra or of another shape; the first by name is named.
+      InteropError: a tensor is missing, extra or of another shape; the message names one.
     """
     for name in sorted(have.keys() | want.keys()):
         if name not in have:

@@ -47,7 +47,7 @@ def _program(function: Callable[..., Any]) -> str:
 
 
 def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
-    """Return a layer, given W (E, G·H), U (H, G·H) and b, c (G·H). No b: zeros. No c: none."""
+    """Return a layer, given W (E, G·H), U (H, G·H), b and c (G·H). If b is None, it is zeros."""
     if sides["b"] is None:
         W = sides["W"]
         sides["b"] = np.zeros(W.shape[-1], W.dtype)
@@ -62,23 +62,23 @@ def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any
 
 
 def _split(weights: AnyArray, count: int) -> Sequence[Array]:
-    """Return copies of a matrix's gates. Of a NumPy array, this compiles nothing."""
+    """Return copies of a matrix's gates. For a NumPy array, this compiles nothing."""
     if isinstance(weights, np.ndarray):
         return [jnp.array(part) for part in np.split(weights, count, axis=-1)]
     return jnp.split(weights, count, axis=-1)
 
 
 def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
-    """Return one side of a layer, W, U or b, with all gates on the last axis.
+    """Return one side of a layer, W, U or b, with all gates side by side on the last axis.
 
-    No other library has blocks of U: they become a block-diagonal matrix.
+    Blocks of U become a block-diagonal matrix, because no other library has them.
     """
     layer = dense(layer)
     return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
 
 
 def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Return W (G·H, E), U (G·H, H), b and c (G·H), as PyTorch has them; a missing c is zeros.
+    """Return W (G·H, E), U (G·H, H), b and c (G·H), as in PyTorch; a missing c is zeros.
 
     Blocks of U become a block-diagonal matrix.
     """
@@ -94,10 +94,10 @@ def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
 def in_directions(
     layers: Any, backward: Any = None
 ) -> tuple[tuple[CellParams, ...], tuple[CellParams, ...] | None]:
-    """Return the layers that read forward and those that read backward; None: one direction.
+    """Return the layers that read forward, and those that read backward or None.
 
     Args:
-      layers: one layer, or a list of them: a stack; or a pair of lists, for `bidirectional`.
+      layers: one layer; a list of them, that is, a stack; or a pair of lists, for `bidirectional`.
       backward: the layers of the backward direction, if they are given apart.
 
     Raises:
@@ -131,9 +131,9 @@ def dtype_of_biases(layer: CellParams) -> jnp.dtype:
 
 @jax.jit
 def complement_z(p: GRUParams) -> GRUParams:
-    """Return the GRU whose z is 1 minus this one's: an exact change of sign, its own inverse.
+    """Return the GRU whose z is 1 minus this one's: z's weights and biases change sign.
 
-    In PyTorch, Flax, Equinox and Keras z weights the old state; here it weights the new value.
+    In PyTorch, Flax, Equinox, Keras and ONNX, z weights the old state; here, the new value.
     """
     names = ("Wz", "Uz", "bz", "cz")
     return dataclasses.replace(
@@ -160,23 +160,23 @@ def without_inner_bias(p: GRUParams, theirs: str, hint: str = "") -> GRUParams:
     """Return the GRU without cn.
 
     Raises:
-      InteropError: cn is not zero, or not known because the function is being traced.
+      InteropError: cn is not zero, or is not known because it is traced.
     """
     if isinstance(p.cn, Tracer):
         raise InteropError(
-            f"{theirs} has no bias inside the reset, so cn must be None or zeros, which is not "
-            "known under a transformation: convert outside, or remove cn."
+            f"{theirs} has no bias like cn, which must be None or zeros, but is not known under a "
+            "transformation: convert outside, or remove cn."
         )
     if p.cn is not None and jnp.any(p.cn != 0):
         raise InteropError(
-            f"{theirs} has no bias inside the reset, so a GRU whose cn is not zero cannot be "
+            f"{theirs} has no bias like cn, so a GRU whose cn is not zero cannot be "
             f"converted{hint}."
         )
     return dataclasses.replace(p, cn=None)
 
 
 def check_reset_gate(p: GRUParams, reset_gate: str, theirs: str) -> None:
-    """Raise InteropError if the two GRUs apply the reset gate in different places."""
+    """Raise InteropError if a GRU's reset gate is not where the other library has it."""
     if p.reset_gate != reset_gate:
         raise InteropError(
             f"{theirs} applies the reset gate {reset_gate} the product, this GRU {p.reset_gate} "
@@ -197,10 +197,7 @@ def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
 
 
 def check_known(weights: Any, theirs: str) -> None:
-    """Raise InteropError if a function is being traced: only JAX's arrays can hold traced weights.
-
-    `theirs` begins the message.
-    """
+    """Raise InteropError for traced weights: `theirs`, which begins the message, needs values."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(weights)):
         raise InteropError(
             f"{theirs} needs the values of the weights, which are not known under a "
@@ -215,7 +212,7 @@ def check_mapping(params: Any) -> None:
 
 
 def refusal(layer: Any, theirs: str) -> InteropError:
-    """Return the error for what the other library has no cell for."""
+    """Return the error for a layer for which the other library has no cell."""
     if isinstance(layer, list | tuple):
         theirs = "convert its layers one by one"
     return InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
@@ -243,7 +240,7 @@ def with_steps(name: str, x: Any, time_major: bool = False) -> AnyArray:
 def reshaped(
     name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...] | None = None
 ) -> Array:
-    """Return x, of a given shape, in a new shape; None: in its own.
+    """Return x, which must have the first shape, in the new shape, if there is one.
 
     Raises:
       InteropError: x has another shape.
@@ -257,10 +254,10 @@ def reshaped(
 def as_state(
     name: str, state: Any, pair: bool, shape: tuple[int, ...], new: tuple[int, ...] | None = None
 ) -> Array | tuple[Array, Array]:
-    """Return a state as an array or, if it must be a pair, as a tuple of two; in a new shape.
+    """Return a state as an array or, for a pair, a tuple of two, each as `reshaped` returns it.
 
     Raises:
-      ValueError: it is something else, has another shape, or is not in floating point.
+      InteropError: it is something else, has another shape, or is not floating-point.
     """
     if isinstance(state, tuple) and not pair:
         raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")

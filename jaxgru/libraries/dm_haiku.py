@@ -2,9 +2,9 @@
 
     from jaxgru.libraries.dm_haiku import dynamic_unroll      # in place of hk.dynamic_unroll
 
-Haiku's GRU is jaxgru's by default: the reset before the product, z weighting the new value. Its
-LSTM computes σ(f + 1), so the layer's forget bias is Haiku's plus one. Its VanillaRNN has ReLU,
-where jaxgru's has tanh. See https://dm-haiku.readthedocs.io/en/latest/api.html#recurrent.
+Haiku's GRU is jaxgru's with `reset_gate` "before". Its LSTM computes σ(f + 1), so the layer's
+forget bias is Haiku's plus one. Its VanillaRNN has ReLU, where jaxgru's RNN has tanh. See
+https://dm-haiku.readthedocs.io/en/latest/api.html#recurrent.
 """
 
 from __future__ import annotations
@@ -41,28 +41,29 @@ def dynamic_unroll(
     """Compute `hk.dynamic_unroll` of an hk.GRU or hk.LSTM, with a hand-written gradient.
 
     The core's parameters stay its own, with the same names and initial values. Policies of
-    `hk.mixed_precision` act as they do there; where they round the state between the steps, the
-    steps here do not.
+    `hk.mixed_precision` act as in Haiku, but do not round the state between the steps.
 
     Args:
       core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one.
-      input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore a pair of it and
-        `should_reset` (T, B), where True sets the state to zeros before that step is read, as in
-        Haiku also with `reverse`.
-      initial_state: before the first step, as from `core.initial_state`.
+      input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore, a pair of it and
+        `should_reset` (T, B). True sets the state to zeros before that step is read, also with
+        `reverse`, as in Haiku.
+      initial_state: before the first step, as from `core.initial_state`: (B, H), or an
+        `hk.LSTMState` of two.
       time_major: if False, inputs and results have the batch before the time.
       reverse: read from the last step to the first.
-      return_all_states: return the state of every step, not only the last.
+      return_all_states: return the state after every step, not only the last.
       unroll: has no effect.
       implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
-      The output of every step, and the last state or all states.
+      The output of every step (T, B, H), and the last state or all states.
 
     Raises:
-      InteropError: the core is of another class, the inputs or the state are not in floating point,
-        there is no step, `should_reset` is a structure, one sequence is not time-major, or an
+      InteropError: the core is of another class, the inputs or the state are not floating-point,
+        there is no step, `should_reset` is not one array, one sequence is not time-major, or an
         argument has another shape.
+      ValueError: the implementation is unknown.
     """
     own, inputs, resets = _inputs(core, input_sequence, time_major)
     one, pair = inputs.ndim == 2, isinstance(own, hk.LSTM)
@@ -209,8 +210,8 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Values are copied, except the forget bias, which is Haiku's plus one. The carry is h, or (h, c).
 
     Args:
-      params: of the module that holds them: params["gru"] (w_i, w_h, b), or params["lstm/linear"]
-        (w, b).
+      params: those of the module that holds them, such as params["gru"] (w_i, w_h, b) or
+        params["lstm/linear"] (w, b).
 
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
@@ -240,13 +241,12 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
 def to_haiku(layer: CellParams) -> dict[str, Array]:
     """Return the parameters of an hk.GRU, or of the hk.Linear in an hk.LSTM.
 
-    A GRU's second biases are added to bz and br. The forget bias is the layer's minus one, which
-    is exact from 0.5 to 2 and is rounded elsewhere, as Haiku rounds f + 1 in each step.
-    `from_haiku` returns the other values bit for bit.
+    A GRU's cz and cr are added to bz and br. The forget bias is the layer's minus one, which is
+    exact from 0.5 to 2 and is rounded elsewhere, as Haiku rounds f + 1 in each step. `from_haiku`
+    returns the other values bit for bit.
 
     Raises:
-      InteropError: a GRU resets after the product, or the layer is an RNN, whose tanh Haiku's
-        VanillaRNN does not have.
+      InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "after".
     """
     match layer:
         case GRUParams():

@@ -1,10 +1,10 @@
-"""`equinox.nn`: its GRUCell and LSTMCell over time at jaxgru's speed; their weights.
+"""`equinox.nn`: its GRUCell and LSTMCell over time at jaxgru's speed; their weights as layers.
 
     from jaxgru.libraries.equinox_nn import unroll
     state, ys = unroll(cell, xs, state)      # in place of a lax.scan of the cell
 
-Its weights are PyTorch's: (out, in), a GRU's gates in the order r, z, n with the reset after the
-product and z weighting the old state. See https://docs.kidger.site/equinox/api/nn/rnn/.
+Its weights are PyTorch's: (out, in), a GRU's gates in the order r, z, n, with the reset gate after
+the product and z weighting the old state. See https://docs.kidger.site/equinox/api/nn/rnn/.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def unroll(
 ) -> tuple[Any, ...]:
     """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
 
-    For one sequence, as `jax.lax.scan(lambda s, x: (s := cell(x, s), s), state, xs)`. A batch is
-    faster given whole than by `vmap`.
+    For one sequence, this is `jax.lax.scan(lambda s, x: (s := cell(x, s), s), state, xs)`. Pass a
+    batch as a whole: that is faster than `vmap`.
 
     Args:
-      cell: with its own arrays, so that it is trained as it is.
-      xs: (T, F), or with batch axes before.
+      cell: it keeps its own arrays, so it is trained as it is.
+      xs: (T, F), or (..., T, F) with batch axes.
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
       reset: (..., T); True at the first step of an episode, in time: the state is set to zeros
         before that step or, with `reverse`, after it.
       lengths: (...), the number of steps of each sequence; those after it are padding, as for
         `jaxgru.unroll`.
       reverse: read from the last step to the first.
-      return_states: also return the state after every step, of an LSTM h and c.
+      return_states: also return the state after every step.
       implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
@@ -60,7 +60,8 @@ def unroll(
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights; or an argument has another shape.
+        weights; xs is not floating-point or has no step; or an argument has another shape.
+      ValueError: as `jaxgru.unroll`.
     """
     layer = from_equinox(cell)
     xs = common.with_steps("xs", xs)
@@ -99,18 +100,15 @@ class Layer(eqx.Module):
     layers: Any
 
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run over a batch of sequences, with the arguments and results of `jaxgru.unroll`.
-
-        Of a pair, of `jaxgru.bidirectional`.
-        """
+        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
         return common.run_layers(self.layers, x, carry, **options)
 
 
 def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     """Return the layer with the weights of a cell.
 
-    The GRU resets after the product. Values are copied; those of z change sign. A cell without
-    biases gets zeros. The carry is the same on both sides.
+    A GRU's `reset_gate` is "after". Values are copied; those of z change sign. Missing biases
+    become zeros. The carry is the same on both sides.
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
@@ -150,8 +148,7 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     `from_equinox` returns the other values bit for bit.
 
     Raises:
-      InteropError: a GRU resets before the product, as Equinox's cannot; or the layer is an RNN,
-        which Equinox does not have.
+      InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "before".
     """
     match layer:
         case GRUParams():

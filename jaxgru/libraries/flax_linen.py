@@ -1,10 +1,10 @@
-"""`flax.linen`: its RNN and the `ScannedRNN` of reinforcement learning at jaxgru's speed; weights.
+"""`flax.linen`: its RNN, and purejaxrl's ScannedRNN, at jaxgru's speed; its weights as layers.
 
     from jaxgru.libraries.flax_linen import RNN           # in place of nn.RNN
     from jaxgru.libraries.flax_linen import ScannedRNN    # in place of purejaxrl's class
 
-Names, shapes and initial values of the parameters are Flax's, so checkpoints fit. Its GRU resets
-after the product and has a bias there (`hn`); its z weights the old state. See
+Names, shapes and initial values of the parameters are Flax's, so checkpoints fit. Its GRU has the
+reset gate after the product, with a bias there (`hn`); its z weights the old state. See
 https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html.
 """
 
@@ -65,7 +65,8 @@ class RNN(nn.RNN):
 
         Raises:
           InteropError: the cell is of another class, has other functions than sigmoid and tanh, or
-            is residual.
+            is residual; or an argument has another shape.
+          ValueError: as `jaxgru.unroll`.
         """
         options = chosen(
             self,
@@ -105,8 +106,9 @@ class ScannedRNN(nn.Module):
 
     Attributes:
       cell: a class of cells, or a `functools.partial` of one.
-      cell_name: of the new parameters. None: "GRUCell_1", as in purejaxrl, where "GRUCell_0" is the
-        cell that makes the carry; it is "GRUCell_0" in classes that make the carry otherwise.
+      cell_name: the name of new parameters. None: for a GRUCell "GRUCell_1", as in purejaxrl,
+        where "GRUCell_0" is the cell that makes the carry. Classes that make the carry otherwise
+        name it "GRUCell_0".
     """
 
     cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
@@ -124,16 +126,17 @@ class ScannedRNN(nn.Module):
 
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
-          x: the inputs, and where the carry is set to the cell's initial carry before the step:
-            bool, or numbers, of which all but 0 set it.
+          x: the inputs, and the resets: where they are True, or numbers other than 0, the carry is
+            set to the cell's initial carry before the step.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Returns:
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry has
-            another shape.
+          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry or the
+            resets have another shape.
+          ValueError: as `jaxgru.unroll`.
         """
         if not isinstance(x, tuple | list) or len(x) != 2:
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
@@ -176,7 +179,7 @@ class ScannedRNN(nn.Module):
     def initialize_carry(
         batch_size: int, hidden_size: int, cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
     ) -> Any:
-        """Return the carry before the first step."""
+        """Return the carry before the first step: (batch_size, hidden_size), or a pair of these."""
         made = cell(features=hidden_size, parent=None)
         return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
 
@@ -185,32 +188,29 @@ class Layer(nn.Module):
     """jaxgru layers of any kind as a linen module, whose parameter `layers` holds their weights.
 
     Attributes:
-      make: from a key the parameters of one layer, of a list of layers, or of a pair of lists, for
-        two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
+      make: a function from a key to one layer's parameters, a list of layers, or a pair of lists,
+        for two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
     """
 
     make: Callable[[Array], Any]
 
     @nn.compact
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run over a sequence, with the arguments and results of `jaxgru.unroll`.
-
-        Of a pair, of `jaxgru.bidirectional`.
-        """
+        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
         return common.run_layers(self.param("layers", self.make), x, carry, **options)
 
 
 def from_linen(params: Mapping[str, Any]) -> CellParams:
     """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
 
-    The GRU resets after the product. Values are copied; those of z change sign. The layer's carry
+    A GRU's `reset_gate` is "after". Values are copied; those of z change sign. The layer's carry
     is h, or (h, c) where the cell's is (c, h).
 
     Args:
       params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
 
     Raises:
-      InteropError: they have the names or the shapes of no such cell.
+      InteropError: their names or shapes are not those of such a cell.
     """
     common.check_mapping(params)
     if (kind := frozenset(params)) not in _LAYERS:
@@ -238,13 +238,13 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a GRUCell, of both LSTM cells, or of a SimpleCell.
+    """Return the parameters of a GRUCell, of either LSTM cell, or of a SimpleCell.
 
     A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
     `from_linen` returns the other values bit for bit.
 
     Raises:
-      InteropError: a GRU resets before the product, as Flax's GRUCell cannot.
+      InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
     match layer:
         case GRUParams():

@@ -1,9 +1,9 @@
-"""`flax.nnx`: its RNN at jaxgru's speed, and its cells' weights into layers and back.
+"""`flax.nnx`: its RNN at jaxgru's speed; its weights as layers.
 
     from jaxgru.libraries.flax_nnx import RNN       # in place of nnx.RNN
     rnn = RNN(nnx.GRUCell(in_features=8, hidden_features=16, rngs=nnx.Rngs(0)))
 
-Flax's GRU resets after the product and, in nnx, has no bias inside the reset. Its z weights the old
+Flax's GRU has the reset gate after the product and, in nnx, no bias there. Its z weights the old
 state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recurrent.html.
 """
 
@@ -71,6 +71,10 @@ class RNN(nnx.RNN):
 
         Returns:
           The outputs, or (carry, outputs) with `return_carry`.
+
+        Raises:
+          InteropError: an argument has another shape.
+          ValueError: as `jaxgru.unroll`.
         """
         cell: Any = self.cell
         options = chosen(
@@ -101,7 +105,7 @@ class RNN(nnx.RNN):
 class Layer(nnx.Module):
     """jaxgru layers of any kind as an nnx module: each weight and bias is an `nnx.Param`.
 
-    As `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
+    In `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
     """
 
     def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
@@ -109,7 +113,7 @@ class Layer(nnx.Module):
 
         Raises:
           InteropError: there is no layer.
-          TypeError: they are of another class.
+          TypeError: they are not the parameters of a layer.
         """
         self.residual = isinstance(layers, ResidualStack)
         layers = layers.layers if isinstance(layers, ResidualStack) else layers
@@ -140,17 +144,14 @@ class Layer(nnx.Module):
         )
 
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run over a sequence, with the arguments and results of `jaxgru.unroll`.
-
-        Of a pair, of `jaxgru.bidirectional`.
-        """
+        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
         return common.run_layers(self.layer(), x, carry, **options)
 
 
 def from_nnx(cell: Any) -> CellParams:
     """Return the layer with the weights of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell.
 
-    The GRU resets after the product and has no second biases. Values are copied; those of z
+    A GRU's `reset_gate` is "after", and it has no second biases. Values are copied; those of z
     change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
 
     Raises:
@@ -209,14 +210,17 @@ def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
-    """Return a GRUCell, a SimpleCell or, for an LSTM, an instance of `lstm`, with these weights.
+    """Return a GRUCell, a SimpleCell or an LSTM cell with the layer's weights.
 
     A GRU's second biases cz and cr are added to bz and br. `from_nnx` returns the other values bit
     for bit.
 
+    Args:
+      lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
+
     Raises:
-      InteropError: a GRU resets before the product, or has a bias inside the reset (cn) other than
-        zeros; Flax's GRUCell has neither.
+      InteropError: the layer is none of these; or a GRU's `reset_gate` is "before", or its cn is
+        not zeros, or not known, as under `jit`.
     """
     order, bias = "ifgo", "dense_h"
     match layer:

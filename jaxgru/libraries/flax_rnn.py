@@ -42,7 +42,7 @@ def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
 
 
 def _arrays(layer: Any) -> dict[str, Any]:
-    """Return the fields that are not part of the structure, as a GRU's `reset_gate` is."""
+    """Return the fields that are arrays; a GRU's `reset_gate` is part of the structure instead."""
     fields = dataclasses.fields(layer)
     return {f.name: getattr(layer, f.name) for f in fields if not f.metadata.get("static")}
 
@@ -58,7 +58,9 @@ def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -
     if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
         subclass = " itself, not a subclass" if isinstance(cell, tuple(known)) else ""
-        raise InteropError(f"the cell is a {name}; it must be a {library} {names}{subclass}{hint}.")
+        raise InteropError(
+            f"the cell is {a_type(cell)}; it must be a {library} {names}{subclass}{hint}."
+        )
     gate_fn, only = getattr(cell, "gate_fn", jax.nn.sigmoid), "itself, the only one that jaxgru has"
     if not common.computes(gate_fn, common.SIGMOID):
         raise InteropError(f"the gate_fn of this {name} is not sigmoid {only}.")
@@ -100,11 +102,11 @@ def rnn(
       layer: the parameters of the cell.
       inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
       carry: before the first step: (*batch, H), or a pair (c, h) of these.
-      dtype: of the products, as a cell's `dtype`; None: that of inputs and parameters.
-      reset: (*batch, T) or (T, *batch); True at the first step of an episode: as for
+      dtype: of the products, like a cell's `dtype`; None: that of inputs and parameters.
+      reset: (*batch, T) or (T, *batch); True at the first step of an episode, as for
         `jaxgru.unroll`.
-      initial: in the form of the carry; None: zeros.
-      lengths: (*batch); the carry returned is then that after this number of steps.
+      initial: the carry that a reset sets; None: zeros.
+      lengths: (*batch); the carry returned is then that after so many steps.
       reverse: read from the last real step to the first.
       keep_order: with `reverse`, return the outputs in the order of the inputs.
       implementation: as for `jaxgru.unroll`.
@@ -168,8 +170,8 @@ def rnn(
 def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
     """Return the carry after so many steps of each row, as Flax does.
 
-    There −1 is T − 1, and what is beyond either end has the value there, but no gradient. Each row
-    takes from itself, so a sharded batch stays where it is.
+    In Flax, the index −1 is T − 1, and an index beyond either end gives the value there, but no
+    gradient. Each row takes from itself, so a sharded batch stays where it is.
     """
     T, last = carries.shape[axis], jnp.expand_dims(lengths - 1, (axis, 2))
     within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8

@@ -1,8 +1,8 @@
-"""Keras: the weights of its GRU, LSTM, SimpleRNN and Bidirectional into layers, and back.
+"""Keras: the weights of its GRU, LSTM, SimpleRNN and Bidirectional as layers, and back.
 
 Keras stores gates side by side, (in, out): a GRU's in the order z, r, n (its h), with z weighting
 the old state, an LSTM's in the order i, f, g (its c), o. With `reset_after` a GRU's bias has two
-rows: the second acts inside the reset. See https://keras.io/api/layers/recurrent_layers/.
+rows, of which the second is added to h·U. See https://keras.io/api/layers/recurrent_layers/.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ CELLS = {
 def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     """Return the layer with the weights of a GRU, LSTM or SimpleRNN.
 
-    Values are copied; those of z change sign. A layer without biases gets zeros. The carry is h, or
+    Values are copied; those of z change sign. Missing biases become zeros. The carry is h, or
     (h, c). How a layer is run (`return_sequences`, `go_backwards`, `stateful`, …) is ignored, and
     so is dropout, which acts in training only.
 
     Args:
-      layer: built, that is, with weights; or a Bidirectional, or a Sequential of such layers.
+      layer: one that has been built, so has weights; a Bidirectional; or a Sequential of these.
       weights: in place of `layer.get_weights()`, for `jit` and `grad`.
 
     Returns:
-      The layer's parameters; of a Sequential a tuple of these. Of a Bidirectional, or of a
+      The layer's parameters; for a Sequential, a tuple of these. For a Bidirectional, or a
       Sequential of them, two tuples, forward and backward, for `jaxgru.bidirectional`.
 
     Raises:
       InteropError: the layer is of another class, has no weights yet, or has other activations than
         tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first;
-        the layers of a Sequential have one direction and two, or go backwards; or the weights have
-        other shapes than the layer's, or are neither float32 nor, where JAX has 64 bits enabled,
-        float64.
+        some layers of a Sequential have one direction and some two, or one goes backwards; or the
+        weights have other shapes than the layer's, or are neither float32 nor, if JAX has 64 bits
+        enabled, float64.
     """
     if type(layer) is keras.Sequential:
         return _from_sequential(layer, weights)
@@ -90,7 +90,8 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     gates = getattr(layer, "recurrent_activation", SIGMOID[0])
     if layer.activation not in TANH or gates not in SIGMOID:
         raise InteropError(
-            f"the activations of this {type(layer).__name__} are not tanh and sigmoid, as jaxgru's."
+            f"the activations of this {type(layer).__name__} are not tanh and sigmoid, the only "
+            "ones that jaxgru has."
         )
     given: list[Any] = layer.get_weights() if weights is None else list(weights)
     count = 3 if layer.use_bias else 2
@@ -145,11 +146,10 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
 def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.Layer:
     """Return a built GRU, LSTM or SimpleRNN; for two directions, a Bidirectional of these.
 
-    Of several layers it makes a Sequential, in which all but the last return sequences.
+    Several layers become a Sequential, in which all but the last return sequences.
 
-    It has biases. Of a GRU that resets before the product, cz and cr are added to bz and br; of
-    one that resets after it, missing second biases are zeros. `from_keras` returns the other values
-    bit for bit.
+    It has biases. If a GRU's `reset_gate` is "before", cz and cr are added to bz and br; if it is
+    "after", missing second biases become zeros. `from_keras` returns the other values bit for bit.
 
     Args:
       layers: one layer, or the layers of a stack, or of its forward direction; or, as from
@@ -159,10 +159,10 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
         computes.
 
     Raises:
-      InteropError: there is no layer; the layers of both directions are not of one kind and size,
-        or not as many; one takes another size than the layer below it gives; it is not a layer that
-        Keras has; its weights are neither float32 nor float64 or are not known, as under `jit`; or
-        the layers determine an option.
+      InteropError: there is no layer; the two directions differ in kind, size or number of layers;
+        a layer takes another size than the one below it gives, or Keras has none of its kind; the
+        weights are neither float32 nor float64, or are not known, as under `jit`; or the layers
+        determine an option.
     """
     common.check_known((layers, backward), "a Keras layer")
     ahead, back = common.in_directions(layers, backward)

@@ -40,10 +40,10 @@ class RecurrentNode:
     """A GRU, LSTM or RNN node of a graph.
 
     Attributes:
-      name: the node's, or that of its first output where it has none.
+      name: the node's name or, if it has none, that of its first output.
       direction: "forward", "reverse" or "bidirectional".
-      layer: its layer; of a bidirectional node the one that reads forward.
-      backward: of a bidirectional node the one that reads backward.
+      layer: its layer; for a bidirectional node, the one that reads forward.
+      backward: for a bidirectional node, the layer that reads backward; else None.
       reads: the names of the nodes whose outputs it reads: the layers below it in a stack.
     """
 
@@ -61,11 +61,12 @@ def recurrent_nodes(
 
     Args:
       where: begins the messages.
-      folder: of the graph's file, for weights in files beside it; None: there are none.
+      folder: that of the graph's file, for weights in files beside it; None: there are none.
 
     Raises:
-      InteropError: there is none; one computes what no layer does; or its weights are not
-        constants, or have wrong shapes or another dtype than float32 and float64.
+      InteropError: there is no such node; one computes something that no layer does; or its weights
+        are not constants, have wrong shapes, or are neither float32 nor, if JAX has 64 bits
+        enabled, float64.
     """
     graph = _Graph(where, model, folder)
     if not graph.recurrent:
@@ -94,7 +95,7 @@ class _Graph:
         return self.nodes[i].name or next(filter(None, self.nodes[i].output), f"node {i}")
 
     def value(self, what: str, name: str) -> np.ndarray:
-        """Return a constant, also one that other nodes compute of constants."""
+        """Return a constant, also one that other nodes compute from constants."""
         if name in self.stored:
             return self._stored(what, name)
         needed: set[int] = set()
@@ -155,7 +156,7 @@ def _read(graph: _Graph, i: int) -> RecurrentNode:
         what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
     }
     if np.any(values.pop("P", 0)):
-        raise InteropError(f"{at} has peepholes (P), which jaxgru's LSTM has not.")
+        raise InteropError(f"{at} has peepholes (P), which jaxgru's LSTM does not have.")
     R = values.get("R", np.empty(()))
     E, H = values.get("W", R).shape[-1:], R.shape[-1:]
     rows = len(ORDER[cell]) * (H or (0,))[0]

@@ -30,30 +30,30 @@ GATES = {"gru": 3, "lstm": 4, "rnn": 1}
 def from_torch(module: Any, *, cell: str | None = None) -> Any:
     """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `jaxgru.unroll`.
 
-    A GRU becomes our GRU with the reset after the product. Its z is 1 minus ours, so z's weights
-    and biases change sign, which is exact; both biases of each gate are kept. The two biases of an
-    LSTM or RNN act only as their sum, which becomes b. Without biases, they are zeros.
+    A GRU's `reset_gate` is "after". PyTorch's z is 1 minus ours, so z's weights and biases change
+    sign, which is exact; both biases of each gate are kept. The two biases of an LSTM or RNN act
+    only as their sum, which becomes b. Missing biases become zeros.
 
     `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
     module applies between its layers in training.
 
     Args:
       module: the module; or a `GRUCell`, `LSTMCell` or `RNNCell`; or the `state_dict` of one of the
-        six, whose values may also be NumPy arrays, as of `safetensors.numpy`. PyTorch is then not
+        six, whose values may also be NumPy arrays, as from `safetensors.numpy`. PyTorch is then not
         needed.
-      cell: of a `state_dict`: "gru", "lstm" or "rnn", which the shapes tell, too. An RNN must be
-        named, because a `state_dict` does not tell its nonlinearity: "rnn" says that it is tanh.
+      cell: for a `state_dict`, "gru", "lstm" or "rnn". None: the shapes tell. But an RNN must be
+        named, because they do not tell its nonlinearity: "rnn" says that it is tanh.
 
     Returns:
-      A tuple of layers; of a cell, one layer, for `jaxgru.step`. For a bidirectional module, two
+      A tuple of layers; for a cell, one layer, for `jaxgru.step`. For a bidirectional module, two
       such tuples, forward and backward, for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: PyTorch is not installed; the module is of another class, also of a subclass,
-        or something may change what it computes: hooks, parametrized weights, parameters of its
-        own; it has a nonlinearity other than tanh, or is on the device "meta"; its dtype is neither
-        float32 nor, where JAX has 64 bits enabled, float64; or a `state_dict` has other names or
-        shapes than those of one such module.
+      InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
+        something may change what it computes: hooks, parametrized weights, parameters of its own;
+        it has a nonlinearity other than tanh, or is on the device "meta"; its dtype is neither
+        float32 nor, if JAX has 64 bits enabled, float64; a `state_dict` has other names or shapes
+        than those of one such module; or `cell` contradicts them, or comes with a module.
     """
     if isinstance(module, Mapping):
         return _layers("the state_dict", module, cell)
@@ -79,9 +79,9 @@ def to_torch(
       backward: the layers of the backward direction; None: the module has one direction.
 
     Raises:
-      InteropError: PyTorch is not installed; there is no layer; the layers are not of one kind and
-        size, as a module requires; a GRU resets before the product, unlike `torch.nn.GRU`; or the
-        weights are not known, as under `jit`.
+      InteropError: PyTorch is not installed, or has no such layer; there is no layer; the layers
+        are not of one kind and size, all float32 or all float64; a GRU's `reset_gate` is "before";
+        a projection is not smaller than c; or the weights are not known, as under `jit`.
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")

@@ -283,7 +283,7 @@ class TestRefusals:
             (nn.GRUCell(6, gate_fn=nn.hard_sigmoid), "gate_fn of this GRUCell is not sigmoid"),
             (nn.LSTMCell(6, activation_fn=nn.relu), "activation_fn of this LSTMCell is not tanh"),
             (nn.SimpleCell(6, residual=True), "this SimpleCell is residual"),
-            (nn.MGUCell(6), "the cell is a MGUCell; it must be a flax.linen GRUCell, LSTMCell"),
+            (nn.MGUCell(6), "the cell is an MGUCell; it must be a flax.linen GRUCell, LSTMCell"),
         ],
     )
     def test_cells(self, cell, says):

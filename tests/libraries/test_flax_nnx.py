@@ -360,7 +360,7 @@ class TestRefusals:
         with pytest.raises(InteropError, match="the cell is a Linear; it must be a flax.nnx GRUCe"):
             RNN(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
         own = type("Own", (nnx.GRUCell,), {})(2, 3, rngs=nnx.Rngs(0))
-        with pytest.raises(InteropError, match="a Own; .*SimpleCell itself, not a subclass"):
+        with pytest.raises(InteropError, match="an Own; .*SimpleCell itself, not a subclass"):
             RNN(own)
         with pytest.raises(
             InteropError, match="a GRUParams; .* in jaxgru.libraries.flax_nnx.Layer"
