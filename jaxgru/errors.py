@@ -16,8 +16,8 @@ MAX_LENGTH = 1000  # of a message, in characters
 class UserError(ValueError):
     """What the user asked for cannot be done; the message is one sentence that says why.
 
-    Commands print it in one line and exit 2, without a traceback. It may quote a file or an
-    argument, so unprintable characters are escaped, and the middle of a long message is left out.
+    Commands print the message on one line and exit with 2, without a traceback. It may quote a file
+    or an argument, so unprintable characters are escaped, and the middle of a long message is cut.
     """
 
     def __init__(self, message: str) -> None:
@@ -48,8 +48,7 @@ def needs(extra: str) -> Iterator[None]:
 def command(name: str) -> str:
     """Return how the user starts a command: `jaxgru train`, or `python scripts/train.py`.
 
-    The second one is for a process that was itself started by a file of `scripts/`; its path is
-    given as the user typed it.
+    It is the second if a file in `scripts/` started this process, with the path that was typed.
     """
     folder, program = os.path.split(sys.argv[0])
     scripts = Path(__file__).resolve().parents[1] / "scripts"
@@ -59,14 +58,14 @@ def command(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, unprintable characters escaped: "\\n", "\\x1b", "\\udcff"."""
+    """Return the text on one line, with unprintable characters escaped: "\\n", "\\x1b"."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class _Repr(reprlib.Repr):
-    """Shows of an array its dtype and shape, also within a container."""
+    """Shows arrays by their dtypes and shapes, also within containers."""
 
     def repr1(self, x: Any, level: int) -> str:
         if getattr(x, "shape", ()) and hasattr(x, "dtype"):
@@ -81,10 +80,7 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)` for a message, shortened, of an array its dtype and shape.
-
-    It works for any value.
-    """
+    """Return `repr(value)` for a message, shortened, with arrays as their dtypes and shapes."""
     try:
         return _REPR.repr(value)
     except ValueError:  # Python refuses to convert a number of so many digits

@@ -44,7 +44,7 @@ def join(
     """Connect this process to the others of its run. Call this before JAX computes anything.
 
     It prints on stderr for which processes it waits, and until when. It is meant for scripts: if
-    they do not connect, it prints a message and ends the process with exit code 2.
+    the others do not connect in time, it prints a message and ends the process with exit code 2.
 
     Arguments that are None are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID. If these are not set, JAX detects SLURM, Kubernetes, Open MPI and Cloud TPU.
@@ -53,10 +53,10 @@ def join(
       coordinator: HOST:PORT of process 0, which listens there.
       processes: the number of processes.
       process: the number of this process, counted from 0.
-      seconds: how long to wait for the others.
+      seconds: how long to wait for the others, from 1 to 86,400.
 
     Raises:
-      UserError: an argument is missing or wrong.
+      UserError: an argument is missing or wrong, process 0 cannot listen, or JAX cannot connect.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     processes = _number("the number of processes", processes, "JAX_NUM_PROCESSES")
@@ -159,7 +159,7 @@ def _number(name: str, given: int | str | None, variable: str) -> int | None:
 
 
 def is_distributed() -> bool:
-    """Return whether this run has several processes; if it has one, JAX is not started."""
+    """Return whether this run has several processes; if it has one, this does not start JAX."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -184,10 +184,10 @@ def in_any_process(flag: bool) -> bool:
 
 
 def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T:
-    """Call `do` in all processes and return its result; if it fails in one process, all raise.
+    """Call `do` in all processes and return its result; if one raises a UserError, all do.
 
     Raises:
-      UserError: `do` raised it here, or it failed in another process, which the message names.
+      UserError: `do` raised it here, or in another process, which the message names.
     """
     if not is_distributed():
         return do(*arguments, **named)

@@ -68,8 +68,8 @@ def row_shardings(tree: Any, mesh: Mesh) -> Any:
 def shard_rows(tree: Any) -> Any:
     """Place a batch on all devices: each has its share of the rows, the first axis of every array.
 
-    A function under `jax.jit` that takes the batch, and parameters that no device has been chosen
-    for, then computes each row on its device; a gradient is summed over the devices.
+    A `jax.jit` function of the batch and of parameters that are not committed to a device then
+    computes each row on its device, and sums a gradient over the devices.
 
     Raises:
       UserError: the arrays have different numbers of rows, or the rows do not divide by the
@@ -77,12 +77,12 @@ def shard_rows(tree: Any) -> Any:
     """
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
     if len(rows) != 1:
-        raise UserError(f"the arrays have {sorted(rows)} rows; they must have equally many.")
+        raise UserError(f"the arrays have {sorted(rows)} rows; the numbers must be equal.")
     return shard(tree, row_shardings(tree, data_mesh(rows.pop())))
 
 
 def shard(tree: Any, shardings: Any) -> Any:
-    """Place arrays on a mesh. An array that every process has gives each device its part."""
+    """Place arrays on a mesh. If every process has the whole array, each device gets its part."""
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable or not leaf.is_fully_addressable:
@@ -108,7 +108,7 @@ def gather(tree: Any, specs: Any) -> Any:
 
 
 def scatter_mean(tree: Any, specs: Any) -> Any:
-    """Return the mean over devices, inside shard_map; of a cut array, each device's piece of it."""
+    """Return the mean over devices, inside shard_map; each device gets its piece of a cut array."""
 
     def mean(leaf: jax.Array, spec: P) -> jax.Array:
         if ROWS not in spec:
@@ -120,7 +120,7 @@ def scatter_mean(tree: Any, specs: Any) -> Any:
 
 
 def one_copy(tree: Any, mesh: Mesh | None) -> Any:
-    """Return arrays of a mesh as whole arrays on this process's first device."""
+    """Return the arrays of a mesh as whole arrays on this process's first device."""
     if mesh is None:
         return tree
     whole = jax.device_put(tree, NamedSharding(mesh, P()))

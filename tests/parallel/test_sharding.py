@@ -12,5 +12,5 @@ def test_the_rows_of_all_arrays_are_of_one_batch():
     placed = shard_rows(batch)
     assert [leaf.sharding.spec[0] for leaf in placed.values()] == ["data", "data"]
     assert (placed["y"] == batch["y"]).all()
-    with pytest.raises(UserError, match=r"the arrays have \[3, 4\] rows; they must have equally"):
+    with pytest.raises(UserError, match=r"the arrays have \[3, 4\] rows; the numbers must be eq"):
         shard_rows({"x": jnp.ones((4, 3)), "y": jnp.arange(3)})
