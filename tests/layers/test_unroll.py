@@ -692,11 +692,11 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
-            "dtype is <class 'int'>; it must be one of",
+            "dtype is <class 'int'>; it must be a fl",
         ),
         (
             lambda x: jaxgru.init_rnn(KEY, 3, 4, dtype="foo"),
-            "dtype is 'foo'; it must be one of flo",
+            "dtype is 'foo'; it must be a floating",
         ),
         (
             lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
