@@ -26,6 +26,7 @@ from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.parallel.hardware import no_device
 
+MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 ALSO_CALLED = {
     "--prompt": "text input start",
@@ -178,9 +179,12 @@ class Parser(argparse.ArgumentParser):
             values, types = getattr(config, section), field_types(SECTIONS[section])
             for field in dataclasses.fields(values):
                 default = shlex.quote(typed(getattr(values, field.name)))
-                help = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
-                known, type_ = field_choices(section, field.name), types[field.name]
-                metavar = f"{{{','.join(known)}}}" if known else KINDS[type_]
+                help, metavar = field.metadata["help"], KINDS.get(types[field.name], "TEXT")
+                if known := field_choices(section, field.name):
+                    metavar = f"{{{','.join(known)}}}"
+                    if len(metavar) > MOST:
+                        help, metavar = f"{help}: {', '.join(known)}", "TEXT"
+                help = f"{help} (default: {default})".replace("%", "%%")
                 hidden = f"{section}.{field.name}" == "training.init"  # it is --init
                 group.add_argument(
                     f"--{section}.{field.name}",

@@ -25,7 +25,7 @@ def make_parser() -> Parser:
         [
             "train astra_alpha",
             "train astra_alpha --data.corpus my_text.txt --training.epochs 20",
-            "train --init astra_beta --data.corpus my_text.txt --training.learning-rate 1e-3",
+            "train --init astra_beta --data.corpus my_text.txt --training.epochs 5",
             "train --resume runs/astra_alpha",
         ],
         usage="(CONFIG | --init MODEL | --resume RUN) [options]",

@@ -88,6 +88,12 @@ def test_help_ends_with_examples_of_the_command_that_was_started(run, script, na
         assert examples and all(line.startswith(f"  {start}") for line in examples)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_into_80_columns(run, name):
+    lines = run(name, "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+
+
 def test_every_group_of_train_has_a_title(run):
     titles = re.findall(r"^(\S.*):$", run("train", "--help").out, re.MULTILINE)
     fields = [f"{section} (fields of the config)" for section in ("model", "data", "training")]
