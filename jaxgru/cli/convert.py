@@ -72,7 +72,7 @@ def check(model: Found, target: Path, force: bool) -> None:
     if os.path.isdir(target):
         raise InteropError(f"{target} is a folder; OUT must be a file.")
     if os.path.exists(target) and os.path.exists(model.path) and model.path.samefile(target):
-        raise InteropError(f"{target} is the same file as {model.path}.")
+        raise InteropError(f"{target} is the same file as {model}.")
     if os.path.exists(target) and not os.path.isfile(target):
         raise InteropError(f"{target} is not a regular file.")
     if os.path.exists(target) and not force:

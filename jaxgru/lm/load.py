@@ -24,11 +24,15 @@ class Found(NamedTuple):
     path: Path
     format: Format | None  # None: a run
 
+    def __str__(self) -> str:
+        """What the user calls it: the name of a pretrained model, or else the path."""
+        return self.path.stem if self.path.parent == FOLDER else str(self.path)
+
     def load(self, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
         """Load it. Raises as the function `load` does."""
         if self.format:
             if epoch:
-                raise UserError(f"{self.path} holds one model; only a run has a {epoch} epoch.")
+                raise UserError(f"{self} holds one model; only a run has a {epoch} epoch.")
             return self.format.load(self.path)
         from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
 

@@ -18,7 +18,6 @@ import jaxgru
 from jaxgru.cli.command import COMMANDS
 from jaxgru.errors import MissingPackage, command, needs
 from jaxgru.lm.config import config_names
-from jaxgru.lm.pretrained import FOLDER
 
 
 @pytest.fixture
@@ -58,7 +57,11 @@ def test_version(run):
         (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
         (
             ["sample", "--epoch", "best"],  # the model that it takes where none is named
-            f"jaxgru sample: {FOLDER / 'astra_beta.safetensors'} holds one model; only a run has",
+            "jaxgru sample: astra_beta holds one model; only a run has a best epoch.",
+        ),
+        (
+            ["convert", "astra_beta", "a.onnx", "--epoch", "last"],
+            "jaxgru convert: astra_beta holds one model; only a run has a last epoch.",
         ),
         (["train"], "jaxgru train: give either CONFIG, such as astra_alpha, or --init MODEL"),
         (
