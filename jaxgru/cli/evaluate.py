@@ -14,8 +14,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int
+
 from jaxgru.analysis import state_cost
-from jaxgru.analysis.ngrams import NGram, count_ngrams
+from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, needs, printable
 from jaxgru.lm.config import Config, load_config
@@ -24,16 +27,7 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import (
-    NLL,
-    Model,
-    Scores,
-    in_units,
-    perplexity,
-    score,
-    stream_nll,
-    window_loss,
-)
+from jaxgru.lm.evaluation import Scores, in_units, perplexity, stream_nll, window_loss
 from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.model import Params
@@ -233,7 +227,8 @@ def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
     tokenizer, tokens = dataset.tokenizer, dataset.validation
     model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
     if text is not None:
-        return _score(model, tokenizer, text, NGram.token_nll)
+        tokens = _encoded(tokenizer, text)
+        return Scores.of_text(tokenizer, text.text, tokens, model.token_nll(tokens))
     return Scores.of(tokenizer, tokens, model.token_nll(tokens), dataset.num_characters)
 
 
@@ -241,8 +236,8 @@ def _scored(
     params: Params, tokenizer: Tokenizer, text: Corpus, window: int, random_batches: bool
 ) -> tuple[list[tuple[str, float]], Scores]:
     """Return the loss of a text for each treatment of the state, and its scores as one stream."""
-    scores = _score(params, tokenizer, text)
-    tokens = tokenizer.encode(text.text)
+    tokens = _encoded(tokenizer, text)
+    scores = Scores.of_text(tokenizer, text.text, tokens, stream_nll(params, tokens))
     rows = [
         ("never: one stream", scores.loss),
         (_windows(window), window_loss(params, tokens, window)),
@@ -253,11 +248,9 @@ def _scored(
     return rows, scores
 
 
-def _score(
-    model: Model, tokenizer: Tokenizer, text: Corpus, nll: NLL[Model] = stream_nll
-) -> Scores:
+def _encoded(tokenizer: Tokenizer, text: Corpus) -> Int[np.ndarray, "N"]:
     try:
-        return score(model, tokenizer, text.text, nll)
+        return tokenizer.encode(text.text)
     except TokenizerError as error:
         raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
 

@@ -193,6 +193,18 @@ class Scores:
         """Return the scores of all tokens but the first, one fewer than there are."""
         return cls([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
 
+    @classmethod
+    def of_text(
+        cls,
+        tokenizer: Tokenizer,
+        text: str,
+        tokens: Int[np.ndarray, "_"],
+        nats: Float[np.ndarray, "_"],
+    ) -> Scores:
+        """Return the scores of a whole text, whose characters are counted."""
+        num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
+        return cls.of(tokenizer, tokens, nats, num_characters)
+
     @property
     def num_tokens(self) -> int:
         """The number of predictions."""
@@ -233,9 +245,7 @@ def score(
       TokenizerError: the tokenizer cannot encode the text.
     """
     tokens = tokenizer.encode(text)
-    nats = nll(model, tokens)
-    num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
-    return Scores.of(tokenizer, tokens, nats, num_characters)
+    return Scores.of_text(tokenizer, text, tokens, nll(model, tokens))
 
 
 def perplexity(nats_per_token: float) -> float:
