@@ -27,6 +27,7 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
+    RESETS,
     memory_curve,
     random_batch_losses,
     recovery,
@@ -129,6 +130,11 @@ class StateCost(Record, frozen=True):
     random_batches: RandomBatches | None = None
 
 
+def num_steps(tokenizer: Tokenizer, random_batches: bool = False) -> int:
+    """Return how often `measure` calls `progress`."""
+    return random_batches + 1 + len(RESETS) + 1 + (tokenizer.vocab_size <= MAX_CHAIN) + 1
+
+
 def measure(
     params: Params,
     tokenizer: Tokenizer,
@@ -142,7 +148,8 @@ def measure(
 
     Args:
       window: the window of the `windows` loss: the sequence length in training.
-      progress: called with the name of each measure before it is computed.
+      progress: called with the name of each measure before it is computed; for the memory curve,
+        before each of its losses.
       random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
         of 256 tokens. This takes three times as long as all other losses.
       prompt: what the model's texts in the record begin with, if its tokenizer knows it.
@@ -157,8 +164,10 @@ def measure(
         batches = evaluate_random_batches(params, tokens)
     progress("one stream")
     stream = stream_nll(params, tokens)
-    progress("the memory curve")
-    curve = memory_curve(params, tokens)
+    curve = {}
+    for every in RESETS:
+        progress("the memory curve")
+        curve |= memory_curve(params, tokens, [every])
     progress("the recovery after a reset")
     excess = recovery(params, tokens, stream=stream)
     chain = None

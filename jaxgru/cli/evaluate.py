@@ -10,6 +10,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
+from jaxgru.lm.runs.terminal import progress_bar
 
 with needs("train"):
     from msgspec.structs import replace
@@ -126,8 +128,7 @@ def main() -> None:
             text = load_corpus(arguments.text, **how)
         sha256, window = model.text_sha256(), config.training.sequence_length
         if text is not None and (arguments.text == "-" or text.sha256 != sha256):
-            with _working(console, "scoring the text"):
-                rows, scores = _scored(params, tokenizer, text, window, arguments.random_batches)
+            rows, scores = _scored(params, tokenizer, text, window, arguments, console)
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
         else:
@@ -157,13 +158,21 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what is being done, and for how long; yield a function that changes it."""
+def _working(console: Console, what: str) -> Iterator[None]:
+    """Show on a terminal what is being done, and for how long."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     off = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=off) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda what: bar.update(task, description=what)
+        bar.add_task(what, total=None)
+        yield
+
+
+@contextlib.contextmanager
+def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on a terminal; yield a function to call with each step as it begins."""
+    with progress_bar(total, console) as (bar, task):
+        done = itertools.count()
+        yield lambda what: bar.update(task, completed=next(done), what=what, status="")
 
 
 def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
@@ -233,18 +242,26 @@ def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
 
 
 def _scored(
-    params: Params, tokenizer: Tokenizer, text: Corpus, window: int, random_batches: bool
+    params: Params,
+    tokenizer: Tokenizer,
+    text: Corpus,
+    window: int,
+    arguments: argparse.Namespace,
+    console: Console,
 ) -> tuple[list[tuple[str, float]], Scores]:
     """Return the loss of a text for each treatment of the state, and its scores as one stream."""
     tokens = _encoded(tokenizer, text)
-    scores = Scores.of_text(tokenizer, text.text, tokens, stream_nll(params, tokens))
-    rows = [
-        ("never: one stream", scores.loss),
-        (_windows(window), window_loss(params, tokens, window)),
-        ("every token", window_loss(params, tokens, 1)),
-    ]
-    if random_batches:
-        rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
+    rows = []
+    with _in_steps(console, 3 + arguments.random_batches) as begin:
+        begin("one stream")
+        scores = Scores.of_text(tokenizer, text.text, tokens, stream_nll(params, tokens))
+        rows.append(("never: one stream", scores.loss))
+        for title, every in ((_windows(window), window), ("every token", 1)):
+            begin(title)
+            rows.append((title, window_loss(params, tokens, every)))
+        if arguments.random_batches:
+            begin("random batches")
+            rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
     return rows, scores
 
 
@@ -264,19 +281,15 @@ def _measured(
     run: Path | None,
     console: Console,
 ) -> state_cost.StateCost:
-    with _working(console, "compiling") as show:
+    best_of = run if arguments.random_batches else None
+    steps = state_cost.num_steps(dataset.tokenizer, arguments.random_batches)
+    with _in_steps(console, steps + (best_of is not None)) as begin:
         record = state_cost.measure(
-            params,
-            dataset.tokenizer,
-            dataset,
-            window,
-            lambda what: show(f"measuring {what}"),
-            arguments.random_batches,
-            prompt,
+            params, dataset.tokenizer, dataset, window, begin, arguments.random_batches, prompt
         )
-        if arguments.random_batches and run:
-            show("measuring the best epoch")
-            best = best_kept_epoch(run, dataset.validation, window)
+        if best_of is not None:
+            begin("the best epoch")
+            best = best_kept_epoch(best_of, dataset.validation, window)
             if best and record.random_batches:
                 epoch, params = best
                 found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)

@@ -283,6 +283,15 @@ class TestEvaluate:
             in script("evaluate", "--run", tiny_run, "--text", "-").err
         )
 
+    def test_a_terminal_shows_the_steps(self, script, tiny_run, monkeypatch, tmp_path):
+        """The last step begins when the others are done."""
+        monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes any output for a terminal
+        monkeypatch.setattr(state_cost, "measure", only_windows)
+        (tmp_path / "a.txt").write_text("what light")
+        done = script("evaluate", "--run", tiny_run, "--text", "a.txt")
+        assert done.code == 0 and "step 2/3" in done.out
+        assert "step 0/15" in script("evaluate", "--run", tiny_run).out
+
     def test_a_folder_that_cannot_be_written_is_refused_first(
         self, script, run_copy, tiny_text, monkeypatch
     ):

@@ -203,11 +203,12 @@ class _Run:
         self._commit, self._first_step = current_commit(), int(state.step)
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
-        with progress_bar(self.config) as (bar, task):
+        training = self.config.training
+        with progress_bar(training.epochs * training.steps_per_epoch) as (bar, task):
             self._show = partial(bar.update, task)
             observer = Observer(
                 self._on_steps,
-                lambda epoch: self._show(loss="validating"),
+                lambda epoch: self._show(status="validating"),
                 self._on_epoch,
                 interrupted,
                 self._on_interrupt,
@@ -222,7 +223,7 @@ class _Run:
                 raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
             if is_first():
                 self.check_in_place()
-                self._show(loss="writing samples")
+                self._show(status="writing samples")
                 self._finish(params, progress)
 
     def _introduce(self, size: int) -> None:
@@ -247,8 +248,8 @@ class _Run:
         training = self.config.training
         self._show(
             completed=epoch * training.steps_per_epoch + done,
-            epoch=f"epoch {epoch + 1}/{training.epochs}",
-            loss=f"loss {loss:.4f}",
+            what=f"epoch {epoch + 1}/{training.epochs}",
+            status=f"loss {loss:.4f}",
             rate=f"{tokens_per_second:,.0f} tokens/s",
         )
 

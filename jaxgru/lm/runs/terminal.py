@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
 from jaxgru.errors import needs, printable, warn
-from jaxgru.lm.config import Config
 
 with needs("train"):
     from rich.console import Console
@@ -114,22 +113,27 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def progress_bar(config: Config) -> Iterator[tuple[Bar, TaskID]]:
-    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one."""
-    total = config.training.epochs * config.training.steps_per_epoch
-    width = console.width
+def progress_bar(total: int, on: Console | None = None) -> Iterator[tuple[Bar, TaskID]]:
+    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one.
+
+    Args:
+      total: the number of steps.
+      on: the terminal; None: the one of training.
+    """
+    on = on or console
+    width = on.width
     columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
     columns += [TimeRemainingColumn()] + [TextColumn("left")] * (width >= 60)
-    columns += [TextColumn("{task.fields[loss]}")] * (width >= 40)
-    columns[1:1] = [TextColumn("{task.fields[epoch]}")] * (width >= 50)
+    columns += [TextColumn("{task.fields[status]}")] * (width >= 40)
+    columns[1:1] = [TextColumn("{task.fields[what]}")] * (width >= 50)
     columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)
     columns += [TextColumn("{task.fields[rate]}")] * (width >= 90)
     with Bar(
         *columns,
-        console=console,
+        console=on,
         speed_estimate_period=120,
         transient=True,
         expand=True,
-        disable=console.quiet or not console.is_terminal,
+        disable=on.quiet or not on.is_terminal,
     ) as bar:
-        yield bar, bar.add_task("", total=total, epoch="", loss="compiling", rate="")
+        yield bar, bar.add_task("", total=total, what="", status="compiling", rate="")

@@ -484,8 +484,9 @@ class TestTraining:
 
         console = Console(force_terminal=True, width=width, legacy_windows=False)
         monkeypatch.setattr(terminal, "console", console)
-        with terminal.progress_bar(load_config("leviathan")) as (bar, task):
-            bar.update(task, completed=600, epoch="epoch 4/6", loss="loss 1.2345", rate="9,999 t/s")
+        with terminal.progress_bar(1200) as (bar, task):
+            now = {"what": "epoch 4/6", "status": "loss 1.2345", "rate": "9,999 t/s"}
+            bar.update(task, completed=600, **now)
             line = console.render_lines(bar.get_renderable())[0]
         text = "".join(segment.text for segment in line)
         assert text.count("━") >= 4 and len(text) <= width
