@@ -1,4 +1,4 @@
-"""Convert a model between a run folder, .safetensors, .onnx (whole models) and the study's .pth."""
+"""Convert a run or a whole model into a .safetensors file, an .onnx file or the study's .pth."""
 
 import startup  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Train a published model, or any config, or resume a run."""
+"""Train a model from a config, train a model further, or resume a run."""
 
 import startup  # noqa: F401
 

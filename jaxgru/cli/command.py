@@ -70,7 +70,7 @@ def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
     parser.add_argument(
         "--print-completion",
         choices=["bash", "zsh", "fish"],
-        help="print a shell's completion script, for bash for example into "
+        help="print a shell's completion script; bash looks for it in "
         "~/.local/share/bash-completion/completions/jaxgru",
     )
     commands = parser.add_subparsers(

@@ -57,8 +57,9 @@ def make_parser() -> Parser:
     add(
         "--text",
         metavar="FILE",
-        help="UTF-8 text to score as a whole; - reads standard input. If the text of the model's "
-        "training has moved, give it here; it is split as in training",
+        help="text to score as a whole, encoded like the model's own (by default UTF-8); - reads "
+        "standard input. If the model's own text has moved, give it here: it is split as in "
+        "training",
     )
     add(
         "--output",
@@ -78,7 +79,7 @@ def make_parser() -> Parser:
         "--random-batches",
         action="store_true",
         help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT; "
-        "with the best epoch's weights, too, if the run has kept those of each epoch",
+        "also with the best epoch's weights, if the run kept those of each (training.keep_epochs)",
     )
     return parser
 

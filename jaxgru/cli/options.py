@@ -165,8 +165,8 @@ class Parser(argparse.ArgumentParser):
         group.add_argument(
             "--epoch",
             choices=["best", "last"],
-            help="of a run: the epoch of the lowest validation loss, or the last (default: its "
-            "result, which is the best where training stops early)",
+            help="of a run: the epoch with the lowest validation loss, or the last (default: with "
+            "early stopping the best, else the last)",
         )
 
     def add_config_fields(self, config: Config, of: str = "") -> None:

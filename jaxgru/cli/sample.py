@@ -16,11 +16,11 @@ from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 DEFAULT = "astra_beta"  # where no model is named
 PROCESSORS = (
     ("--repetition-penalty", RepetitionPenalty,
-     "divide the logits of tokens that the text has by this, such as 1.2 (default: 1)"),
+     "divide the logits of tokens already in the text by this, such as 1.2 (default: 1)"),
     ("--min-p", MinP,
      "exclude tokens less likely than this fraction of the likeliest one (default: none)"),
     ("--typical", Typical,
-     "sample from the tokens of the most typical surprise that together have this probability "
+     "sample from the tokens of nearly average surprise that together have this probability "
      "(default: all)"),
 )  # fmt: skip
 """Options, in the order in which they are applied."""
@@ -42,7 +42,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("text").add_argument
     add(
         "--prompt",
-        help=f"text to continue (default: {PROMPT!r}; after your own text, a newline or a word)",
+        help=f"text to continue (default: {PROMPT!r}; for models of other texts a newline or word)",
     )
     add(
         "--num-tokens",
@@ -56,7 +56,7 @@ def make_parser() -> Parser:
         default=0.8,
         help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)",
     )
-    add("--top-k", type=int, help="sample from so many of the likeliest tokens (default: all)")
+    add("--top-k", type=int, help="sample from this many of the likeliest tokens (default: all)")
     add(
         "--top-p",
         type=float,

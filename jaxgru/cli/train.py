@@ -1,4 +1,4 @@
-"""Train a published model, any config, or a trained model on another text; or resume a run."""
+"""Train a model from a config, train a model further, or resume a run."""
 
 from __future__ import annotations
 

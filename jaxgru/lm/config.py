@@ -98,7 +98,9 @@ class ModelConfig(_Section):
     section = "model"
     cell: str = recipe("gru", "the recurrence", known=CELLS)
     vocab_size: int = recipe(
-        65, "how many tokens subwords and sentencepiece learn; others count theirs", at_least=1
+        65,
+        "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs",
+        at_least=1,
     )
     embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
     hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
@@ -107,7 +109,9 @@ class ModelConfig(_Section):
         0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
     num_blocks: int = recipe(
-        1, "GRU and LSTM: diagonal blocks of the recurrent weights; divides hidden_dim", at_least=1
+        1,
+        "GRU and LSTM: number of diagonal blocks of the recurrent weights, a divisor of hidden_dim",
+        at_least=1,
     )
     proj_size: int = recipe(
         0, "projected_lstm: size of a layer's output; 0 for all other cells", at_least=0
@@ -156,8 +160,8 @@ class DataConfig(_Section):
     section = "data"
     corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
         "tiny_shakespeare",
-        "tiny_shakespeare, a text file (.gz, too), a folder or a pattern of several (src/**/*.py), "
-        "or - for standard input",
+        "tiny_shakespeare, a text file (may be .gz), a folder of files, a pattern such as "
+        "src/**/*.py, or - for standard input",
     )
     encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as latin-1")
     tokenizer: str = recipe(
@@ -169,21 +173,24 @@ class DataConfig(_Section):
         "", "a tokenizer to use as it is, such as a .model of SentencePiece; empty: learn one"
     )
     min_count: int = recipe(
-        2, "words: how often the text must have one; rarer ones are <unk>", at_least=1
+        2, "words: how often a word must occur to be a token; rarer ones become <unk>", at_least=1
     )
     batches: Literal["crops", "streams"] = recipe(
         "crops",
-        "crops: random, each from a zero state; streams: contiguous rows that keep their state",
+        "crops: random pieces of the text, each from a zero state; streams: contiguous ones, which "
+        "keep the state",
     )
     validation_fraction: float = recipe(
         0.1,
-        "share of the corpus that is held out, at its end; with 0, the last tenth is validated on "
-        "and trained on, too",
+        "share of the corpus, at its end, that is held out for validation; with 0, its last tenth "
+        "is used for training and validation",
         at_least=0,
         below=1,
     )
     validation: str = setting(
-        "", "another text to validate on, given as the corpus is; all of the corpus is trained on"
+        "",
+        "another text to validate on, given like data.corpus; all of the corpus is then for "
+        "training",
     )
 
     def __post_init__(self) -> None:
@@ -207,17 +214,17 @@ class TrainingConfig(_Section):
     steps_per_epoch: int = recipe(200, "optimizer steps per epoch", at_least=1)
     batch_size: int = recipe(64, "sequences per batch, shared by all devices", at_least=1)
     gradient_accumulation: int = recipe(
-        1, "batches per optimizer step, one after another, in the memory of one", at_least=1
+        1, "batches per optimizer step, computed one after another in the memory of one", at_least=1
     )
     sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
     learning_rate: float = recipe(3e-3, "learning rate with which the schedule begins", above=0)
     schedule: Literal["cosine", "cosine_per_step", "linear", "constant"] = recipe(
         "cosine",
-        "how the learning rate falls to 0: cosine, epoch by epoch; cosine_per_step or linear, step "
-        "by step; constant, not at all",
+        "how the learning rate falls to 0: cosine, once per epoch; cosine_per_step or linear, at "
+        "every step; constant, not at all",
     )
     warmup_steps: int = recipe(
-        0, "first steps, over which the learning rate grows linearly",
+        0, "number of steps at the start in which the learning rate grows linearly",
         at_least=0, below=2**31,
     )  # fmt: skip
     weight_decay: float = recipe(0.01, "AdamW's weight decay", at_least=0)
@@ -228,20 +235,28 @@ class TrainingConfig(_Section):
     beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
     epsilon: float = recipe(1e-8, "AdamW's denominator offset", above=0)
     max_grad_norm: float = recipe(1.0, "gradients are clipped to this global norm", above=0)
-    dropout: float = recipe(0.0, "probability of dropping a unit", at_least=0, below=1)
+    dropout: float = recipe(
+        0.0, "probability of dropping a unit at dropout_site", at_least=0, below=1
+    )
     dropout_site: Literal["state", "between", "output"] = recipe(
         "state",
         "state: inside the recurrence; between: between layers; output: after the last layer",
     )
     input_dropout: float = recipe(
-        0.0, "probability of dropping a unit of the embeddings, beside dropout", at_least=0, below=1
+        0.0,
+        "probability of dropping a unit of the embeddings, in addition to dropout",
+        at_least=0,
+        below=1,
     )
     between_dropout: float = recipe(
-        0.0, "probability of dropping a unit between layers, beside dropout", at_least=0, below=1
+        0.0,
+        "probability of dropping a unit between layers, in addition to dropout",
+        at_least=0,
+        below=1,
     )
     output_dropout: float = recipe(
         0.0,
-        "probability of dropping a unit of the last layer's output, beside dropout",
+        "probability of dropping a unit of the last layer's output, in addition to dropout",
         at_least=0,
         below=1,
     )
@@ -271,7 +286,9 @@ class TrainingConfig(_Section):
         "float32", "type of the operands of matrix products; all else is float32"
     )
     implementation: str = placement(
-        "auto", "what computes the layers; wavefront is for GPUs and untimed", known=IMPLEMENTATIONS
+        "auto",
+        "what computes the layers; wavefront is for GPUs but was never timed on one",
+        known=IMPLEMENTATIONS,
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"

@@ -15,7 +15,7 @@ class CharacterTokenizer(Tokenizer):
 
     kind = "characters"
     file_name = "tokenizer.json"
-    about = "one token each, of those that the text has"
+    about = "one token for each that occurs in the text"
 
     def __init__(self, vocabulary: str) -> None:
         self.vocabulary = vocabulary

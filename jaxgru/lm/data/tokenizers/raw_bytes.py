@@ -19,7 +19,7 @@ class ByteTokenizer(ByteLevelTokenizer):
 
     kind = "bytes"
     file_name = "bytes.json"
-    about = "256 of them, of any file"
+    about = "256 tokens, for any file"
     reads_bytes = True
     vocab_size = 256
 

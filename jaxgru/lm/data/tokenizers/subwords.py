@@ -43,7 +43,7 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
 
     kind = "subwords"
     file_name = "subwords.model"
-    about = "SentencePiece's, which lose nothing"
+    about = "SentencePiece's, from which any text is restored exactly"
 
     def __init__(self, model: bytes) -> None:
         super().__init__(model)

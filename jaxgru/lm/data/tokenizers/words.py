@@ -35,7 +35,7 @@ class WordTokenizer(Tokenizer):
 
     kind = "words"
     file_name = "words.json"
-    about = "words and marks, with those rarer than data.min_count as <unk>"
+    about = "words and punctuation; those rarer than data.min_count become <unk>"
 
     def __init__(self, words: list[str]) -> None:
         self.pieces = words
