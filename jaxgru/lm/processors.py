@@ -1,9 +1,9 @@
 """What `generate` may do to the logits before it draws: `logits_processor=`.
 
 A processor is a pure function (logits, counts) → logits, both (B, V). The logits are the model's,
-before temperature, top_k and top_p. The counts say how often the text so far has each token, its
-prompt included. −∞ excludes a token. A processor is a static argument of the compiled program: the
-same function, or an equal one of those here, compiles nothing anew.
+before temperature, top_k and top_p. The counts say how often each token occurs in the text so far,
+the prompt included. −∞ excludes a token. A processor is a static argument of the compiled program:
+the same function, or an equal one of those here, compiles nothing anew.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Processor: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divide the logits of tokens that the text has by `penalty` (Keskar et al. 2019, §4.1).
+    """Divide the logits of tokens already in the text by `penalty` (Keskar et al. 2019, §4.1).
 
     arXiv 1909.05858. A negative logit is multiplied, because dividing it would make its token
     likelier; Hugging Face's transformers do so, too. The authors use 1.2; 1 changes nothing.
 
     Raises:
-      UserError: the penalty is not a positive number.
+      UserError: the penalty is not a finite int or float above 0.
     """
 
     penalty: float
@@ -52,7 +52,7 @@ class MinP:
     arXiv 2407.01082. The authors use 0.05 to 0.1; 1 leaves only the likeliest.
 
     Raises:
-      UserError: the fraction is not in (0, 1].
+      UserError: the fraction is not an int or float in (0, 1].
     """
 
     fraction: float
@@ -67,14 +67,14 @@ class MinP:
 
 @dataclass(frozen=True)
 class Typical:
-    """Keep tokens whose surprise is nearest to its mean, until they are as likely as `mass`.
+    """Keep tokens of nearly average surprise until their probabilities add up to `mass`.
 
-    Locally typical sampling (Meister et al. 2023, TACL 11, arXiv 2202.00666, eq. 10): tokens in the
-    order of |−log p − H|, where H is the entropy of p. Those that tie with the last one are kept,
-    too. The authors use 0.2 to 0.95; 1 excludes nothing.
+    Locally typical sampling (Meister et al. 2023, TACL 11, arXiv 2202.00666, eq. 10): tokens are
+    kept in the order of |−log p − H|, where H is the entropy of p. Those that tie with the last one
+    are kept, too. The authors use 0.2 to 0.95; 1 excludes nothing.
 
     Raises:
-      UserError: the mass is not in (0, 1].
+      UserError: the mass is not an int or float in (0, 1].
     """
 
     mass: float
@@ -98,5 +98,6 @@ class Typical:
 def _check(name: str, value: float, most: float) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and 0 < value <= most and math.isfinite(value)):
-        wanted = "a finite number above 0" if most == math.inf else "above 0 and at most 1"
+        any_size = most == math.inf
+        wanted = "a finite int or float above 0" if any_size else "an int or float in (0, 1]"
         raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")

@@ -243,7 +243,10 @@ def check_whole(
       UserError: it is outside, or a bool.
       TypeError: it is not a whole number.
     """
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
     if isinstance(value, bool) or not 1 <= number <= most:
         raise UserError(f"{name} is {shown(value)}; it must be a whole number from 1 to {named}.")
     return number

@@ -208,6 +208,13 @@ def test_refuses_what_cannot_be_sampled(params, options, message):
         generate(params, KEY, **options)
 
 
+@pytest.mark.parametrize("options", [{"num_tokens": 1.5}, {"num_tokens": 2, "top_k": 1.5}])
+def test_a_count_that_is_no_whole_number(params, options):
+    name = list(options)[-1]
+    with unchecked(), pytest.raises(TypeError, match=f"{name} is 1.5; it must be a whole number"):
+        generate(params, KEY, PROMPT, **options)
+
+
 @pytest.mark.parametrize("P", [1, 3])
 def test_refuses_a_carry_that_is_not_the_models(params, P):
     carry = jaxgru.lm.initial_carry(params, 2)

@@ -259,9 +259,10 @@ class TestGenerate:
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite number above 0"),
+        (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite int or float above"),
         (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
-        (lambda: MinP(1.5), "the fraction is 1.5; it must be above 0 and at most 1"),
+        (lambda: MinP(1.5), r"the fraction is 1.5; it must be an int or float in \(0, 1\]"),
+        (lambda: MinP(np.float32(0.5)), "the fraction is np.float32.*must be an int or float"),
         (lambda: Typical(0.0), "the mass is 0.0"),
         (lambda: Typical(True), "the mass is True"),
     ],
