@@ -34,26 +34,29 @@ def beam_search(
     *,
     stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"] | None = None,
 ) -> tuple[Int[Array, "B K N"], Float[Array, "B K"], Any]:
-    """Read the prompt from the state `carry`; keep the `num_beams` likeliest texts, token by token.
+    """Read the prompt, starting in `carry`; then keep the K likeliest texts, token by token.
 
     A text's score is the sum of log p of its tokens; nothing corrects it for its length. One beam
-    is `generate` with a temperature of 0. The search is exact where it keeps every text but the
-    last token, with V^(N - 1) beams. It is compiled once per shape, num_tokens and num_beams.
+    gives the tokens of `generate` at temperature 0. V^(N − 1) beams, one for every text of N − 1
+    tokens, make the search exact. It is compiled once per shape, num_tokens and num_beams.
 
     Args:
       prompt: at least one token per row.
+      num_tokens: N, the tokens to add.
+      num_beams: K.
       carry: the state before the prompt; None: zeros.
       stop: tokens at which a text ends. It then keeps its score and its state, and repeats its stop
         token.
 
     Returns:
-      The tokens of each row's K beams, the likeliest first; their scores in nats, -∞ for beams
+      The tokens of each row's K beams, the likeliest first; their scores in nats, −∞ for beams
       beyond the number of texts that there are, NaN after a NaN in the logits; and the carry of
       B · K rows after every token but the last. This carry and `tokens.reshape(B * K, -1)[:, -1:]`
       continue every beam in `generate`.
 
     Raises:
-      UserError: as `generate`, or num_beams is not in 1 … 2³¹ - 1.
+      UserError: the prompt or `stop` has a wrong shape or dtype, or a token outside the vocabulary;
+        num_tokens or num_beams is below 1, not below 2³¹, or a bool.
       ValueError: the carry does not fit this model and batch.
       TypeError: num_tokens or num_beams is not a whole number.
     """

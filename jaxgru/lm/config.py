@@ -47,8 +47,12 @@ Role = Literal["recipe", "placement", "setting"]
 
 
 def _field(role: Role, default: Any, help: str, known: Iterable[str] = (), **bounds: float) -> Any:
-    """Return a dataclass field with a help text, its known values if it is a registry's name, and
-    bounds: `at_least`, `above`, `below`."""
+    """Return a dataclass field with a help text.
+
+    Args:
+      known: the values that it can have, if they are the names in a registry.
+      bounds: `at_least`, `above` or `below`.
+    """
     metadata = {"role": role, "help": help, "known": known, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -93,7 +97,13 @@ class _Section:
 
 @dataclass(frozen=True)
 class ModelConfig(_Section):
-    """The model: all that decides its parameters, and nothing else."""
+    """The model: all that decides its parameters, and nothing else.
+
+    `jaxgru train --help` says what the fields of all three sections mean.
+
+    Raises:
+      ConfigError: a value is of another type, out of bounds, unknown, or does not fit the others.
+    """
 
     section = "model"
     cell: str = recipe("gru", "the recurrence", known=CELLS)
@@ -155,7 +165,7 @@ class ModelConfig(_Section):
 
 @dataclass(frozen=True)
 class DataConfig(_Section):
-    """The data: which tokens a model sees."""
+    """The data: which tokens a model sees. Raises as `ModelConfig`."""
 
     section = "data"
     corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
@@ -207,7 +217,7 @@ class DataConfig(_Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(_Section):
-    """How a model is trained."""
+    """How a model is trained. Raises as `ModelConfig`."""
 
     section = "training"
     epochs: int = recipe(10, "number of epochs", at_least=1)
@@ -325,7 +335,11 @@ class TrainingConfig(_Section):
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run needs; `name` is also the name of its run folder."""
+    """Everything a run needs; `name` is also the name of its run folder.
+
+    Raises:
+      ConfigError: the name cannot be that of a folder, or the sections do not fit together.
+    """
 
     name: str = "custom"
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -380,16 +394,16 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     """Return a config that comes with the package, by name, or that of a TOML file, by path.
 
     If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`. The
-    study's subwords lose line breaks, so a config of the study then has `subwords`, which lose
-    nothing, unless the overrides name a tokenizer.
+    tokenizer `sentencepiece` of a config of the package, which loses line breaks, then becomes
+    `subwords`, which loses nothing, unless the overrides name one.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
-      overrides: values by dotted name (`{"training.epochs": 5}`), and `name`, the name of the
-        config.
+      overrides: values by dotted name (`{"training.epochs": 5}`); "name" is the config's name.
 
     Raises:
-      ConfigError: the name is unknown, or a section, field or value cannot be used.
+      ConfigError: the name is unknown; the file is missing, cannot be read or is not TOML; or a
+        section, field or value cannot be used.
     """
     path = Path(name_or_path)
     overrides = dict(overrides or {})
@@ -420,7 +434,11 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return the config with values changed and named as `load_config` does, and its errors."""
+    """Return the config with these values changed, named as by `load_config`.
+
+    Raises:
+      ConfigError: a field is unknown, or a value cannot be used.
+    """
     corpus = config.data.corpus
     table = to_dict(config)
     overrides = dict(overrides)
@@ -561,8 +579,8 @@ ALSO_CALLED = {
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is probably meant, or None.
 
-    That is one with another section, then one that other programs call so, then one that begins so
-    or is spelled much alike, in the same section if there is one.
+    Best is the same word in another section, or a field that other programs give that name; then a
+    field that begins with it or is spelled much alike, rather in the same section than in another.
     """
 
     def split(dotted: str) -> tuple[str, str]:

@@ -27,21 +27,21 @@ from jaxgru.errors import UserError
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
-CHOSEN_ON = 2**13  # tokens, the last of the training text: enough to choose settings
+CHOSEN_ON = 2**13  # tokens at the end of the training text, which suffice to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """How a model learns while it reads.
+    """How a model learns while it reads; the letters are those of the formula above.
 
     Attributes:
       mean_squares: m, the mean of each parameter's squared gradient: `mean_squares`.
       learning_rate: η.
       decay: λ, the pull back to the weights that training found; 0: none.
       epsilon: ε, in the unit of a gradient.
-      every: the number of tokens in a segment, so between two updates.
+      every: the number of tokens in a segment, and so between two updates.
     """
 
     mean_squares: Params
@@ -57,11 +57,11 @@ def dynamic_nll(
     """Compute the nats of each prediction over one stream, with weights that learn from it.
 
     Args:
-      reset: set the STATE to zero every so many tokens; the weights keep what they have learned. It
-        divides `dynamic.every`, or is a multiple of it. None: never.
+      reset: set the STATE to zero every `reset` tokens; the weights keep what they have learned. It
+        must be a divisor or a multiple of `dynamic.every`. None: never.
 
     Raises:
-      UserError: fewer than two tokens, or a reset that does not fit the segments.
+      UserError: fewer than two tokens, `dynamic.every` is below 1, or the reset does not fit it.
     """
     inputs, targets, n = _segments(tokens, dynamic.every)
     if reset is not None and (reset < 1 or max(reset, dynamic.every) % min(reset, dynamic.every)):
@@ -78,7 +78,7 @@ def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) ->
     """Return the mean of each parameter's squared gradient, over the whole segments of a stream.
 
     Raises:
-      UserError: fewer tokens than a segment has.
+      UserError: fewer than `every` + 1 tokens, or `every` is below 1.
     """
     inputs, targets, n = _segments(tokens, every)
     if n < every:
@@ -94,11 +94,14 @@ def choose_dynamic(
     decays: tuple[float, ...] = DECAYS,
     every: int = 32,
 ) -> Dynamic:
-    """Return the settings with which the loss of a text is lowest, of all combinations of these.
+    """Return the combination of a learning rate and a decay with the lowest loss on a text.
 
     Args:
       tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
         on what is then evaluated.
+
+    Raises:
+      UserError: fewer than `every` + 1 tokens.
     """
     squares = mean_squares(params, tokens, every)
     candidates = [

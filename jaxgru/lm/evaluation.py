@@ -1,7 +1,8 @@
 """Negative log-likelihood of a text, with the state kept in windows, in one stream, or not at all.
 
-The primitives return nats for each prediction. They are averaged by NumPy in float64, so rounding
-errors do not grow with the text.
+Functions whose names end in `_nll` return nats for each prediction. NumPy averages them in float64,
+so rounding errors do not grow with the text. A token outside the vocabulary gives NaN; tokens that
+are not integers raise ValueError.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
-RESETS = tuple(2**i for i in range(11))  # of the memory curve: 1, 2, 4, … 1024
+RESETS = tuple(2**i for i in range(11))  # tokens between resets, of the memory curve: 1, 2, … 1024
 
 Model = TypeVar("Model")
 NLL: TypeAlias = Callable[[Model, Int[np.ndarray, "N"]], Float[np.ndarray, "N-1"]]
-"""Computes the nats of each prediction in a text: `stream_nll`, or `window_nll` of a window."""
+"""Computes the nats of each prediction in a text, as `stream_nll` does."""
 
 
 def window_nll(
@@ -45,9 +46,9 @@ def window_nll(
     stateless.
 
     Args:
-      mesh: devices over which to spread the batches, each computed by one device, so the result
-        is bit-identical to that of a single device. The parameters are on the mesh. None: one
-        device computes all batches.
+      mesh: the devices that share the batches; the parameters must be on it. One device computes
+        each batch, so the result is bit-identical to that of a single device. None: one device
+        computes all batches.
 
     Raises:
       UserError: fewer than two tokens, or a window below 1.
@@ -83,7 +84,7 @@ def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, 
 def window_loss(
     params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
 ) -> float:
-    """Return the mean of `window_nll`, nats per token. Raises as it does."""
+    """Return the mean of `window_nll`, nats per token. Raises what that raises."""
     return float(window_nll(params, tokens, window, mesh).mean())
 
 
@@ -95,10 +96,10 @@ def random_batch_losses(
     num_batches: int = 200,
     batch_size: int = 64,
 ) -> Float[np.ndarray, "M"]:
-    """Compute the mean nats per token of M random batches, each window starting from zero state.
+    """Compute the mean nats per token of each of M random batches; windows start from zero state.
 
-    200 batches of 64 windows of 256 tokens are how nanoGPT evaluates (`estimate_loss`). Its loss is
-    the mean; the standard error is the standard deviation / √M.
+    nanoGPT evaluates on 200 batches of 64 windows of 256 tokens (`estimate_loss`). Its loss is the
+    mean of these; the standard error is their standard deviation / √M.
 
     Raises:
       UserError: the text is too short for a window.
@@ -114,7 +115,7 @@ def random_batch_losses(
 
 
 def stream_loss(params: Params, tokens: Int[AnyArray, "N"]) -> float:
-    """Return the mean of `stream_nll`, nats per token. Raises as it does."""
+    """Return the mean of `stream_nll`, nats per token. Raises what that raises."""
     return float(stream_nll(params, tokens).mean())
 
 
@@ -126,7 +127,7 @@ def memory_curve(
     1 is stateless; `stream_loss` is the limit, without resets.
 
     Raises:
-      UserError: fewer than two tokens, or a reset below 1.
+      UserError: fewer than two tokens, or a number below 1.
     """
     return {every: window_loss(params, tokens, every) for every in resets}
 
@@ -168,14 +169,12 @@ def recovery(
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model makes of a text, token by token.
-
-    The first token is missing, because it has nothing before it: the model only reads it.
+    """The loss of each token of a text but the first, which the model only reads.
 
     Attributes:
-      pieces: what each token stands for in the vocabulary. SentencePiece writes a space as "▁".
+      pieces: each token as the vocabulary spells it; SentencePiece writes a space as "▁".
       nats: −log p of each, given all before it.
-      num_characters: of the text that these tokens stand for, as it was given.
+      num_characters: the length of the text that these tokens stand for.
     """
 
     pieces: list[str]
@@ -190,7 +189,7 @@ class Scores:
         nats: Float[np.ndarray, "_"],
         num_characters: int,
     ) -> Scores:
-        """Return the scores of all tokens but the first, one fewer than there are."""
+        """Return the scores of tokens[1:], whose losses are `nats`."""
         return cls([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
 
     @classmethod
@@ -217,12 +216,12 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), per token: a model that guesses among so many tokens loses as much."""
+        """exp(loss): a uniform guess among that many tokens has the same loss."""
         return perplexity(self.loss)
 
     @property
     def bits_per_character(self) -> float:
-        """The sum in bits, per character of the text: it can be compared between tokenizers."""
+        """The sum of the losses in bits, per character: comparable between tokenizers."""
         return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
 
 
@@ -241,15 +240,14 @@ def score(
         text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
 
     Raises:
-      UserError: fewer than two tokens.
-      TokenizerError: the tokenizer cannot encode the text.
+      UserError: fewer than two tokens; a `TokenizerError` where the text cannot be encoded.
     """
     tokens = tokenizer.encode(text)
     return Scores.of_text(tokenizer, text, tokens, nll(model, tokens))
 
 
 def perplexity(nats_per_token: float) -> float:
-    """Return exp(loss): infinite where a float cannot hold it."""
+    """Return exp(nats_per_token), or infinity where a float cannot hold it."""
     return exp(nats_per_token) if nats_per_token < 709 else float("inf")
 
 
@@ -257,7 +255,13 @@ def perplexity(nats_per_token: float) -> float:
 class Losses:
     """Mean nats per token under three treatments of the state, and the size of the text.
 
-    `dynamic` is that of one stream, read by weights that go on learning; see `lm/dynamic.py`.
+    Attributes:
+      windows: the state is reset every `window` tokens, as in training.
+      stream: the state is never reset.
+      stateless: the state is reset before every token.
+      num_tokens: the number of predictions.
+      num_characters: the length of the text that they stand for.
+      dynamic: the state is never reset, and the weights go on learning: see `lm/dynamic.py`.
     """
 
     windows: float
@@ -298,13 +302,17 @@ def evaluate(
     window: int = 128,
     dynamic: Dynamic | None = None,
 ) -> Losses:
-    """Compute the loss of all tokens under all three treatments.
+    """Compute a text's loss with the state reset every `window` tokens, never, and before each.
 
     Args:
-      num_characters: of the text that tokens[1:], the targets, stand for, as in
+      num_characters: the length of the text that tokens[1:], the targets, stand for, as in
         `Dataset.num_characters`.
       dynamic: compute the loss of dynamic evaluation, too, with these settings, such as
         `choose_dynamic` returns.
+
+    Raises:
+      UserError: fewer than two tokens, or a window below 1.
+      ValueError: the tokens are not integers.
     """
     return Losses(
         windows=window_loss(params, tokens, window),

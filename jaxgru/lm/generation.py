@@ -21,7 +21,7 @@ from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
 
-PROMPT = "ROMEO: "  # of Tiny Shakespeare, where the user gives none
+PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
 READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 
@@ -41,18 +41,18 @@ class NGramModel(Protocol):
         top_p: float | None,
         first: Bool[np.ndarray, "V"] | None = None,
     ) -> Int[np.ndarray, "N"]:
-        """Return the next tokens; `first` says which may be the first."""
+        """Return N = num_tokens new tokens; `first` says which may be the first (None: all)."""
         ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """How text is sampled: the arguments of `jaxgru.lm.generate`, and two more.
+    """How text is sampled. What is not described here is as for `jaxgru.lm.generate`.
 
     Attributes:
       last_token_only: give the model only the last token of the prompt, as the study's samplers do.
-      seed: of the random key; with the same seed, the text is the same.
-      stop: the text ends before the first of these strings, which is not in it.
+      seed: of the random key, from 0 to 2³² − 1; with the same seed, the text is the same.
+      stop: the text ends before the first of these strings.
       logits_processor: as for `generate`; its counts are those of the prompt and the new text.
     """
 
@@ -73,10 +73,13 @@ class Options:
 
 
 def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
-    """Return what the text of a model of a text begins with where the user gives no prompt.
+    """Return the prompt where the user gives none, for a model trained on the text of this SHA-256.
 
-    After Tiny Shakespeare it is PROMPT; after another text a newline, or a word if the tokenizer
-    has no newline.
+    For Tiny Shakespeare it is PROMPT; for another text a newline, or a word if the tokenizer has no
+    newline.
+
+    Raises:
+      UserError: the tokenizer can encode none of its own pieces.
     """
     candidates = ["\n", " "]
     if text_sha256 == TINY_SHAKESPEARE_SHA256:
@@ -119,22 +122,24 @@ def stream_text(
 ) -> TextStream:
     """Return an iterator over the prompt and the text generated from it, in pieces of one token.
 
-    CHUNK tokens at once are generated, each chunk from the state after the one before it. Where the
-    tokenizer writes a space and the word after it as one, a space at the end of the prompt is that
-    of a new word.
+    Tokens are generated CHUNK at a time, each chunk from the state after the one before it. Where
+    the tokenizer joins a space and the word after it into one token, a space at the end of the
+    prompt begins a new word.
 
         story = stream_text(params, tokenizer, "Once", options)
         for piece in story: print(piece, end="")
         more = stream_text(params, tokenizer, " And then", options, carry=story.carry)
 
     Args:
-      sample: the sample's index; each index gives another text for the same seed.
-      carry: the state before the prompt, the `carry` of another text; None: zeros.
+      sample: the sample's index, from 0; each index gives another text for the same seed.
+      carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
     Raises:
-      UserError: the prompt is empty or has unknown characters, an option is out of range, or a
-        counted model is given a carry or a processor; raised at the call, before anything is
-        generated.
+      UserError: at the call: the prompt gives no token or has unknown characters, an option is out
+        of range, or a counted model is given a carry or a processor. While the text is generated:
+        the model's logits are NaN.
+      ValueError: the carry does not fit the model.
+      TypeError: num_tokens or top_k is not a whole number.
     """
     check_sampling(tokenizer.vocab_size, **options.per_token)
     if not 0 <= options.seed < 2**32:

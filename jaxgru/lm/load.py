@@ -39,19 +39,19 @@ class Found(NamedTuple):
         return load_folder(self.path, epoch)
 
     def text_sha256(self) -> str:
-        """Return the SHA-256 of its text; "": it does not say. Raises as the function `load`."""
+        """Return the SHA-256 of its text, or "" if unknown. Raises as the function `load`."""
         if self.format:
             return self.format.text_sha256(self.path)
         return load_info(self.path).text_sha256
 
 
 def find_model(model: str | Path) -> Found:
-    """Return where a model is that the user named.
+    """Return where the model is that the user named.
 
     Args:
       model: the name of a pretrained model, a run's folder (`runs/<config>/v<N>`, or
-        `runs/<config>` for its newest version), or a file of one of FORMATS. A file or folder that
-        is called like a pretrained model is `./NAME`.
+        `runs/<config>` for its newest version), or a file of one of FORMATS. Write `./NAME` for a
+        file or folder that is called like a pretrained model.
 
     Raises:
       UserError: there is no such model.
@@ -76,20 +76,21 @@ def find_model(model: str | Path) -> Found:
 def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
     """Load the parameters, config and tokenizer of a model.
 
-    The parameters of a run are its result: the best epoch's where training stops early, else the
-    last. A run that is still being trained, or was interrupted, gives those of its newest intact
-    checkpoint; a sentence on stderr names each broken one. Nothing is written. For a .pth, which
-    holds no tokenizer, see `formats.pth.load_pth`.
+    The parameters of a run are its result: with early stopping (`training.patience`) the best
+    epoch's, else the last. A run that is still being trained, or was interrupted, gives those of
+    its newest intact checkpoint; a sentence on stderr names each broken one. Nothing is written.
+    For a .pth, which holds no tokenizer, see `formats.pth.load_pth`.
 
     Args:
-      model: as for `find_model`: "astra_beta", "runs/astra_alpha", "mine.safetensors".
-      epoch: of a run, "best" or "last": its epoch of the lowest validation loss, or its newest
+      model: a pretrained model's name ("astra_beta"), a run's folder ("runs/astra_alpha": its
+        newest version), or a .safetensors, .onnx or .pth file.
+      epoch: of a run, "best" or "last": the epoch with the lowest validation loss, or the newest
         parameters; None: its result.
 
     Raises:
       UserError: there is no such model, it is damaged or has no checkpoint; the best epoch is asked
-        for and none is finished, or an epoch of a file; or a package that it needs is not installed
-        (`MissingPackage`): for a run's folder the extra `[train]`, for an .onnx `[onnx]`.
+        for and none is finished, or an epoch of a file; or a package is not installed: for a run's
+        folder the extra `[train]`, for an .onnx `[onnx]`, for a .pth PyTorch.
     """
     return find_model(model).load(epoch)
 
@@ -97,14 +98,15 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
 def save(
     path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""
 ) -> None:
-    """Write a whole model into one file, whose suffix says the format: see FORMATS.
+    """Write a whole model into one file: a .safetensors, an .onnx or the study's .pth.
 
     Args:
+      path: its suffix says the format.
       text_sha256: as for `save_safetensors`; a .pth does not hold it.
 
     Raises:
-      InteropError: the suffix is none of these; or the parameters, the config and the tokenizer do
-        not fit together or cannot be written in that format.
+      UserError: the suffix is another; the parameters, the config and the tokenizer do not fit
+        together or cannot be written in that format; or a package is not installed, as for `load`.
       OSError: the file cannot be written; an older file is then untouched.
     """
     format = FORMATS.get(Path(path).suffix)

@@ -71,7 +71,10 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
 
     Embedding: normal(0, 1). Layers: see the cell's `init` function. LayerNorm: ones, zeros. Head:
     uniform ±1/√H. These are PyTorch's defaults for `nn.Embedding`, `nn.LayerNorm` and `nn.Linear`,
-    of which the study builds its cells.
+    from which the study builds its models.
+
+    Args:
+      dtype: of all parameters; a floating-point one.
     """
     V, E, L = config.vocab_size, config.embedding_dim, config.num_layers
     H = config.proj_size or config.hidden_dim  # of a layer's output
@@ -149,8 +152,11 @@ def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
     """Return the state before the first token: zeros.
 
     Returns:
-      A tuple with one entry per layer, which is h for a GRU or an RNN, (h, c) for an LSTM, (h, its
-      last inputs) for an MLP.
+      A tuple with one entry per layer: h (B, H), or (h, c) for an LSTM, or for an MLP h and its
+      last K − 1 inputs (B, K − 1, E).
+
+    Raises:
+      ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
     """
     return carry_of_layers(params.layers, batch_size)
 
@@ -168,15 +174,17 @@ def apply(
     "autodiff", and parameters of one dtype.
 
     Args:
-      tokens: at least one per row. A token outside the vocabulary, also a negative one, gives NaN.
+      tokens: at least one per row. A token outside the vocabulary gives NaN, and so does a negative
+        one.
       carry: the state before the first token; None: zeros. Passing the returned carry with the next
         tokens gives the same logits as one call with all tokens.
-      dropout: in training, at one place or at several; None otherwise.
-      implementation: how the layers are computed: as for `jaxgru.unroll`.
+      dropout: for training, a `jaxgru.Dropout` or a tuple of them; None: no dropout.
+      implementation: how the layers are computed, as for `jaxgru.unroll`.
 
     Raises:
-      ValueError: the tokens are not integers (B, T) with T ≥ 1, the carry does not fit this model
-        and batch, or its dtype is narrower than the model's; two dropouts have one site.
+      ValueError: the tokens are not integers (B, T) with T ≥ 1; the carry does not fit this model
+        and batch, or its dtype is narrower than the model's; a dropout has an unknown site, a rate
+        outside [0, 1), or the site of another; or the implementation is unknown.
       TypeError: in forward mode, without the implementation "autodiff".
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
@@ -229,7 +237,7 @@ def step(
       The logits of the next token, and the next carry.
 
     Raises:
-      ValueError: the token is not integers (B,), or the carry is None or wrong as in `apply`.
+      ValueError: the tokens are not integers (B,), or the carry is None or does not fit.
     """
     params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:
@@ -271,7 +279,7 @@ def on_device(params: Params) -> Params:
       ValueError: a parameter is of a dtype that JAX does not have.
     """
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
-        return params  # sooner than to rebuild the tree
+        return params  # faster than rebuilding the tree
     return jax.tree.map(partial(as_jax, "a parameter"), params)
 
 

@@ -60,51 +60,55 @@ def generate(
     counts: Integer[AnyArray, "B V"] | None = None,
     return_logprobs: bool = False,
 ) -> Any:
-    """Read the prompt from the state `carry`, then sample `num_tokens` tokens per row.
+    """Read the prompt, starting in the state `carry`; then sample `num_tokens` tokens per row.
 
-    It is compiled once per prompt shape, top_k, processor, set of options in use, and power of two
-    to which num_tokens is rounded up; within `jit`, `grad` or `vmap`, for each num_tokens.
+    One compiled program serves all numbers of tokens that round up to the same power of two.
+    Another prompt shape, top_k, processor or set of options in use needs another program; within
+    `jit`, `grad` or `vmap`, each num_tokens does.
 
     Args:
       key: for the random choices; returned as the key of the next call.
       prompt: at least one token per row, of any integer dtype.
-      carry: the state before the prompt; None: zeros. With `stateful=False` it is not read.
+      carry: the state before the prompt; None: zeros. With `stateful=False` it is ignored.
       temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
         traced 0 samples among the tied tokens, as very small temperatures do.
-      top_k: sample from the k most likely tokens only; None: from all.
-      top_p: sample from the most likely tokens that together reach this probability only (nucleus
-        sampling, Holtzman et al. 2019, arXiv 1904.09751), after temperature and top_k; None: all.
+      top_k: sample only from the k most likely tokens (Fan et al. 2018, arXiv 1805.04833); None:
+        from all.
+      top_p: after temperature and top_k, sample only from the most likely tokens that together
+        reach this probability (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); None:
+        from all.
       stateful: False resets the carry to zero before every token, also within the prompt, of which
         only the last token then matters.
-      lengths: the number of tokens of each row's prompt; those after it are padding. Each row is
-        that of its prompt alone, but for the random numbers.
+      lengths: the number of tokens of each row's prompt; those after it are padding. Padding
+        changes nothing of a row but the random numbers that it gets.
       stop: tokens at which a row ends. It then repeats its stop token and keeps its carry. Once all
         rows have ended, nothing more is computed.
       logits_processor: one of `lm/processors.py` or a function like them, or a tuple of these,
         applied in turn.
-      counts: how often each row's text before the prompt has each token, for the processors; None:
-        there is no such text.
-      return_logprobs: also return log p of each token, without temperature, filters and processors.
+      counts: for the processors: how often each token occurs in each row's text before the prompt;
+        None: there is no such text.
+      return_logprobs: also return log p of each token, before processors, temperature and filters.
 
     Returns:
-      The tokens, int32 (int64 if the prompt has 64 bits); the carry after every token but the last;
-      and the key. With `return_logprobs`, also the log-probabilities (B, num_tokens), which are 0
-      after a stop. Passing `tokens[:, -1:]`, the carry and the key to another call continues the
-      text exactly: 50 tokens and 50 more are the same as 100.
+      The tokens (B, num_tokens), int32 (int64 if the prompt has 64 bits); the carry after every
+      token but the last; and the key. With `return_logprobs`, also the log-probabilities
+      (B, num_tokens) in nats, which are 0 after a stop. Passing `tokens[:, -1:]`, the carry and the
+      key to another call continues the text exactly: 50 tokens and 50 more are the same as 100.
 
-      If the logits are NaN, the token is -1, and so are all later tokens of that row. The causes
-      are NaN in the parameters or the carry, and a traced token or temperature out of range.
+      If the logits are NaN or all −∞, the token is -1, and so are all later tokens of that row. The
+      causes are NaN in the parameters or the carry, a traced token or temperature out of range, and
+      a processor that excludes every token.
 
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: the prompt is empty or has a wrong shape or dtype, or a token of it or of `stop` is
-        outside the vocabulary; num_tokens is below 1 or not below 2³¹, the temperature is negative
-        or not finite, top_k is outside [1, V], top_p is outside (0, 1], or a length is outside [1,
-        P]; or one of these is a bool; or a processor is not a function. Of traced values only the
-        shape and the dtype are checked.
-      ValueError: the carry does not fit this model and batch, or `stateful` is neither True nor
-        False.
+      UserError: the prompt, `lengths` or `stop` has a wrong shape or dtype, or `counts` a wrong
+        shape; a token is outside the vocabulary, or a length outside [1, P]; num_tokens is below 1
+        or not below 2³¹; the temperature is negative or not finite; top_k is outside [1, V]; top_p
+        is outside (0, 1]; one of these is a bool; or a processor is not a function. Of traced
+        values only the shape and the dtype are checked.
+      ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
+        neither True nor False.
       TypeError: num_tokens or top_k is not a whole number.
     """
     params, V = on_device(params), params.head.bo.shape[0]
@@ -191,7 +195,11 @@ def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyA
 
 
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
-    """Return the stop tokens as an array; None where there are none."""
+    """Return the stop tokens as an array; None where there are none.
+
+    Raises:
+      UserError: they are not integers (S,), or one is outside the vocabulary.
+    """
     stop = as_array("stop", stop)
     if not stop.size:
         return None
@@ -371,8 +379,11 @@ def filter_logits(
     temperature of 0 means the limit: only the most likely tokens have a probability. A negative
     temperature gives NaN.
 
-    near_zero: False if the temperature is known not to be close to zero; this saves a little time.
     The logits returned have at least 32 bits.
+
+    Args:
+      near_zero: False if the temperature is known not to be close to zero, which saves a little
+        time.
     """
     logits = at_least_float32(logits)
     tiny = float(jnp.finfo(logits.dtype).tiny)
@@ -400,9 +411,10 @@ def filter_logits(
 def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     """Draw a token per row from softmax(logits): the first whose cumulative probability exceeds u.
 
-    This takes one uniform number per row. Gumbel noise (`jax.random.categorical`) takes one, and
-    two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can be
-    drawn, and a token of probability 0 never is. A row with a NaN gives -1. Gradients stop here.
+    u is uniform in [0, 1), one number per row. Gumbel noise (`jax.random.categorical`) takes one,
+    and two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can
+    be drawn, and a token of probability 0 never is. A row with a NaN, or of −∞ alone, gives -1.
+    Gradients stop here.
     """
     logits = jax.lax.stop_gradient(at_least_float32(logits))
     top = logits.max(axis=-1, keepdims=True)
