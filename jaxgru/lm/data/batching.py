@@ -16,7 +16,10 @@ from jaxgru.lm.data.tokenizers import Tokens
 def random_crops(
     key: PRNGKeyArray, tokens: Tokens, batch_size: int, sequence_length: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Draw inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1)."""
+    """Draw inputs x[i : i+T] and targets x[i+1 : i+T+1], each i uniform in [0, N − T − 1).
+
+    As in the study, the last possible crop is never drawn. N must be at least T + 2.
+    """
     starts = jax.random.randint(key, (batch_size, 1), 0, tokens.shape[0] - sequence_length - 1)
     crops = tokens[starts + jnp.arange(sequence_length + 1)[None]]
     return crops[:, :-1], crops[:, 1:]
@@ -50,7 +53,7 @@ def stream_windows(
 
 
 def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:
-    """Raise UserError unless `random_crops` or `stream_windows` can make a batch of the tokens."""
+    """Raise UserError if there are too few tokens for one batch of crops or streams."""
     T = training.sequence_length
     B = training.rows_per_step
     least, what = {
@@ -62,7 +65,12 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
 
 
 def as_text(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
-    """Return the tokens of a text. Raises UserError where they have nothing to predict."""
+    """Return the tokens of a text.
+
+    Raises:
+      UserError: there are fewer than two, so that there is nothing to predict.
+      ValueError: they are not integers.
+    """
     tokens = as_tokens("tokens", tokens)
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")

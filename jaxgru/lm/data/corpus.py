@@ -54,15 +54,16 @@ def load_corpus(
     A text that was rebuilt or downloaded is kept in the cache.
 
     Args:
-      name_or_path: "tiny_shakespeare", or where another text is; see `sources.read_text`. It is
-        returned unchanged, with its line ends, but for a byte order mark, which is left out.
+      name_or_path: "tiny_shakespeare", or where another text is: see `sources.read_text`. The text
+        is returned unchanged, with its line ends; only a byte order mark is left out.
       path: a copy of Tiny Shakespeare to use; only together with that name. By default the
         environment variable JAXGRU_CORPUS, if it is set and not empty.
       encoding, reads_bytes: of another text, as in `sources.read_text`.
 
     Raises:
-      CorpusError: the text is missing, empty, of another encoding, no text (it has NUL characters)
-        or, for Tiny Shakespeare, not the canonical text; or Tiny Shakespeare cannot be found.
+      CorpusError: the text is missing, empty, in another encoding or not a text (it has NUL
+        characters); `path` is given with another name; the copy at `path` is not the canonical
+        text; or Tiny Shakespeare cannot be found.
     """
     if name_or_path != TINY_SHAKESPEARE:
         if path is not None:

@@ -22,7 +22,7 @@ from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, learn_tokenizer, re
 class Dataset:
     """Both splits as int32 tokens, their tokenizer, where the text came from, and its SHA-256.
 
-    `num_characters` counts the text that validation[1:] stands for, the targets of its predictions.
+    `num_characters` is the length of the text that validation[1:], the targets, stands for.
     """
 
     train: Int[np.ndarray, "N"]
@@ -41,19 +41,19 @@ def load_dataset(
 ) -> tuple[Config, Dataset]:
     """Load the text that a config trains on.
 
-    tokenizer None: the one of data.tokenizer_file, or one learned from the whole text, what
-    validates included.
-
-    Returns the config, with what the corpus decides (its absolute path, the size of a character
-    vocabulary), and the dataset. The SHA-256 is of the corpus, and of the validation text with it.
-
     Args:
+      tokenizer: None: the one of data.tokenizer_file, or one learned from the whole text, which
+        includes the validation text.
       sha256: the one that the text must have; "": any.
-      option: what an error names as the way to give the text, where it was moved or is another.
+      option: the option that an error names as the way to give the text, if it has moved.
+
+    Returns:
+      The config, with what the corpus decides (its absolute path, the size of the vocabulary); and
+      the dataset, whose SHA-256 covers the corpus and `data.validation`, if that is set.
 
     Raises:
-      UserError: the corpus cannot be read, does not have that SHA-256, or is too short for
-        one batch or for validation.
+      UserError: the corpus cannot be read, encoded or learned from, does not have that SHA-256, or
+        is too short for one batch or for validation.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -108,5 +108,5 @@ def load_dataset(
 
 
 def _place(given: str) -> str:
-    """Return what a path is called from any folder; a name stays."""
+    """Return the absolute path; a name that is no path stays."""
     return given if given in ("", TINY_SHAKESPEARE) else absolute(given)

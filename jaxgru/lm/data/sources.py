@@ -19,7 +19,7 @@ from jaxgru.lm.files import read_bytes, resolved
 
 STDIN = "-"
 MAX_FILES, MAX_BYTES = 100_000, 2**32
-"""Of a folder or a pattern: a larger one was not meant."""
+"""The most in a folder or a pattern: nobody means a larger one."""
 MAX_UNPACKED = 2**30  # bytes of a .gz, whose few bytes may stand for any number
 
 FIRST_BYTES = {
@@ -44,8 +44,8 @@ class CorpusError(UserError):
 class Corpus:
     """A text, where it came from, and a SHA-256 (hexadecimal) of the bytes that it was read from.
 
-    Of one file it is that of its bytes, decompressed. Of several it is that of their SHA-256s, one
-    after another in hexadecimal.
+    For one file, those are its bytes, decompressed; for several, the hexadecimal SHA-256s of all of
+    them, joined.
     """
 
     text: str = field(repr=False)
@@ -56,8 +56,8 @@ class Corpus:
 def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) -> Corpus:
     """Read a text, unchanged but for a byte order mark, which is left out.
 
-    Of several files, each is read as it is and, where it does not end with a line break, followed
-    by one, so that no two lines become one.
+    Where one of several files does not end with a line break, one is added, so that its last line
+    is not joined with the next file's first.
 
     Args:
       place: a file; a folder, of which every file is read, the hidden ones left out; a pattern such
@@ -68,7 +68,8 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
         and nothing is left out or added.
 
     Raises:
-      CorpusError: there is no such file, or it cannot be read, is empty or no text.
+      CorpusError: there is no such file; it cannot be read, is empty, is in another encoding or is
+        not a text; or there are too many files.
     """
     if place == STDIN:
         return _corpus([("standard input", _standard_input())], "standard input", encoding,
@@ -107,7 +108,7 @@ def find_files(place: str) -> list[Path]:
 
 
 def is_there(place: str) -> bool:
-    """Return whether there is a file, a folder or a matching file; of standard input, True."""
+    """Return whether there is such a file, folder or match; for standard input, True."""
     try:
         return place == STDIN or any(os.path.exists(path) for path in find_files(place))
     except CorpusError:
@@ -115,12 +116,12 @@ def is_there(place: str) -> bool:
 
 
 def absolute(place: str) -> str:
-    """Return what the place is called from any folder."""
+    """Return the absolute path of a place; standard input stays "-"."""
     return place if place == STDIN else str(resolved(Path(place)))
 
 
 def joined(hashes: list[str]) -> str:
-    """Return the SHA-256 of several texts, by theirs."""
+    """Return the SHA-256 of several texts from their hexadecimal SHA-256s."""
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

@@ -39,7 +39,8 @@ class Observer:
     """Callbacks of `fit`. The defaults do nothing."""
 
     on_steps: Callable[[int, int, float, float], None] = lambda *_: None
-    """Called after a chunk of steps: (epoch from 0, steps done in it, loss, tokens per second)."""
+    """Called after a chunk of steps: (epoch from 0, steps done in it, loss of the last step in nats
+    per token, tokens per second)."""
     on_validation: Callable[[int], None] = lambda *_: None
     """Called before a validation: (epoch from 0)."""
     on_epoch: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None
@@ -68,6 +69,7 @@ def fit(
     Args:
       state: it is donated, so the caller must not use it again.
       best: the best epoch's parameters, if a run is resumed; None: no epoch is finished.
+      progress: is updated in place.
       mesh: the devices that share each batch and the validation; None: the default device.
 
     Returns:
@@ -75,7 +77,7 @@ def fit(
 
     Raises:
       NonFiniteLoss: a training or validation loss is infinite or NaN.
-      KeyboardInterrupt: `observer.interrupted` returned True; `on_interrupt` was called.
+      KeyboardInterrupt: `observer.interrupted` returned True, and `on_interrupt` has been called.
     """
     training, schedule = config.training, learning_rate(config.training)
     tokens = jnp.asarray(train_tokens)

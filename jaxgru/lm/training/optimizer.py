@@ -16,12 +16,12 @@ with needs("train"):
 
 
 def learning_rate(training: TrainingConfig) -> optax.Schedule:
-    """Return the learning rate of each step, from 0.
+    """Return the learning rate as a function of the step s = 0 … S − 1.
 
-    "cosine" is stepped per epoch: lr·(1 + cos(πe/E))/2 in epoch e = 0 … E−1. (Loshchilov & Hutter
-    2016, arXiv 1608.03983, eq. 5, without restarts and down to 0.) "cosine_per_step" is the same
-    with step s = 0 … S−1 of all S in the place of e/E, and "linear" is lr·(1 − s/S). In the first W
-    steps, the warm-up, each is multiplied by (s + 1)/W.
+    "cosine" is lr·(1 + cos(πe/E))/2 in all of epoch e = 0 … E − 1 (Loshchilov & Hutter 2016, arXiv
+    1608.03983, eq. 5, without restarts and down to 0). "cosine_per_step" has s/S in place of e/E,
+    "linear" is lr·(1 − s/S), and "constant" is lr. In the first W steps, the warm-up, each is
+    multiplied by (s + 1)/W.
     """
     decayed = _SCHEDULES[training.schedule](training)
     if not training.warmup_steps:
@@ -51,9 +51,10 @@ _SCHEDULES = {
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Return gradient clipping, then AdamW, whose weight decay is on EVERY parameter by default.
+    """Return gradient clipping, then AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101).
 
-    Without `decay_biases` it is on matrices alone, which are all arrays of more than one axis.
+    Weight decay is on EVERY parameter; without `decay_biases` on matrices alone, which are all
+    arrays of more than one axis.
     """
     matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     return optax.chain(
@@ -72,6 +73,7 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scale gradients g by min(1, max_norm / (‖g‖ + 1e-6)), like `torch.nn.utils.clip_grad_norm_`.
 
+    ‖g‖ is the norm of all gradients together (Pascanu et al. 2013, arXiv 1211.5063).
     `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
     """
 

@@ -17,14 +17,14 @@ Loss = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]  # nats per token
 class Epoch(Record, frozen=True):
     """An epoch: a line of metrics.jsonl."""
 
-    epoch: Count
-    step: Count
-    learning_rate: Number
-    train_loss: Loss
-    val_loss: Loss
-    tokens_per_second: Number
-    seconds: Number
-    peak_memory_mb: Number | None = None  # unknown on some operating systems
+    epoch: Count  # from 1
+    step: Count  # optimizer steps since the run began
+    learning_rate: Number  # of the last step
+    train_loss: Loss  # the mean of the epoch's steps
+    val_loss: Loss  # in windows of the sequence length
+    tokens_per_second: Number  # in training, without validation
+    seconds: Number  # of training, without validation
+    peak_memory_mb: Number | None = None  # in 10⁶ bytes; unknown on some operating systems
 
 
 class Progress(Struct, forbid_unknown_fields=True):
@@ -45,11 +45,11 @@ class Progress(Struct, forbid_unknown_fields=True):
 
     @property
     def epoch(self) -> int:
-        """Return the number of finished epochs."""
+        """The number of finished epochs."""
         return len(self.records)
 
     def is_over(self, training: TrainingConfig) -> bool:
-        """Return whether training is over, by the number of epochs or by early stopping."""
+        """Return whether all epochs are finished, or early stopping has ended the training."""
         waited = self.epoch - self.best_epoch
         return self.epoch >= training.epochs or 0 < training.patience <= waited
 
@@ -59,5 +59,5 @@ class Progress(Struct, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, stored: Any) -> Progress:
-        """Return what was stored. Raises ValueError where no run writes that."""
+        """Invert `to_dict`. Raises ValueError for anything else."""
         return msgspec.convert(stored, cls)

@@ -53,7 +53,8 @@ class TrainState:
 
     carry is the recurrent state from one step to the next, if training reads contiguous streams;
     None if each step reads random crops from zero state. ema is the moving average of the
-    parameters; None if there is none.
+    parameters, None if there is none. Step t = 0, 1, … sets it to d · ema + (1 − d) · params with
+    d = min(ema_decay, (1 + t)/(10 + t)), like TensorFlow's `ExponentialMovingAverage`.
     """
 
     params: Params
@@ -84,7 +85,7 @@ def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "cro
 
 
 def starting_from(params: Params, fresh: TrainState, training: TrainingConfig) -> TrainState:
-    """Return a fresh state with these parameters, from which their average starts, too."""
+    """Return a fresh state with these parameters; their moving average starts from them, too."""
     ema = jax.tree.map(jnp.copy, params) if training.ema_decay else None
     return dataclasses.replace(fresh, params=params, ema=ema)
 
@@ -244,7 +245,7 @@ def _update(
         ema = cast(optax.Params | None, state.ema)
         if ema is not None:
             t = state.step.astype(jnp.float32)
-            decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))  # early on, a mean of few
+            decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))
             ema = optax.incremental_update(params, ema, 1 - decay)
     params, ema = cast(tuple[Params, Params | None], (params, ema))
     return TrainState(params, opt_state, state.key, state.step + 1, carry, ema)

@@ -43,10 +43,10 @@ CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
 
 
 def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
-    """Make a kind of tokenizer of your own known; usable as a decorator of its class.
+    """Make your own kind of tokenizer known; usable as a decorator of its class.
 
-    Configs may name it from then on, and files that hold it can be saved and loaded, in every
-    process that registers it.
+    In every process that registers it, configs may then name it, and files that hold it can be
+    saved and loaded.
 
     Raises:
       TokenizerError: another class has this kind or this file name.
@@ -66,9 +66,14 @@ def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -
     """Learn a tokenizer of a text.
 
     Args:
-      kind: config.data.tokenizer.
-      vocab_size: of subwords and sentencepiece; other kinds count what the text has.
-      min_count: of words: how often the text must have one; other kinds ignore it.
+      kind: a key of TOKENIZERS, as in config.data.tokenizer.
+      vocab_size: for subwords and sentencepiece; other kinds count what occurs in the text.
+      min_count: for words: how often a word must occur to be a token; other kinds ignore it.
+
+    Raises:
+      TokenizerError: the text cannot be learned from, or not with that vocab_size.
+      MissingPackage: SentencePiece is needed and not installed.
+      KeyError: the kind is unknown.
     """
     return TOKENIZERS[kind].learn(text, vocab_size, min_count)
 
@@ -85,10 +90,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
-    """Return what `tokenizer_from_bytes` makes the same tokenizer of.
+    """Return the bytes from which `tokenizer_from_bytes` makes the same tokenizer.
 
     Raises:
-      TokenizerError: it would make none of it, or one of another class.
+      TokenizerError: it could not make one from them, or the tokenizer's class is not registered.
     """
     if type(tokenizer) not in TOKENIZERS.values():
         known = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
@@ -118,10 +123,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from a file, as a run folder has it or with another name.
+    """Read a tokenizer from a file, which may have another name than in a run folder.
 
-    A file of another name is tried as each kind with its suffix. So a .model is subwords if it
-    loses nothing, and otherwise sentencepiece.
+    Such a file is tried as each kind with its suffix: a .model is read as subwords if it loses
+    nothing, and otherwise as sentencepiece.
 
     Raises:
       TokenizerError: it cannot be read.
@@ -147,10 +152,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
-    """Return the tokenizer of a kind whose `to_bytes` gave the data.
+    """Return the tokenizer of this kind whose `to_bytes` returned the data.
 
     Raises:
-      TokenizerError: the kind is unknown, or the data is not one.
+      TokenizerError: the kind is unknown, or the data is not a tokenizer's.
       MissingPackage: SentencePiece is needed and not installed.
     """
     cls = TOKENIZERS.get(kind)

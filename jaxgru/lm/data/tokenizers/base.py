@@ -29,7 +29,7 @@ class Tokenizer(abc.ABC):
     A class of your own inherits from this one and is made known by `register_tokenizer`.
     """
 
-    kind: ClassVar[str]  # config.data.tokenizer
+    kind: ClassVar[str]  # its name in config.data.tokenizer
     file_name: ClassVar[str]  # in a run folder; no two kinds share one
     about: ClassVar[str] = ""  # what it is and what it loses, for the help
     is_text: ClassVar[bool] = True  # `to_bytes` gives UTF-8, not any bytes
@@ -63,7 +63,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, tokens: Tokens) -> str:
-        """Return the tokens' text."""
+        """Return the tokens' text. The tokens must be in the vocabulary; this is not checked."""
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
@@ -82,13 +82,16 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters of the text these tokens, the first of its encoding, cover."""
+        """Return how many characters of the text these tokens, its first ones, stand for."""
 
 
 def begin_with_spaces(tokenizer: Tokenizer, prompt: str, texts: list[str]) -> Start:
-    """Return `may_follow` where a space belongs to the word after it; `texts` are the tokens'.
+    """Return `may_follow` of a tokenizer whose spaces belong to the word after them.
 
     If the prompt's last token is of spaces alone, the next token has to begin with them.
+
+    Args:
+      texts: of each token.
     """
     if not prompt.endswith(" ") or len(tokens := tokenizer.encode(prompt)) < 2:
         return "", None
@@ -121,7 +124,7 @@ class ByteLevelTokenizer(Tokenizer):
             yield rest
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many of the text's characters begin in these tokens."""
+        """Return how many characters begin in these tokens, the first of the text."""
         lengths = np.array([len(part) for part in self.bytes_of])
         number = int(lengths[np.asarray(tokens)].sum())
         # `number` characters have that many bytes at least

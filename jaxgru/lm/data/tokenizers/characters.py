@@ -51,5 +51,5 @@ class CharacterTokenizer(Tokenizer):
         return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters of the text its first tokens cover: one per token."""
+        """Return how many characters these first tokens of the text stand for: one each."""
         return len(tokens)

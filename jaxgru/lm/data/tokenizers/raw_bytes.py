@@ -13,8 +13,8 @@ from jaxgru.lm.data.tokenizers.base import ByteLevelTokenizer, TokenizerError
 class ByteTokenizer(ByteLevelTokenizer):
     """The bytes of a text in UTF-8, or of a file that is no text at all: token 65 is byte 65.
 
-    What is not UTF-8 in a file stands in a text as Python's `surrogateescape` has it. It is decoded
-    as U+FFFD, so that text can always be printed; `np.uint8(tokens).tobytes()` are the bytes.
+    What is not UTF-8 in a file is read with Python's `surrogateescape`. It is decoded as U+FFFD, so
+    that text can always be printed; `np.uint8(tokens).tobytes()` returns the bytes.
     """
 
     kind = "bytes"

@@ -49,7 +49,7 @@ class SentencePieceTokenizer(SentencePieceModel):
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> SentencePieceTokenizer:
-        """Train as the study does: BPE, every character covered, unk 0, bos 1, eos 2.
+        """Train as the study does: byte pairs, every character covered, unk 0, bos 1, eos 2.
 
         Raises:
           TokenizerError: SentencePiece cannot make that many pieces of that text.
@@ -167,7 +167,7 @@ class SentencePieceTokenizer(SentencePieceModel):
         return (prompt[-1:], begin) if begin.any() else ("", None)
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters of the text its first tokens cover.
+        """Return how many characters these first tokens of the text stand for.
 
         White space between words belongs to the token after it.
         """

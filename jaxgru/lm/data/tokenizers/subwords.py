@@ -36,9 +36,9 @@ LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, 
 class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
     """Byte-pair subwords, exact.
 
-    No character is normalised. Spaces belong to the word after them, and runs of spaces have tokens
-    of their own, as indentation needs; a line break is always one token. Characters that are too
-    rare for a token are written as the bytes of their UTF-8.
+    No character is normalised. A space belongs to the word after it, and runs of spaces, as in
+    indented code, have tokens of their own; a line break is always one token. Characters that are
+    too rare for a token become the bytes of their UTF-8.
     """
 
     kind = "subwords"

@@ -26,11 +26,11 @@ TOKEN = re.compile(r" ?<unk>| ?\w+(?:['’]\w+)*| ?[^\w\s]|\s")
 class WordTokenizer(Tokenizer):
     """Words, with the space before them; other characters are one token each.
 
-    A word is letters, digits and underscores, with apostrophes inside it. One space before a word
-    or a mark belongs to it, so "The" after a line break and " The" within a line are two tokens.
-    All else (line breaks, tabs, further spaces) is a token a character. So a text is decoded as it
-    was but for the words that the vocabulary lacks, each of which becomes " <unk>". Writing without
-    spaces, as Chinese, has no words here: use subwords.
+    A word is made of letters, digits and underscores, with apostrophes inside it. A space before a
+    word or a mark belongs to it, so "The" after a line break and " The" within a line are different
+    tokens. Other white space is one token per character. A text is decoded as it was, except that
+    each word outside the vocabulary becomes " <unk>". For languages written without spaces, such as
+    Chinese, use subwords.
     """
 
     kind = "words"
@@ -45,9 +45,10 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> WordTokenizer:
-        """Return the words that a text has `min_count` times at least, the most frequent first.
+        """Return the tokenizer of the words that occur `min_count` times or more.
 
-        White space is always in the vocabulary, and " <unk>" is token 0.
+        White space is always in the vocabulary. Token 0 is " <unk>"; the others come in the order
+        of their frequency.
         """
         if unknown := surrogates(text):
             raise TokenizerError(f"the text is not UTF-8: it has {sorted(unknown)[0]!r}.")
@@ -86,6 +87,6 @@ class WordTokenizer(Tokenizer):
         return begin_with_spaces(self, prompt, self.pieces)
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters the text's first words have, as many as there are tokens."""
+        """Return how many characters these first tokens of the text stand for."""
         matches = itertools.islice(TOKEN.finditer(text), len(tokens))
         return max((match.end() for match in matches), default=0)
