@@ -44,14 +44,14 @@ class Grams:
     suffixes: Int[np.ndarray, "G"]  # the id of the last k − 1 tokens
 
     def find(self, keys: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-        """Return the id of each key, or ABSENT. An ABSENT context has negative keys: ABSENT."""
+        """Return the id of each key, or ABSENT, as for the negative keys of an ABSENT context."""
         ids = np.searchsorted(self.keys, keys)
         return np.where(self.keys.take(ids, mode="clip") == keys, ids, ABSENT)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The two terms of p(w | h) for one k, by id; the last entry is the value for ABSENT."""
+    """What the two terms of p(w | h) need for one k, by id; the last entry is ABSENT's."""
 
     shares: Float[np.ndarray, "_"]  # (c(hw) − D(c(hw))) / Σ_v c(hv) of each k-gram, then 0
     gammas: Float[np.ndarray, "_"]  # γ(h) of each (k − 1)-gram, then 1
@@ -99,7 +99,7 @@ class NGram:
         """Return p(w | context) for every token w; only the last order − 1 tokens are read.
 
         Raises:
-          UserError: one of these is outside the vocabulary.
+          UserError: one of those is outside the vocabulary.
         """
         context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
         p = np.full(self.vocab_size, 1 / self.vocab_size)
@@ -126,14 +126,15 @@ class NGram:
         """Sample `num_tokens` tokens, int32, after the prompt, which may be empty.
 
         temperature, top_k and top_p are those of `sampling.generate`; `first` says which tokens may
-        be the first (None: all). Each token takes one draw from rng (none at temperature 0). To
-        continue the text exactly, pass the prompt followed by these tokens as the new prompt, with
-        the same rng: 50 tokens and 50 more are the same as 100.
+        be the first, at least one (None: all). Each token takes one draw from rng (none at
+        temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
+        the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
 
         Raises:
-          UserError: num_tokens is below 1, the end of the prompt has a token outside the
-            vocabulary, the temperature is negative, top_k is outside [1, V], or top_p is outside
-            (0, 1].
+          UserError: num_tokens is below 1 or not below 2³¹, one of the last order − 1 tokens of the
+            prompt is outside the vocabulary, the temperature is negative or not finite, top_k is
+            outside [1, V], or top_p is outside (0, 1].
+          TypeError: num_tokens or top_k is not a whole number.
         """
         check_num_tokens(num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)

@@ -86,7 +86,7 @@ class Chain(Record, frozen=True):
 
 
 class Text(Record, frozen=True):
-    """Measures of text, and two texts to read. None: it has no such loops or words."""
+    """Measures of text, and two texts to read. None: there are no loops, words or texts."""
 
     share_that_loops: Number | None = None
     median_period: Number | None = None
@@ -105,7 +105,7 @@ class MeanLoss(Record, frozen=True, kw_only=True):
 
     mean: Number
     standard_error: Number
-    epoch: Count | None = None  # whose weights; None: the last
+    epoch: Count | None = None  # whose weights were evaluated; None: the last
 
 
 class RandomBatches(MeanLoss, frozen=True, kw_only=True):

@@ -330,9 +330,11 @@ def _in_units(
     text: Scores | state_cost.StateCost,
     losses: bool = False,
 ) -> Table:
-    """losses: all rows are losses, so each has a perplexity, in place of bits per token.
+    """Return a table of (title, nats per token) in all units.
 
     Where each token is a character, the losses per token are left out: they are the same.
+
+    losses: all rows are losses and not differences, so perplexity replaces bits per token.
     """
     sizes = text.num_tokens, text.num_characters
     names = ["nats/token", "perplexity" if losses else "bits/token", "nats/char", "bits/char"]

@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_config_fields(self, config: Config, of: str = "") -> None:
-        """Add `--section.field` for every field, with the config's values as the defaults shown.
+        """Add `--section.field` for every field; the help shows the config's values as defaults.
 
         of: what the titles say of these values.
         """
@@ -194,9 +194,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
-    """Add an optional argument without dashes, which these options can give, too.
+    """Add an optional positional argument, which the options `also` set, too.
 
-    Returns the group of what excludes it.
+    Returns the group for options that exclude it.
     """
     one = group.add_mutually_exclusive_group()
     help = f"{help}; also as {' or '.join(also)}"

@@ -81,7 +81,7 @@ def make_parser() -> Parser:
 
 
 def unescaped(text: str) -> str:
-    r"""Return a text with what \n, \t and \\ stand for, as no shell passes them on."""
+    r"""Return the text with \n, \t and \\ replaced by what they stand for, which no shell does."""
     meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
     return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
 

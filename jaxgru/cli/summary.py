@@ -20,7 +20,7 @@ with needs("train"):
 
 
 def as_trained(config: Config, text_sha256: str = "") -> Config:
-    """Return the config with the sizes that training gives it, which the text can decide.
+    """Return the config with the sizes that training gives it, some of which depend on the text.
 
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
 

@@ -131,6 +131,8 @@ def stream_text(
         more = stream_text(params, tokenizer, " And then", options, carry=story.carry)
 
     Args:
+      model: a model's parameters, or an n-gram model.
+      options: a `jaxgru.lm.generation.Options`.
       sample: the sample's index, from 0; each index gives another text for the same seed.
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 

@@ -23,9 +23,9 @@ from jaxgru.lm.model import Params
 class Format:
     """A kind of file that holds a whole model: a row of FORMATS.
 
-    Its module in this folder, of the same name, has `load_<name>` and `save_<name>`, and
-    `metadata_of` if there are any. It is imported when it is used, because it may need a package
-    that is not installed.
+    Its module in this folder, of the same name, has the functions `load_<name>` and `save_<name>`,
+    and `metadata_of` if the format has metadata. It is imported only when it is used, because it
+    may need a package that is not installed.
 
     Attributes:
       has_metadata: whether the file holds the tokenizer and the config, too, and not only weights.
@@ -44,7 +44,10 @@ class Format:
         return getattr(self.module(), f"load_{self.name}")(path)
 
     def text_sha256(self, path: str | Path) -> str:
-        """Return the SHA-256 of the text that a model was trained on; "": unknown."""
+        """Return the SHA-256 of the text that a model was trained on, or "" if unknown.
+
+        Raises as `load`.
+        """
         if not self.has_metadata:
             return TINY_SHAKESPEARE_SHA256  # the study's own files
         return self.module().metadata_of(path)["text_sha256"]
@@ -83,10 +86,11 @@ def format_of(path: str | Path) -> Format | None:
 
 @contextlib.contextmanager
 def open_model(path: str | Path, at_most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a model's file: a regular one, of `at_most` so many bytes.
+    """Open a model's file.
 
     Raises:
-      InteropError: there is none, or it cannot be read, for the reason that the system gives.
+      InteropError: there is no such file, it is not a regular one, it has more than `at_most`
+        bytes, or it cannot be read.
     """
     try:
         with open_regular(Path(path), at_most) as file:

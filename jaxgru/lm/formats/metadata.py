@@ -41,8 +41,8 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
-    Files are for sharing, so of the paths in the config (`data.corpus`, `training.init`, …) only
-    the last name is kept, as "./text.txt": folders tell who wrote them.
+    Files are shared, and folders can tell who wrote them, so only the last name of each path in the
+    config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
 
     Raises:
       InteropError: the parameters are not float32; the parameters, the config and the tokenizer do

@@ -147,8 +147,9 @@ def save_pth(
     """Write a .pth file, version 1, that the study's classes load with `strict=True`.
 
     `load_pth_model` returns the same parameters, bit for bit. A GRU with one bias per gate gets the
-    study's second one as zeros: the same function, with a larger parameter count. The file does not
-    hold where dropout acts, nor any training values.
+    study's second one as zeros: the same function, with a larger parameter count. Of the config's
+    training values, the file holds only the probability of dropout; it holds no tokenizer, and the
+    argument `tokenizer` is ignored.
 
     Raises:
       InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with

@@ -50,7 +50,13 @@ T = TypeVar("T")
 def load_folder(
     path: Path, epoch: Literal["best", "last"] | None = None
 ) -> tuple[Params, Config, Tokenizer]:
-    """Load parameters, config and tokenizer from a run folder: see `jaxgru.lm.load`."""
+    """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`.
+
+    Raises:
+      RunError: there is no run or no intact checkpoint, its parts do not fit together, or the best
+        epoch is asked for and none is finished.
+      TokenizerError: the tokenizer cannot be read.
+    """
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
@@ -188,7 +194,7 @@ def restore(
 ) -> tuple[TrainState, Params | None, Progress]:
     """Restore what `fit` needs to resume, from the newest intact checkpoint.
 
-    Newer ones, which are broken, are renamed, never deleted; a sentence on stderr names each.
+    Broken ones that are newer are renamed, never deleted; a sentence on stderr names each.
 
     mesh: the devices to restore onto, each its own part, however many it was written from; None:
     the default device alone.

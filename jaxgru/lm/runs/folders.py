@@ -47,7 +47,7 @@ class RunLost(RunError):
 
 
 class WriteError(RunError):
-    """A run's folder cannot be written any more, and `why`: its disk is full, for example."""
+    """A run's folder can no longer be written; `why` is the reason, such as a full disk."""
 
     def __init__(self, run: Path, why: str, left: str) -> None:
         super().__init__(f"the run {run} cannot be written: {why}; {left}")
@@ -56,7 +56,7 @@ class WriteError(RunError):
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run's run.json: what it must know besides its config, and no user sets."""
+    """A run's run.json: what the run must know besides its config, and what no user sets."""
 
     text_sha256: str = ""  # "": unknown
     init_sha256: str = ""  # of the model that it starts from; "": from random weights
@@ -108,7 +108,7 @@ def save_info(run: Path, info: RunInfo) -> None:
 
 
 def load_info(run: Path) -> RunInfo:
-    """Load a run's run.json. Raises RunError where it cannot be read, or no run writes that."""
+    """Load a run's run.json. Raises RunError where it cannot be read or is damaged."""
     path = run / "run.json"
     try:
         return RunInfo(**json.loads(read_bytes(path, at_most=2**16)))
@@ -214,7 +214,11 @@ def _next_version(family: Path) -> Path:
 
 
 def versions(family: Path) -> list[Path]:
-    """Return a config's run folders, newest first; none where there is no such folder."""
+    """Return a config's run folders, newest first; none if there is no such folder.
+
+    Raises:
+      RunError: the folder cannot be read.
+    """
     try:
         runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
     except (FileNotFoundError, NotADirectoryError):

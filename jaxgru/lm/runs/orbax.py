@@ -3,7 +3,7 @@
 Every item is stored under its own name: arrays flat, by their path in the tree, so that they can be
 read without this library, the rest as JSON. Orbax writes a checkpoint to a temporary folder and
 renames it, so a checkpoint is complete or absent. Then `checksums.json` is added, the SHA-256 of
-every file, by which damage is found later. (The process of a checkpoint without it was
+every file, by which damage is found later. (A checkpoint without it comes from a process that was
 killed at that moment; it is used if it can be read.)
 
 Run folders are shared, so a checkpoint may come from a stranger: its files are restricted in kind
