@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
         return f"the nearest is {meant}" if meant else "--help lists the options"
 
     def add_model(self, default: str | None = None) -> None:
-        """Add what names a trained or counted model: a word, MODEL, or --ngram."""
+        """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
         group = self.add_argument_group("model")
         otherwise = f" (default: {default})" if default else ""
         model = add_word(

@@ -302,7 +302,7 @@ def evaluate(
     window: int = 128,
     dynamic: Dynamic | None = None,
 ) -> Losses:
-    """Compute a text's loss with the state reset every `window` tokens, never, and before each.
+    """Compute a text's loss with the state reset every `window` tokens, never, and every token.
 
     Args:
       num_characters: the length of the text that tokens[1:], the targets, stand for, as in

@@ -107,7 +107,7 @@ class TextStream(Iterator[str]):
         """The state after the text so far, prompt included, from which another text can go on.
 
         If the text has ended before a stop string, this state has read that string, too. None where
-        no state is carried: with `stateful=False`, and of a counted model.
+        no state is carried: with `stateful=False`, and with an n-gram model.
         """
         return self._tokens.carry()
 
@@ -138,7 +138,7 @@ def stream_text(
 
     Raises:
       UserError: at the call: the prompt gives no token or has unknown characters, an option is out
-        of range, or a counted model is given a carry or a processor. While the text is generated:
+        of range, or an n-gram model is given a carry or a processor. While the text is generated:
         the model's logits are NaN.
       ValueError: the carry does not fit the model.
       TypeError: num_tokens or top_k is not a whole number.
@@ -166,7 +166,7 @@ def stream_text(
     elif carry is None and not options.logits_processor:
         tokens = _Counted(model, read, options, sample)
     else:
-        raise UserError("a counted model has no carry, and no logits to process; leave them out.")
+        raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
     return TextStream(_text(tokens, tokenizer, prompt, start, options), tokens)
 
 

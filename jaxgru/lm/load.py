@@ -102,7 +102,8 @@ def save(
 
     Args:
       path: its suffix says the format.
-      text_sha256: as for `save_safetensors`; a .pth does not hold it.
+      text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
+        "": unknown, unless it is Tiny Shakespeare. A .pth does not hold it.
 
     Raises:
       UserError: the suffix is another; the parameters, the config and the tokenizer do not fit

@@ -79,8 +79,8 @@ def generate(
         from all.
       stateful: False resets the carry to zero before every token, also within the prompt, of which
         only the last token then matters.
-      lengths: the number of tokens of each row's prompt; those after it are padding. Padding
-        changes nothing of a row but the random numbers that it gets.
+      lengths: the number of tokens of each row's prompt; those after it are padding. A row's tokens
+        are those of its prompt alone, except for the random numbers.
       stop: tokens at which a row ends. It then repeats its stop token and keeps its carry. Once all
         rows have ended, nothing more is computed.
       logits_processor: one of `lm/processors.py` or a function like them, or a tuple of these,

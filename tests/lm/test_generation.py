@@ -166,7 +166,7 @@ class TestCarry:
     def test_a_counted_model_refuses_one_and_processors(self, params):
         model = count_ngrams(TOKENIZER.encode("a bad cab"), TOKENIZER.vocab_size, 2)
         carry = jaxgru.lm.initial_carry(params, 1)
-        with pytest.raises(UserError, match="a counted model has no carry"):
+        with pytest.raises(UserError, match="an n-gram model has no carry"):
             stream_text(model, TOKENIZER, "a", Options(), carry=carry)
         with pytest.raises(UserError, match="no logits to process"):
             stream_text(model, TOKENIZER, "a", Options(logits_processor=MinP(0.1)))
