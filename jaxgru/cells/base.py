@@ -162,10 +162,10 @@ class ParallelLayer(NamedTuple):
     """A layer whose steps do not depend on one another.
 
     Attributes:
-      all_steps: (carry, `Steps`, `Constants`, reverse) → h' of every step, with dropout, and the
+      all_steps: (carry, `Steps`, `Constants`) → h' of every step, with dropout, and the
         last carry. The steps' x can be a `Lookup`.
-      every_option: `all_steps` also computes resets, padding and reversed steps, and the carry is h
-        alone. If it is False, such calls are scanned step by step.
+      every_option: `all_steps` also computes resets and padding, and the carry is h alone. If it is
+        False, such calls are scanned step by step.
     """
 
     all_steps: Callable[..., tuple[Array, Any]]
@@ -249,10 +249,9 @@ def apply_mask(h: Array, keep: Array | None, scale: Array | None) -> Array:
     return jnp.where(keep, h * scale.astype(h.dtype), 0)
 
 
-def before_each(first: Array, after: Array, reverse: bool = False) -> Array:
+def before_each(first: Array, after: Array) -> Array:
     """Return the state before each step, given the first state and the state after each step."""
-    first = first[None]
-    return jnp.concatenate([after[1:], first] if reverse else [first, after[:-1]])
+    return jnp.concatenate([first[None], after[:-1]])
 
 
 def mixed(update: Array, new: Array, old: Array | float) -> Array:

@@ -119,7 +119,7 @@ def prepare(p: MinGRUParams) -> ParallelLayer:
     W, bias = jnp.concatenate([p.Wz, p.Wn], axis=1), jnp.concatenate([p.bz, p.bn])
 
     def all_steps(
-        h: Hidden, steps: Steps, constants: Constants = NO_CONSTANTS, reverse: bool = False
+        h: Hidden, steps: Steps, constants: Constants = NO_CONSTANTS
     ) -> tuple[Float[Array, "T B H"], Hidden]:
         gates = plus(product(steps.x, W), bias).astype(h.dtype)
         z, n = jnp.split(gates, 2, axis=-1)
@@ -134,21 +134,18 @@ def prepare(p: MinGRUParams) -> ParallelLayer:
             if initial is not None:
                 b = jnp.where(begins, a * initial.astype(h.dtype)[None] + b, b)
             a = jnp.where(begins, 0, a)
-        after: Any = linear_recurrence(reverse, a, b, h)
-        return after, after[0 if reverse else -1]
+        after: Any = linear_recurrence(a, b, h)
+        return after, after[-1]
 
     return ParallelLayer(all_steps, every_option=True)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@jax.custom_vjp
 def linear_recurrence(
-    reverse: bool,
-    a: Float[Array, "T B H"],
-    b: Float[Array, "T B H"],
-    first: Float[Array, "B H"],
+    a: Float[Array, "T B H"], b: Float[Array, "T B H"], first: Float[Array, "B H"]
 ) -> Float[Array, "T B H"]:
     """Return h' = a ⊙ h + b of every step, given the first h. Its gradient has the same form."""
-    return every_step(reverse, a, b, first)
+    return every_step(False, a, b, first)
 
 
 def every_step(reverse: bool, a: Array, b: Array, first: Array) -> Array:
@@ -176,18 +173,17 @@ def in_parallel(reverse: bool, a: Array, b: Array, first: Array) -> Array:
     return jax.lax.associative_scan(two_steps, (a, b), reverse=reverse)[1]
 
 
-def _forward(reverse, a, b, first):
-    h = every_step(reverse, a, b, first)
+def _forward(a, b, first):
+    h = every_step(False, a, b, first)
     return h, (a, h, first)
 
 
-def _backward(reverse, residuals, dh):
+def _backward(residuals, dh):
     a, h, first = residuals
     zeros = jnp.zeros_like(first)
-    of_later = before_each(zeros, a, not reverse)  # a of the step that reads this one's h
-    db = every_step(not reverse, of_later, dh, zeros)
-    i = -1 if reverse else 0
-    return db * before_each(first, h, reverse), db, a[i] * db[i]
+    of_later = jnp.concatenate([a[1:], zeros[None]])  # a of the step that reads this one's h
+    db = every_step(True, of_later, dh, zeros)
+    return db * before_each(first, h), db, a[0] * db[0]
 
 
 linear_recurrence.defvjp(_forward, _backward)

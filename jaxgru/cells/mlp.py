@@ -83,7 +83,7 @@ def prepare(p: MLPParams) -> ParallelLayer:
     """Prepare a layer for many steps, all computed at once, because there is no recurrence."""
 
     def all_steps(
-        carry: tuple[Hidden, Context], steps: Steps, constants: Constants, reverse: bool
+        carry: tuple[Hidden, Context], steps: Steps, constants: Constants
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         x = looked_up(steps.x)
         T, dtype = len(x), widest(carry[1], x)

@@ -114,9 +114,13 @@ def each(dropout: Dropouts) -> list[Dropout]:
 
 
 def dropout_masks(
-    layers: Sequence[CellParams], dropout: Dropouts, batch_size: Size, num_steps: Size
+    layers: Sequence[CellParams],
+    dropout: Dropouts,
+    batch_size: Size,
+    num_steps: Size,
+    reverse: bool = False,
 ) -> list[LayerMasks]:
-    """Draw the masks of each layer.
+    """Draw the masks of each layer; with `reverse`, from the last step to the first.
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
     uses the rounded rate, so expectations are exact.
@@ -128,10 +132,13 @@ def dropout_masks(
     """
     masks = [_masks_of(layers, one, batch_size, num_steps) for one in each(dropout)]
     drawn = lambda masks: next((mask for mask in masks if mask.keep is not None), NO_MASK)
-    return [
+    by_layer = [
         LayerMasks(*map(drawn, zip(*of_layer, strict=True)))
         for of_layer in zip([LayerMasks()] * len(layers), *masks, strict=True)
     ]
+    if not reverse:
+        return by_layer
+    return jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim > 2 else leaf, by_layer)
 
 
 def _masks_of(

@@ -46,11 +46,11 @@ from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.over_time import advance, over_time
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
-"""How layers can be computed. "scan" has a hand-written gradient. "autodiff" has JAX's, which
-forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at the same time,
-for GPUs. It falls back to "scan" if it does not support the layers, and for resets, padding,
-`reverse`, `return_carries` and a `ResidualStack`. "auto" is "scan" until the wavefront has been
-timed on a GPU."""
+"""How layers can be computed. "scan" has a hand-written gradient, if the cell defines one.
+"autodiff" has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of
+a stack at the same time, for GPUs. It falls back to "scan" if it does not support the layers, and
+for resets, padding, `return_carries`, a `ResidualStack`, zoneout and variational dropout at the
+state. "auto" is "scan" until the wavefront has been timed on a GPU."""
 
 ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 
@@ -60,7 +60,6 @@ def unroll_autodiff(
     carry: Any,
     steps: Steps,
     constants: Constants = NO_CONSTANTS,
-    reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Any]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
@@ -76,7 +75,7 @@ def unroll_autodiff(
         return carry, carry if return_carries else hidden(carry)
 
     steps = steps._replace(x=looked_up(steps.x))
-    carry, outputs = jax.lax.scan(step, carry, steps, reverse=reverse)
+    carry, outputs = jax.lax.scan(step, carry, steps)
     return outputs, carry
 
 
@@ -114,7 +113,6 @@ def unroll_layer(
     steps: Steps,
     constants: Constants = NO_CONSTANTS,
     implementation: str = "auto",
-    reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Any]:
     """Compute one layer over time; it equals `unroll_autodiff` up to rounding.
@@ -124,7 +122,6 @@ def unroll_layer(
       carry: the state before the first step.
       steps: the layer's input, as an array or as a `Lookup`; dropout, zoneout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
-      reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
 
     Returns:
@@ -135,12 +132,12 @@ def unroll_layer(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    marked = steps.reset is not None or steps.real is not None or reverse or return_carries
+    marked = steps.reset is not None or steps.real is not None or return_carries
     only_masks = steps.update is None and constants.keep is None
     if isinstance(layer, ParallelLayer) and only_masks and (layer.every_option or not marked):
-        return layer.all_steps(carry, steps, constants, reverse)
+        return layer.all_steps(carry, steps, constants)
     if not isinstance(layer, RecurrentLayer):
-        return unroll_autodiff(params, carry, steps, constants, reverse, return_carries)
+        return unroll_autodiff(params, carry, steps, constants, return_carries)
     E, H = sizes(params)
     x, times_W = product_of_steps(steps.x, layer.W)
     check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
@@ -154,22 +151,19 @@ def unroll_layer(
     # So it reads steps of zeros beyond the last one, and the last carry is one of all carries.
     beyond = 0 if length == T else -T % length
     if beyond:
-        ends = (beyond, 0) if reverse else (0, beyond)
-        steps = jax.tree.map(lambda a: jnp.pad(a, [ends] + [(0, 0)] * (a.ndim - 1)), steps)
+        steps = jax.tree.map(lambda a: jnp.pad(a, [(0, beyond)] + [(0, 0)] * (a.ndim - 1)), steps)
 
     def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
         """Compute some of the steps."""
         steps = steps._replace(x=layer.plus_bias(times_W(steps.x)))
         every_carry = return_carries or beyond > 0
-        outputs, carry = over_time(
-            layer.recurrence, layer.U, carry, steps, constants, reverse, every_carry
-        )
+        outputs, carry = over_time(layer.recurrence, layer.U, carry, steps, constants, every_carry)
         return carry, outputs
 
-    carry, outputs = in_blocks(run, carry, steps, length, reverse)
+    carry, outputs = in_blocks(run, carry, steps, length)
     if beyond:
-        outputs = jax.tree.map(lambda h: h[beyond:] if reverse else h[:T], outputs)
-        carry = jax.tree.map(lambda h: h[0 if reverse else -1], outputs)
+        outputs = jax.tree.map(lambda h: h[:T], outputs)
+        carry = jax.tree.map(lambda h: h[-1], outputs)
     return outputs if return_carries else hidden(outputs), carry
 
 
@@ -197,11 +191,7 @@ def nearest_divisor(T: int, wanted: int) -> int | None:
 
 
 def in_blocks(
-    run: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    inputs: Any,
-    length: Size,
-    reverse: bool = False,
+    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, length: Size
 ) -> tuple[Any, Any]:
     """Apply `run`, (carry, inputs (T, ...)) → (carry, outputs (T, ...)), block by block.
 
@@ -211,7 +201,7 @@ def in_blocks(
     if length == T:
         return run(carry, inputs)
     blocks = jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), inputs)
-    carry, outputs = jax.lax.scan(run, carry, blocks, reverse=reverse)
+    carry, outputs = jax.lax.scan(run, carry, blocks)
     return carry, jax.tree.map(lambda h: h.reshape(T, *h.shape[2:]), outputs)
 
 
@@ -235,7 +225,7 @@ def unroll_stack(
       ValueError: the implementation is not one of IMPLEMENTATIONS.
     """
     check_implementation(implementation)
-    return run_stack(implementation, False, False, False, layers, x, carry, masks)[:2]
+    return run_stack(implementation, False, False, layers, x, carry, masks)[:2]
 
 
 @contextmanager
@@ -262,10 +252,9 @@ def check_implementation(implementation: Any) -> None:
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def run_stack(
     implementation: str,
-    reverse: bool,
     return_carries: bool,
     residual: bool,
     layers: Sequence[CellParams],
@@ -281,7 +270,7 @@ def run_stack(
     With `residual`, each layer above the first adds its input to its output.
     """
     marked = reset is not None or real is not None
-    only_masks = not (marked or reverse or return_carries or residual)
+    only_masks = not (marked or return_carries or residual)
     layers, x, carry, masks, reset, initial, real = vary_alike(
         (layers, x, carry, masks, reset, initial, real)
     )
@@ -302,9 +291,7 @@ def run_stack(
         steps = Steps(x, mask.state.keep, reset, real, mask.zoneout.keep)
         scale = mask.state.scale if mask.product.keep is None else mask.product.scale
         constants = Constants(initial_of, scale, mask.product.keep)
-        outputs, c = unroll_layer(
-            layer, c, steps, constants, implementation, reverse, return_carries
-        )
+        outputs, c = unroll_layer(layer, c, steps, constants, implementation, return_carries)
         h = apply_mask(hidden(outputs), *mask.output)
         x = plus_input(h, looked_up(x)) if residual and i else h
         ends.append(c)
@@ -320,9 +307,9 @@ def plus_input(h: Float[Array, "*n H"], x: Float[Array, "*n H"]) -> Float[Array,
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def run_in_segments(
     implementation: str,
-    reverse: bool,
     return_carries: bool,
     residual: bool,
+    reverse: bool,
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"],
     carry: Sequence[Carry],
@@ -331,24 +318,28 @@ def run_in_segments(
     initial: Sequence[Carry] | None = None,
     real: Bool[Array, "T B"] | None = None,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
-    """Compute `run_stack` `in_segments`, each of which also draws its masks anew."""
+    """Compute `run_stack` `in_segments`, each of which also draws its masks anew.
+
+    With `reverse`, the steps come from the last to the first, and so do the masks.
+    """
     layers, x, carry, reset, initial, real = vary_alike((layers, x, carry, reset, initial, real))
     T, B = x.shape[:2]
 
     def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
         steps, x, reset, real = of_segment
-        masks = dropout_masks(layers, at_step(dropout, steps[0]), B, len(steps))
-        options = implementation, reverse, return_carries, residual
+        first = at_step(dropout, steps[-1 if reverse else 0])
+        masks = dropout_masks(layers, first, B, len(steps), reverse)
+        options = implementation, return_carries, residual
         y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
         return carry, (y, carries)
 
-    of_steps = jnp.arange(T), x, reset, real
-    ends, (y, carries) = in_segments(segment, tuple(carry), of_steps, reverse)
+    steps = jnp.arange(T)[::-1] if reverse else jnp.arange(T)
+    ends, (y, carries) = in_segments(segment, tuple(carry), (steps, x, reset, real))
     return y, ends, carries
 
 
 def in_segments(
-    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, reverse: bool = False
+    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any
 ) -> tuple[Any, Any]:
     """Apply `run`, as `in_blocks`, to segments of √T steps, and keep no more than their carries.
 
@@ -360,15 +351,10 @@ def in_segments(
     length = nearest_divisor(T, math.isqrt(T)) or math.isqrt(T)
     whole = T - T % length
     most = jax.tree.map(lambda a: a[:whole], inputs)
+    carry, first = in_blocks(again, carry, most, length)
     if whole == T:
-        return in_blocks(again, carry, most, length, reverse)
-    rest = jax.tree.map(lambda a: a[whole:], inputs)
-    if reverse:
-        carry, last = again(carry, rest)
-        carry, first = in_blocks(again, carry, most, length, reverse)
-    else:
-        carry, first = in_blocks(again, carry, most, length)
-        carry, last = again(carry, rest)
+        return carry, first
+    carry, last = again(carry, jax.tree.map(lambda a: a[whole:], inputs))
     return carry, jax.tree.map(lambda *h: jnp.concatenate(h), first, last)
 
 

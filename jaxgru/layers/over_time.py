@@ -58,7 +58,6 @@ def over_time(
     carry: Carry,
     steps: Steps,
     constants: Constants = NO_CONSTANTS,
-    reverse: bool = False,
     return_carries: bool = False,
 ) -> tuple[Any, Carry]:
     """Run a recurrence over all steps, with a hand-written gradient.
@@ -69,7 +68,6 @@ def over_time(
     Args:
       carry: the state before the first step.
       steps: their x is a = x·W + b. Of the rest, only `constants.initial` is differentiated.
-      reverse: run from the last step to the first.
       return_carries: return the whole carry of every step, not only h.
 
     Returns:
@@ -81,29 +79,29 @@ def over_time(
     U = tuple(leaf if leaf.ndim > 1 else as_carry(leaf) for leaf in U)
     steps = steps._replace(x=as_carry(steps.x))
     constants = constants._replace(initial=jax.tree.map(as_carry, constants.initial))
-    return _over_time(recurrence, reverse, return_carries, U, carry, steps, constants)
+    return _over_time(recurrence, return_carries, U, carry, steps, constants)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _over_time(recurrence, reverse, return_carries, U, carry, steps, constants):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _over_time(recurrence, return_carries, U, carry, steps, constants):
     # XLA vectorizes the gates only if each is an array of its own: with the reset after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
     steps = steps._replace(x=IN_ROWS.gates(steps.x, recurrence.gates))
-    scan = _scan(IN_ROWS, recurrence, reverse, return_carries, U, carry, steps, constants)
+    scan = _scan(IN_ROWS, recurrence, return_carries, U, carry, steps, constants)
     return scan[:2]
 
 
-def _forward(recurrence, reverse, return_carries, U, carry, steps, constants):
+def _forward(recurrence, return_carries, U, carry, steps, constants):
     layout = training_layout(*hidden(carry).shape)
     whole = steps._replace(x=[steps.x])
     outputs, last, saved = _scan(
-        layout, recurrence, reverse, return_carries, U, carry, whole, constants, save=True
+        layout, recurrence, return_carries, U, carry, whole, constants, save=True
     )
     marks = steps._replace(x=None)
     return (outputs, last), (U, carry, hidden(outputs), saved, marks, constants)
 
 
-def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constants, save=False):
+def _scan(layout, recurrence, return_carries, U, carry, steps, constants, save=False):
     """Return the output of every step and the last carry, in rows; and what the gradient needs.
 
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
@@ -126,11 +124,11 @@ def _scan(layout, recurrence, reverse, return_carries, U, carry, steps, constant
         others = besides_hidden(carry), None if now.update is None else besides_hidden(new)
         return carry, (outputs, (*others, saved) if save else None)
 
-    last, (outputs, saved) = jax.lax.scan(step, carry, steps, reverse=reverse)
+    last, (outputs, saved) = jax.lax.scan(step, carry, steps)
     return outputs, turned(last), saved
 
 
-def _backward(recurrence, reverse, return_carries, residuals, cotangents):
+def _backward(recurrence, return_carries, residuals, cotangents):
     U, first, h, (others, new_others, saved), steps, constants = residuals
     layout = training_layout(*h.shape[1:])
     turned = partial(jax.tree.map, layout.turn)
@@ -142,7 +140,7 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
     masked, masked_gradient = layout.masked(*kept_units), layout.masked(*kept_units, gradient=True)
 
     after = with_hidden(first, layout.turn(h), others)
-    before = jax.tree.map(partial(before_each, reverse=reverse), first, after)
+    before = jax.tree.map(before_each, first, after)
     if steps.reset is not None:
         before = layout.choose(~steps.reset, before, initial)
     if new_others is not None:
@@ -176,7 +174,7 @@ def _backward(recurrence, reverse, return_carries, residuals, cotangents):
         return (d_before, d_initial), kept
 
     start = d_last, jax.tree.map(jnp.zeros_like, initial)
-    gradients, kept = jax.lax.scan(step, start, (d_outputs, sources, steps), reverse=not reverse)
+    gradients, kept = jax.lax.scan(step, start, (d_outputs, sources, steps), reverse=True)
     d_carry, d_initial = turned(gradients)
     if constants.keep is not None:  # what has entered the products
         h_masked = apply_mask(hidden(before), kept_units[0][None], constants.scale)

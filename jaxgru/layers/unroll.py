@@ -154,14 +154,19 @@ def unroll(
 
     def run(layers: Any, x: Array, carry: Any, dropout: Dropouts, *flags: Any) -> tuple:
         reset, initial, real, mask = flags
-        if reverse and reset is not None:
-            reset = in_reading_order(reset, mask)
-        options = implementation, reverse, return_carries, residual
+        if reverse:
+            reset = None if reset is None else in_reading_order(reset, mask)
+            x, reset, real = jax.tree.map(lambda a: a[::-1], (x, reset, real))
+        options = implementation, return_carries, residual
         if remat:
-            dropouts = in_32_bits(dropout)
-            return run_in_segments(*options, layers, x, carry, dropouts, reset, initial, real)
-        masks = dropout_masks(layers, dropout, B, T)
-        return run_stack(*options, layers, x, carry, masks, reset, initial, real)
+            more = in_32_bits(dropout), reset, initial, real
+            y, carry, carries = run_in_segments(*options, reverse, layers, x, carry, *more)
+        else:
+            masks = dropout_masks(layers, dropout, B, T, reverse)
+            y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
+        if reverse:
+            y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
+        return y, carry, carries
 
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
     with forward_mode_explained():

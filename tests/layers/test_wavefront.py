@@ -118,6 +118,20 @@ def test_a_wider_carry_falls_back():
     chex.assert_trees_all_equal(seen, expected)
 
 
+def test_reads_backward():
+    """As the plain scan, in float32 to rounding: output, carry and gradients."""
+    layers = [jaxgru.init_gru(jax.random.key(i), 4, 4) for i in range(2)]
+    x = jax.random.normal(jax.random.key(2), (3, 8, 4))
+
+    def loss(layers, x, name):
+        y, carry = jaxgru.unroll(layers, x, reverse=True, implementation=name)
+        return jnp.sum(y * x), (y, carry)
+
+    gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
+    seen, expected = (gradients(layers, x, name) for name in ("wavefront", "autodiff"))
+    chex.assert_trees_all_close(seen, expected, rtol=1e-5, atol=1e-6)
+
+
 def sequential_steps(jaxpr):
     """How many bodies of a scan run one after another; inner scans run once a body."""
     steps = 0
