@@ -72,7 +72,7 @@ class Records:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         torch = re.search(r'"torch==(.*)"', project)[1]
         return [
-            f"takes {ratios(self.steps, ['autodiff', 'nnx', 'haiku'])} times as long with",
+            f"trains {ratios(self.steps, ['autodiff', 'nnx', 'haiku'])} times as fast as with",
             f"{ratios(self.steps, ['nnx', 'haiku'], ONE_DEVICE)} times](docs/performance.md)",
             f"compare with PyTorch {torch} (",
             f"(batch {self.steps[0].batch_size} × {self.steps[0].num_tokens}, clipping, AdamW)",
