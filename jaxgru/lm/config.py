@@ -309,6 +309,9 @@ class TrainingConfig(_Section):
     keep_epochs: bool = setting(
         False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
     )
+    tensorboard: bool = setting(
+        False, "write the numbers of metrics.jsonl to tensorboard/ in the run folder, too"
+    )
     shard_parameters: bool = placement(
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )

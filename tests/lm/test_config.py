@@ -379,6 +379,7 @@ BAD_VALUES = {
     "training.max_grad_norm": ["0", "-1", "inf"],
     "training.remat": ["1", "yes"],
     "training.keep_epochs": ["0", "all"],
+    "training.tensorboard": ["1", "yes"],
     "training.patience": ["-1", "1.5"],
     "training.seed": ["-1", "4294967296", "0.5"],
 }

@@ -27,7 +27,7 @@ from jaxgru.lm.runs import checkpoints, folders, initial, study_record
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
-from jaxgru.lm.runs.reports import write_losses, write_samples
+from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import (
     console,
     deferred_signals,
@@ -204,6 +204,8 @@ class _Run:
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
         training = self.config.training
+        events = lambda: Events(self.folder, progress.records) if is_first() else None
+        self._events = all_or_raise(events) if training.tensorboard else None
         with progress_bar(training.epochs * training.steps_per_epoch) as (bar, task):
             self._show = partial(bar.update, task)
             observer = Observer(
@@ -260,6 +262,8 @@ class _Run:
         if is_first():
             write_losses(self.folder, self.config, self.info, progress)
         record = progress.records[-1]
+        if self._events:
+            self._events.add(record)
         console.print(
             f"epoch {record.epoch:>3}  train {record.train_loss:.4f}  "
             f"validation {record.val_loss:.4f}  {record.tokens_per_second:,.0f} tokens/s"

@@ -1,12 +1,14 @@
-"""What a run writes for people: `metrics.jsonl`, `loss.png` and `samples.txt`."""
+"""What a run writes for people: its numbers, `loss.png` and `samples.txt`."""
 
 from __future__ import annotations
 
 import functools
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from jaxgru.errors import warn
+from jaxgru.errors import needs, warn
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_text
@@ -15,7 +17,7 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.runs.figure import losses_figure, save_figure
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.published import published_for
-from jaxgru.lm.training import Progress
+from jaxgru.lm.training import Epoch, Progress
 
 NUM_TOKENS = 300  # of samples.txt
 
@@ -36,6 +38,38 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
+
+
+class Events:
+    """The numbers of metrics.jsonl as scalars by step, for TensorBoard, in the folder tensorboard/.
+
+    tensorboardX's `SummaryWriter` would write in a thread, in which a full disk is not noticed.
+
+    Raises:
+      MissingPackage: tensorboardX is not installed.
+    """
+
+    def __init__(self, run: Path, records: Sequence[Epoch]) -> None:
+        with needs("tensorboard"):
+            from tensorboardX.event_file_writer import EventsWriter
+        folder = run / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        for file in folder.glob("events.*"):  # of the run before it was resumed: written again
+            file.unlink()
+        self._writer = EventsWriter(str(folder / "events"))
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Epoch) -> None:
+        """Write an epoch."""
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore  made when imported
+        from tensorboardX.summary import scalar
+
+        for name, value in record.to_dict().items():
+            if name != "step" and value is not None:
+                event = Event(wall_time=time.time(), step=record.step, summary=scalar(name, value))
+                self._writer.write_event(event)
+        self._writer.flush()
 
 
 def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer) -> str:

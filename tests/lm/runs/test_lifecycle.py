@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import chex
 import numpy as np
 import pytest
 from conftest import SCRIPTS
+from tensorboardX.proto.event_pb2 import Event
 
 import jaxgru
 from jaxgru.lm.runs import commits, terminal
@@ -25,6 +27,7 @@ OPTIONS = {
     "training.sequence_length": 16,
     "training.patience": 4,
     "training.keep_epochs": "true",
+    "training.tensorboard": "true",
 }
 
 
@@ -59,11 +62,24 @@ def models(run):
     return [jaxgru.lm.load(path)[0] for path in sorted((run / "epochs").iterdir())]
 
 
+def scalars(run):
+    """What TensorBoard shows: the values by name and step."""
+    (file,) = (run / "tensorboard").iterdir()
+    data, found = file.read_bytes(), {}
+    while data:  # length, its checksum, an event, its checksum
+        (length,) = struct.unpack_from("<Q", data)
+        event = Event.FromString(data[12 : 12 + length])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        data = data[16 + length :]
+    return found
+
+
 def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     names = {path.name for path in undisturbed.iterdir()}
     named = {commits.FILE_NAME} if commits.current_commit() else set()  # outside a checkout: none
     assert names - named == {"config.toml", "metrics.jsonl", "checkpoints", "tokenizer.json",
-                             "samples.txt", "loss.png", "epochs", "run.json", ".lock"}  # fmt: skip
+                             "samples.txt", "loss.png", "epochs", "run.json", ".lock",
+                             "tensorboard"}  # fmt: skip
     assert commits.trained_by(undisturbed) == [commits.current_commit()] * len(named)
     first = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= {"epoch", "step", "learning_rate", "train_loss", "val_loss",
@@ -73,6 +89,21 @@ def test_a_run_leaves_everything_that_was_promised(undisturbed, text):
     assert tokenizer.vocabulary == "".join(sorted(set(text.read_text())))
     assert config.model.vocab_size == params.embedding.shape[0] == len(tokenizer.vocabulary)
     assert losses(undisturbed)[-1][3] < losses(undisturbed)[0][3] < np.log(28)
+
+
+def recorded(run):
+    """`scalars`, from metrics.jsonl; in float32."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {
+        (name, record["step"]): np.float32(value)
+        for record in records
+        for name, value in record.items()
+        if name != "step" and value is not None
+    }
+
+
+def test_tensorboard_shows_the_records(undisturbed):
+    assert scalars(undisturbed) == recorded(undisturbed)
 
 
 def test_the_printed_command_samples_from_a_text_without_the_usual_prompt(undisturbed, script):
@@ -125,6 +156,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(name, tmp_path, text
     resumed = command(tmp_path, text, "--resume", str(run))
     subprocess.run(resumed, check=True, capture_output=True)
     assert losses(run) == losses(undisturbed)
+    assert scalars(run) == recorded(run)
     ours, expected = jaxgru.lm.load(run)[0], jaxgru.lm.load(undisturbed)[0]
     chex.assert_trees_all_equal(ours, expected)
     chex.assert_trees_all_equal(models(run), models(undisturbed))
