@@ -31,8 +31,9 @@ from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import Scores, in_units, perplexity, stream_nll, window_loss
 from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
+from jaxgru.lm.load import load
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.study_record import best_kept_epoch, save_record
+from jaxgru.lm.runs.study_record import best_epoch, save_record
 from jaxgru.lm.runs.terminal import progress_bar
 
 with needs("train"):
@@ -79,7 +80,7 @@ def make_parser() -> Parser:
         "--random-batches",
         action="store_true",
         help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT; "
-        "also with the best epoch's weights, if the run kept those of each (training.keep_epochs)",
+        "of a run, also with the weights of the best epoch",
     )
     return parser
 
@@ -288,13 +289,11 @@ def _measured(
         record = state_cost.measure(
             params, dataset.tokenizer, dataset, window, begin, arguments.random_batches, prompt
         )
-        if best_of is not None:
+        if best_of is not None and record.random_batches:
             begin("the best epoch")
-            best = best_kept_epoch(best_of, dataset.validation, window)
-            if best and record.random_batches:
-                epoch, params = best
-                found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
-                record = replace(record, random_batches=replace(record.random_batches, best=found))
+            params, epoch = load(best_of, "best")[0], best_epoch(best_of)
+            found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
+            record = replace(record, random_batches=replace(record.random_batches, best=found))
     return record
 
 

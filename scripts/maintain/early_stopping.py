@@ -27,8 +27,13 @@ from jaxgru.lm import Params, apply, load
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
 from jaxgru.lm.model import token_nll
-from jaxgru.lm.runs.folders import RunError, find_run, load_info, load_run_config
-from jaxgru.lm.runs.study_record import kept_epochs
+from jaxgru.lm.runs.folders import (
+    EPOCHS_FOLDER,
+    RunError,
+    find_run,
+    load_info,
+    load_run_config,
+)
 from pages.records import dumps
 from study.records import EarlyStopping
 
@@ -45,9 +50,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=output, help="(%(default)s)")
     arguments = parser.parse_args()
     run = find_run(arguments.run)
-    models = kept_epochs(run)
     config = load_run_config(run)
-    if [path.stem for path in models] != [f"{i + 1:03}" for i in range(config.training.epochs)]:
+    names = [f"{i + 1:03}.safetensors" for i in range(config.training.epochs)]
+    models = [run / EPOCHS_FOLDER / name for name in names]
+    if not all(path.exists() for path in models):
         raise RunError(f"the run {run} has not kept the model of each of its epochs.")
     _, dataset = load_dataset(config, load(run)[2], load_info(run).text_sha256)
     windows = [

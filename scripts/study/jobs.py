@@ -58,8 +58,7 @@ def all_jobs() -> list[Job]:
     seeds = []
     for seed, name in itertools.product(range(max(SEEDS.values())), SEEDS):
         if seed < SEEDS[name]:
-            kept = (("training.keep_epochs", True),) * (name in NANOGPT)
-            seeds.append(Job(name, (("training.seed", seed),) * (seed > 0) + kept))
+            seeds.append(Job(name, (("training.seed", seed),) * (seed > 0)))
     return seeds + [Job("astra_alpha", tuple(variant.items())) for variant in VARIANTS]
 
 

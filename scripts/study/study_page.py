@@ -431,8 +431,7 @@ def missing(runs: Sequence[Run]) -> list[str]:
     for job in all_jobs():
         config = job.config
         if (recipe(config), config.training.seed) not in done:
-            changes = [f"{name.partition('.')[2]} {value}" for name, value in job.overrides
-                       if name != "training.keep_epochs"]  # fmt: skip
+            changes = [f"{name.partition('.')[2]} {value}" for name, value in job.overrides]
             texts.append(f"{job.name} ({', '.join(changes)})" if changes else job.name)
     return texts
 

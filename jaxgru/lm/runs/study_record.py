@@ -1,23 +1,18 @@
-"""Measurements of a run: `study.json` in its folder, and the best epoch of those it has kept."""
+"""Measurements of a run: `study.json` in its folder, and which of its epochs is the best."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
-import re
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Int
+import msgspec
 
-from jaxgru.cells.base import AnyArray
-from jaxgru.lm.evaluation import window_loss
-from jaxgru.lm.files import write_text
-from jaxgru.lm.formats.safetensors import load_safetensors
-from jaxgru.lm.model import Params
+from jaxgru.lm.files import read_bytes, write_text
 from jaxgru.lm.runs.commits import trained_by
-from jaxgru.lm.runs.folders import EPOCHS_FOLDER, RunError
+from jaxgru.lm.runs.folders import RunError
+from jaxgru.lm.training.records import Epoch
 from jaxgru.parallel.hardware import describe_hardware
 
 FILE_NAME = "study.json"
@@ -38,24 +33,18 @@ def save_record(run: Path, record: dict[str, Any]) -> None:
         raise RunError(f"{run / FILE_NAME} cannot be written: {error.strerror}.") from error
 
 
-def kept_epochs(run: Path) -> list[Path]:
-    """Return the models that the run has kept of its epochs (`training.keep_epochs`), in order."""
-    paths = (run / EPOCHS_FOLDER).glob("*.safetensors")  # other files may lie among them
-    ours = (path for path in paths if re.fullmatch("[0-9]{3,}", path.stem))
-    return sorted(ours, key=lambda path: int(path.stem))
+def best_epoch(run: Path) -> int:
+    """Return the number of the epoch with the lowest validation loss.
 
-
-def best_kept_epoch(
-    run: Path, tokens: Int[AnyArray, "N"], window: int = 128
-) -> tuple[int, Params] | None:
-    """Return the epoch whose model has the lowest loss in windows, and the model.
-
-    None: the run has kept none (`training.keep_epochs`). Raises as `load_safetensors` does.
+    Raises:
+      RunError: metrics.jsonl cannot be read, or lists no epochs.
     """
-    lowest, best = math.inf, None
-    for path in kept_epochs(run):
-        params, _, _ = load_safetensors(path)
-        loss = window_loss(params, tokens, window)
-        if best is None or loss < lowest:
-            lowest, best = loss, (int(path.stem), params)
-    return best
+    path = run / "metrics.jsonl"
+    try:
+        epochs = msgspec.json.Decoder(Epoch).decode_lines(read_bytes(path, at_most=2**23))
+        if not epochs:
+            raise ValueError("it lists no epoch")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path} cannot be read: {why}.") from error
+    return min(epochs, key=lambda epoch: epoch.val_loss).epoch
