@@ -61,7 +61,8 @@ def _of_alpha(page: Page) -> Iterator[str]:
         f"{math.exp(-alpha.stream):.0%} on average if the state is kept and "
         f"{math.exp(-alpha.stateless):.0%} if it is reset"
     )
-    yield f"to {FILLED} nats, after **{page.filled([page.alpha])} characters**."
+    filled = page.filled([page.alpha])
+    yield f"{FILLED} nats of that of an unbroken stream after **{filled} characters**."
     yield f"(astra_alpha, seed {page.alpha.seed}), the same prompt `{state_cost.PROMPT}` and"
     known = [alpha.text[how].known_words for how in ("stateful", "stateless") if how in alpha.text]
     if len(known) == 2 and None not in known:
@@ -70,7 +71,7 @@ def _of_alpha(page: Page) -> Iterator[str]:
             f"a reset before every character, {known[1]:.0%}."
         )
     if 16 in curve:
-        yield f"every 16 characters still costs **{curve[16] - alpha.stream:.2f}**. After one reset"
+        yield f"every 16 characters still costs **{curve[16] - alpha.stream:.2f}**. After a single"
 
 
 def _of_models(page: Page) -> Iterator[str]:
