@@ -1,17 +1,19 @@
-"""Train a pretrained model further on a text of your own, beside one that starts from scratch.
+"""Fine-tune a pretrained model on a text of your own, and compare it with one from scratch.
 
     python examples/fine_tuning.py
     python examples/fine_tuning.py --text my_text.txt --model astra_beta --epochs 4
 
-Both models have the same size, text, batches and seed. One starts from random weights, the other
-from those of a pretrained model. Characters that this model does not know get new rows in the
-embedding and the head, and only these are random.
+Both models have the same size, and are trained on the same batches. One starts from random weights,
+the other from those of a pretrained model. Characters that the pretrained model does not know get
+new rows in the embedding and columns in the head, and only these are random.
 
-The text is by default what Python's `help()` says about the language. After the first epoch, the
-model that was trained on Shakespeare is ahead by 0.15 nats per character, after the third by 0.05.
+By default, the text is Python's language reference, as `help()` shows it. The model that was
+trained on Shakespeare is ahead by 0.15 nats per character after the first epoch, and by 0.05 after
+the third.
 
-`jaxgru train --init astra_alpha --data.corpus my_text.txt` does this with checkpoints and a run
-folder. Here it is a loop of your own, with `lm.load`, `lm.apply`, `lm.save` and Optax.
+`jaxgru train --init astra_alpha --data.corpus my_text.txt` does the same, with checkpoints and a
+run folder. This script shows a training loop of your own, with `lm.load`, `lm.apply`, `lm.save` and
+Optax.
 
 It needs Optax: `pip install optax`.
 """
@@ -37,7 +39,7 @@ B, T = 64, 128  # rows and characters of a batch
 
 
 def adapt(params: lm.Params, old: list[str], new: list[str], fresh: lm.Params) -> lm.Params:
-    """Return a model of other characters: those it knew keep their weights, others get fresh."""
+    """Return the model for new characters: known ones keep their weights, others get fresh ones."""
     known = [i for i, c in enumerate(new) if c in old]
     theirs = jnp.array([old.index(new[i]) for i in known])
     ours = jnp.array(known)
@@ -85,7 +87,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--text", type=Path, help="a file in UTF-8; default: Python's language reference")
-    add("--model", default="astra_alpha", help="a model of characters; default: %(default)s")
+    add("--model", default="astra_alpha", help="a character model; default: %(default)s")
     add("--epochs", type=int, default=3, help="default: %(default)s")
     add("--steps-per-epoch", type=int, default=200, help="default: %(default)s")
     add("--save", type=Path, help="write the model into this file, such as mine.safetensors")
@@ -93,7 +95,7 @@ def main() -> None:
     try:
         pretrained, config, known = lm.load(arguments.model)
         if config.data.tokenizer != "characters":
-            raise UserError(f"{arguments.model} is no model of characters.")
+            raise UserError(f"{arguments.model} is not a character model.")
         text = arguments.text.read_text("utf-8") if arguments.text else "\n".join(topics.values())
     except (UserError, OSError, UnicodeError) as error:
         parser.error(str(error))

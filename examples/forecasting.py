@@ -1,16 +1,17 @@
-"""Forecast a series of measurements, one step ahead, with a state that is kept between them.
+"""Forecast a series of measurements one step ahead, and keep the state between measurements.
 
     python examples/forecasting.py
     python examples/forecasting.py --hidden-dim 64 --steps 1000
 
-The series is the temperature of the Pacific off Peru, monthly from 1950 to 2010 (El Niño), from the
+The series is the monthly temperature of the Pacific off Peru from 1950 to 2010 (El Niño), from the
 package statsmodels. The model reads a month and forecasts the next one. It learns from the first 50
-years, and is tested on the last 11, as it would be used: when a month has been measured, `step`
-takes it and the carry that was kept, and returns the forecast and the next carry. Nothing of the
-past is read again. The same model is tested with a state that is reset every month, too.
+years, and is tested on the last 11 in the way it would be used: `step` takes each new month and the
+carry that was kept, and returns the next carry and an output, from which the head computes the
+forecast. Nothing from the past is read again. For comparison, the same model is also tested with a
+state that is reset every month.
 
-Two forecasts need no model: the last month's temperature (persistence), and that of the same month
-a year ago (seasonal). The third rival is a linear regression on the last 12 months.
+Two other forecasts need no model: the last month's temperature (persistence), and that of the same
+month a year ago (seasonal). The third is a linear regression on the last 12 months.
 
 It needs Optax and statsmodels: `pip install optax statsmodels`.
 """
@@ -48,7 +49,7 @@ def temperatures() -> np.ndarray:
 
 
 def init(key: jax.Array, hidden_dim: int) -> dict[str, Any]:
-    """Draw a layer. The head begins with zeros, and so the model with persistence."""
+    """Draw a layer. The head starts as zeros, so the model's first forecasts are persistence."""
     return {"gru": jaxgru.init_gru(key, 1, hidden_dim), "head": jnp.zeros(hidden_dim)}
 
 

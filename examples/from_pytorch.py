@@ -1,13 +1,13 @@
-"""Load a PyTorch model into jaxgru, train it further, and give the weights back to PyTorch.
+"""Load a PyTorch model into jaxgru, train it further, and return the weights to PyTorch.
 
     python examples/from_pytorch.py
     python examples/from_pytorch.py --text my_text.txt --hidden-dim 128
 
-A model of characters is trained in PyTorch for some steps and saved as a .pth file, as such models
-are: a `state_dict` and the characters. jaxgru loads the file, computes the same logits, and trains
-on with Optax. At the end, the PyTorch module takes the new weights and computes the same logits
-again. If your model is another one, change `Model` and the two functions below it: the recurrent
-layers are one call, the rest is arrays.
+A character model is trained in PyTorch for some steps and saved as a .pth file, with its
+`state_dict` and its characters. jaxgru loads the file, computes the same logits, and trains the
+model further with Optax. At the end, the PyTorch module takes the new weights, and both compute the
+same logits again. For another model, change `Model` and the two functions below it. They convert
+the recurrent layers in one call, and all else array by array.
 
 It needs PyTorch and Optax: `pip install torch optax`.
 """
@@ -91,7 +91,7 @@ def loss_fn(params: lm.Params, batch: jax.Array) -> jax.Array:
 
 
 def train(params: lm.Params, tokens: np.ndarray, steps: int) -> lm.Params:
-    """Train a model on, in JAX, in the same way."""
+    """Train a model further in JAX, in the same way."""
     optimizer = optax.adam(3e-3)
 
     @jax.jit
@@ -121,7 +121,7 @@ def main() -> None:
     characters = sorted(set(text))
     tokens = np.array([characters.index(c) for c in text])
     tokens, new = np.split(tokens, [-B * (T + 1)])
-    new = new.reshape(B, T + 1)  # the end of the text: neither is trained on it
+    new = new.reshape(B, T + 1)  # the end of the text, on which neither library trains
 
     model = train_in_pytorch(tokens, len(characters), arguments.hidden_dim, arguments.steps)
     with tempfile.TemporaryDirectory() as folder:

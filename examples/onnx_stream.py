@@ -1,17 +1,19 @@
-"""Stream text from an ONNX file, without jaxgru and JAX: in Python, and in a page of forty lines.
+"""Stream text from an ONNX file without jaxgru or JAX, in Python or in a web page of forty lines.
 
     python examples/onnx_stream.py
     python examples/onnx_stream.py --model runs/astra_alpha --prompt "JULIET: "
     python examples/onnx_stream.py --page page && python -m http.server --directory page
 
-A model becomes one .onnx file. Its inputs are tokens and the carry, its outputs logits and the next
-carry. A character is written by one call, which takes the carry that the call before returned.
+jaxgru exports a model to an .onnx file. The file's inputs are tokens and the carry, and its outputs
+are logits and the next carry. Each call writes one character, and takes the carry that the call
+before returned.
 
 `--page` makes a folder with the file, its characters, and `examples/onnx_page.html`, in which
-onnxruntime-web does the same. The page loads that package from cdn.jsdelivr.net, the model from
-the folder, and needs no server that computes.
+onnxruntime-web does the same. The page loads that package from cdn.jsdelivr.net and the model from
+the folder, so any file server can serve it.
 
-It needs two packages: `pip install onnx onnxruntime`; the text itself only the second.
+It needs two packages, `pip install onnx onnxruntime`. Once the file is written, only the second is
+needed.
 """
 
 import argparse
@@ -67,7 +69,7 @@ def main() -> None:
     try:
         params, config, tokenizer = lm.load(arguments.model)
         if config.data.tokenizer != "characters":
-            raise UserError(f"{arguments.model} has no characters: its tokens are others.")
+            raise UserError(f"{arguments.model} is not a character model.")
         tokenizer.encode(arguments.prompt)  # which says what it does not know
     except UserError as error:
         parser.error(str(error))

@@ -1,25 +1,26 @@
-"""Learn from replayed pieces of episodes, with the state that was stored: R2D2, everything in JAX.
+"""Learn from replayed pieces of episodes and the states stored with them (R2D2), all in JAX.
 
     python examples/r2d2.py
     python examples/r2d2.py --seeds 3 --burn-in 8
 
-A replay buffer gives an agent pieces from the middle of episodes. What was the agent's state before
-the first step of a piece? R2D2 (Kapturowski et al. 2019, "Recurrent experience replay in
-distributed reinforcement learning") stores the state of the agent when it acted. Its weights have
-changed since, so the first steps of a piece are only read, which brings the state up to date: the
-burn-in. The simpler way is to begin each piece with zeros.
+A replay buffer gives an agent pieces from the middle of episodes. To learn from a piece, the agent
+needs the state before its first step. R2D2 (Kapturowski et al. 2019, "Recurrent experience replay
+in distributed reinforcement learning") stores this state when the agent acts. Because the weights
+have changed since, the first steps of a piece are only read, which brings the state up to date (the
+burn-in). A simpler way is to start each piece from zeros. The script compares these ways.
 
-The task: a symbol is shown in the first step of an episode, and distractors after it. Now and then
-the agent is asked for the first symbol, and gets 1 if it is right. Guesses are right one time in 4.
-Agents learn from pieces of 8 steps, in episodes of 100 steps on average. Then they play episodes of
-240 steps, and the script prints how often they are right, by the time since the symbol was shown.
+The first step of an episode shows a symbol, and later steps show distractors. Now and then the
+agent is asked for the first symbol, and gets a reward of 1 if it is right. A guess is right one
+time in 4. Agents learn from pieces of 8 steps, in episodes of 100 steps on average. Then they play
+episodes of 240 steps, and the script prints how often they are right, by the time since the symbol
+was shown.
 
-An agent that learnt with stored states is right throughout. One that learnt with zeros has hardly
-learnt from a memory that is older than a piece, and forgets. On this task the stored state alone is
-enough; the burn-in adds nothing to it.
+An agent that learned with stored states is right throughout. One that started each piece from zeros
+forgets, because it hardly learned to remember for longer than a piece. On this task, the burn-in
+adds nothing to the stored state.
 
-From R2D2 are the stored state, the burn-in and double Q-learning with a target network. Left out is
-what is not about the state: many machines, priorities, targets of n steps, and rescaled values.
+The stored state, the burn-in and double Q-learning with a target network are those of R2D2. Its
+other parts are left out: many machines, priorities, n-step targets, and rescaled values.
 
 It needs Optax: `pip install optax`.
 """
@@ -62,7 +63,7 @@ class Settings(NamedTuple):
 
 
 class State(NamedTuple):
-    """Whether an episode begins, its first symbol, the symbol shown now, whether to answer now."""
+    """Whether an episode starts, its first symbol, the symbol shown now, whether to answer now."""
 
     starts: jax.Array
     first: jax.Array
@@ -82,7 +83,7 @@ def observe(state: State) -> jax.Array:
 
 
 def act(key: jax.Array, state: State, action: jax.Array, s: Settings) -> tuple[State, Any, Any]:
-    """Return the next state, which may be of a new episode, the reward, and whether it is."""
+    """Return the next state, the reward, and whether this state is of a new episode."""
     keys = jax.random.split(key, 4)
     reward = jnp.where(state.asked & (action == state.first), 1.0, 0.0)
     done = jax.random.bernoulli(keys[0], s.end)

@@ -1,20 +1,20 @@
-"""Train a recurrent policy with PPO on a task that needs memory, everything in JAX.
+"""Train a recurrent policy with PPO on a task that needs memory, all in JAX.
 
     python examples/recurrent_ppo.py
     python examples/recurrent_ppo.py --rnn jaxgru flax --hidden-dim 512
 
-It trains three policies in turn, and says how many times as fast jaxgru is as Flax. `jaxgru` acts
-with `jaxgru.step` and learns with `jaxgru.unroll(..., reset=starts)`, because an episode may start
-anywhere inside a sequence. `flax` runs a `flax.linen.GRUCell` under `nn.scan`, the `ScannedRNN` of
-PureJaxRL, and starts as the same function. `none` has no memory at all.
+The script trains three policies in turn, and prints how many times as fast jaxgru is as Flax.
+`jaxgru` acts with `jaxgru.step` and learns with `jaxgru.unroll(..., reset=starts)`, because an
+episode may start anywhere inside a sequence. `flax` runs a `flax.linen.GRUCell` under `nn.scan`,
+like the `ScannedRNN` of PureJaxRL, and starts as the same function. `none` is without memory.
 
-The task is the memory chain of bsuite (Osband et al. 2020, arXiv 1908.03568, "memory length"): a
-sign is shown in the first step only. The action of the last step must equal it, for a reward of 1,
-else −1. A policy without memory is right half of the time, so its mean return is 0.
+The task is the memory chain of bsuite (Osband et al. 2020, arXiv 1908.03568, "memory length"). Only
+the first step shows a sign. The reward is 1 if the action of the last step equals the sign, and −1
+otherwise. A policy without memory is right half of the time, so its mean return is 0.
 
 PPO is that of Schulman et al. 2017 (arXiv 1707.06347), with the generalised advantage estimates of
-Schulman et al. 2016 (arXiv 1506.02438). As in PureJaxRL, one program holds the environment, the
-policy and its training; a minibatch is whole sequences of some environments.
+Schulman et al. 2016 (arXiv 1506.02438). As in PureJaxRL, the environment, the policy and its
+training are one program. A minibatch consists of whole sequences of some environments.
 
 It needs Flax and Optax: `pip install flax optax`.
 """
@@ -334,7 +334,7 @@ def settings() -> tuple[list[str], int, Settings]:
 
 
 def main() -> None:
-    """Train the policies in turn, and print what they learnt and how long it took."""
+    """Train the policies in turn, and print what they learned and how long it took."""
     names, seeds, s = settings()
     inits, programs, seconds = {}, {}, {name: [] for name in names}
     for name in names:

@@ -1,17 +1,17 @@
-"""Sort sequences of different lengths with a bidirectional stack of recurrent layers.
+"""Sort the digits of sequences with a bidirectional stack, and show that padding has no influence.
 
     python examples/sequence_labelling.py
     python examples/sequence_labelling.py --cell lstm --one-direction
 
-A sequence has 1 to 16 digits. The label of its i-th place is its i-th smallest digit. A label thus
-depends on digits to its left and to its right, and `jaxgru.bidirectional` reads in both directions.
-All sequences of a batch are padded to 16 places; `lengths` says how many of these are real. Padding
-has no influence: whatever it holds, the outputs of the real places are the same, bit for bit, and
-the gradient of the padding is exactly zero. The script verifies both.
+A sequence consists of 1 to 16 digits. The label at its i-th place is its i-th smallest digit. A
+label thus depends on digits to its left and to its right, and `jaxgru.bidirectional` reads in both
+directions. All sequences of a batch are padded to 16 places, and `lengths` says how many of these
+are real. The script verifies that padding has no influence: the outputs at the real places are the
+same bit for bit, whatever the padding is, and the gradient of the padding is exactly zero.
 
 After 500 steps, more than 99 % of the labels are right. With `--one-direction`, layers of twice the
-size read from left to right only, and about 40 % are right: at the first place, for example, they
-have not yet seen the smallest digit.
+size read from left to right only, and about 40 % of the labels are right. At the first place, for
+example, these layers have not seen the smallest digit yet.
 
 It needs Optax: `pip install optax`.
 """
@@ -57,7 +57,7 @@ def batch(key: jax.Array, s: Settings) -> tuple[jax.Array, ...]:
 
 
 def real(lengths: jax.Array, T: int) -> jax.Array:
-    """Return which places (B, T) are no padding."""
+    """Return which places (B, T) are not padding."""
     return jnp.arange(T) < lengths[:, None]
 
 
@@ -136,7 +136,7 @@ def padding_has_no_influence(params: dict[str, Any], s: Settings, key: jax.Array
 
 
 def main() -> None:
-    """Parse the arguments, train, and print what was learnt."""
+    """Parse the arguments, train, and print what was learned."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

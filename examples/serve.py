@@ -1,16 +1,19 @@
-"""Serve a page on which a model types, token by token, and goes on from its state.
+"""Serve a page on which a model types, and continue each text from the state that was kept.
 
     python examples/serve.py
     python examples/serve.py --model runs/astra_alpha --port 8000
 
-What you add to a text is read from the state after it: the server keeps that state, some hundred
-numbers, and never reads the text again. The answer to `POST /` with {"prompt": "ROMEO: "} is plain
-text that comes while it is generated. Its header State is the number to send as "after" with the
-next prompt; the other fields are those of `jaxgru.lm.generation.Options`:
+The server keeps the state after each text, a few hundred numbers. If you add to a text, the model
+continues from this state, and never reads the text again.
+
+`POST /` with {"prompt": "ROMEO: "} returns plain text while it is generated. Its header State is a
+number. Send it as "after" with the next prompt to continue that text. The other fields are those of
+`jaxgru.lm.generation.Options`:
 
     curl --no-buffer -d '{"prompt": "ROMEO: ", "num_tokens": 400}' http://127.0.0.1:8000
 
-It needs the standard library only, and listens to this machine alone.
+Besides jaxgru, the script needs only the standard library. It accepts connections only from this
+machine.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from jaxgru import UserError, lm
 from jaxgru.lm.generation import Options
 
-MOST_STATES = 1000  # kept; the oldest go first, and a text after one of them begins anew
+MOST_STATES = 1000  # kept; the oldest are dropped first, and a text after one of them begins anew
 MOST_BYTES = 2**16  # of a question
 PAGE = """<!doctype html>
 <meta charset="utf-8">
