@@ -79,11 +79,12 @@ class Records:
             f"on {run.hardware}; medians of {run.rounds} rounds",
             f"**{cost.sensitivity:.2f} nats per character**: {cost.stateless:.3f}, not "
             f"{cost.stream:.3f}.",
-            f"right next character {wrong:.0f} % instead of {right:.0f} % (geometric means)",
+            f"right next character a probability of {wrong:.0f} % instead of {right:.0f} % "
+            "(geometric means).",
             f"counts ({page.bigram:.3f})",
             f"**{page.filled([page.first['astra_alpha']])} characters** after a reset",
             f"back to within {FILLED}",
-            f"{min(betas):.3f} to {max(betas):.3f}. nanoGPT",
+            f"{min(betas):.3f} to {max(betas):.3f}; nanoGPT",
         ]
 
 
@@ -115,7 +116,7 @@ def results(page: Page) -> str:
             *(f"{loss:.3f}" for loss in (kept, reset, cost)),
         ])  # fmt: skip
     return table(
-        ["nats per character", "parameters", "state kept", "reset at every token", "cost"],
+        ["nats per character", "parameters", "state kept", "reset before every token", "cost"],
         lines,
         "lr",
     )

@@ -1,6 +1,7 @@
 """Pages that people write, and the tables and outputs in them that scripts make.
 
-A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The output of code
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The site needs empty
+lines around it, GitHub none. The output of code
 is the ```text block after it: the code is its name, and markers would say nothing more. All else, a
 person writes; what it says of measurements, scripts and tests compare with the records.
 """
@@ -20,7 +21,7 @@ from jaxgru.lm.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-TABLE = re.compile(r"(<!-- table (.+?) -->\n\n)(?:.*?\n\n)??(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table (.+?) -->\n(\n?))(?:.*?\n\3)??(<!-- end -->)", re.DOTALL)
 CODE = re.compile(
     r"(^```(?P<language>python|bash)\n(?P<code>.*?)^```\n)(?:\n```text\n.*?^```\n)?",
     re.DOTALL | re.MULTILINE,
@@ -32,7 +33,7 @@ def fill(page: str, make: Callable[[str], str]) -> str:
 
     def filled(found: re.Match) -> str:
         made = make(found[2]).strip("\n")
-        return found[1] + made + "\n\n" * bool(made) + found[3]
+        return found[1] + (f"{made}\n{found[3]}" if made else "") + found[4]
 
     return TABLE.sub(filled, page)
 
