@@ -1,9 +1,9 @@
 """Pages that people write, and the tables and outputs in them that scripts make.
 
-A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. The site needs empty
-lines around it, GitHub none. The output of code
-is the ```text block after it: the code is its name, and markers would say nothing more. All else, a
-person writes; what it says of measurements, scripts and tests compare with the records.
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page, with empty lines
+around it if the site shows the page. The output of code is the ```text block after it: the code is
+its name, and markers would say nothing more. All else, a person writes; what it says of
+measurements, scripts and tests compare with the records.
 """
 
 from __future__ import annotations
