@@ -46,7 +46,7 @@ class Case:
         params = [
             random_cell(rng, cell, H if i else E, H, bool(after), dtype) for i in range(layers)
         ]
-        if after:  # only this variant has a bias inside the reset
+        if after:  # only this variant has a bias that its reset gate multiplies
             params = [
                 p.replace(reset_gate="after", cn=random_array(rng, (H,), dtype, 0.5))
                 for p in params

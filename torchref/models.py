@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 
 
 class GRUCell(nn.Module):
-    """Resets BEFORE the product: h' = (1 − z) ⊙ h + z ⊙ tanh(Wx·x + Wh·(r ⊙ h)).
+    """Applies the reset gate BEFORE the product: h' = (1 − z) ⊙ h + z ⊙ tanh(Wx·x + Wh·(r ⊙ h)).
 
     bias_z and bias_r are added to the biases of Wzx and Wrx: the study has both.
     """

@@ -174,7 +174,7 @@ def prepare(p: GRUParams) -> RecurrentLayer:
     return RecurrentLayer(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
 
 
-# Reset before. Uzr (H, 2H), Un (H, H).
+# Reset gate before the product. Uzr (H, 2H), Un (H, H).
 
 
 def _before_step(layout, U, h, a):
@@ -211,7 +211,7 @@ RESET_BEFORE = Recurrence(
 )
 
 
-# Reset after. U (H, 3H), m = h·Un + cn.
+# Reset gate after the product. U (H, 3H), m = h·Un + cn.
 
 
 def _after_step(layout, U, h, a):

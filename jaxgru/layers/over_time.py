@@ -84,7 +84,7 @@ def over_time(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _over_time(recurrence, return_carries, U, carry, steps, constants):
-    # XLA vectorizes the gates only if each is an array of its own: with the reset after the
+    # XLA vectorizes the gates only if each is an array of its own: with the reset gate after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
     steps = steps._replace(x=IN_ROWS.gates(steps.x, recurrence.gates))
     scan = _scan(IN_ROWS, recurrence, return_carries, U, carry, steps, constants)

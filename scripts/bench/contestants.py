@@ -339,7 +339,7 @@ CONTESTANTS = {
                               ("haiku",), STEP),
     "nnx": Entry(
         "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
-        "resets after the product, which is cheaper",
+        "applies the reset gate after the product, which is cheaper",
         NNX, layers.nnx_layer, ("flax.nnx",)),
     "nnx-one-device": Entry(STEP_ON_ONE, partial(NNX, split=False), layers.nnx_layer,
                             ("flax.nnx",), STEP),

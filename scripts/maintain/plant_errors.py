@@ -43,7 +43,7 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
         ("cells/gru.py", ", 1 - z, r", ", z, r"),
         ("cells/gru.py", "of_n * r), 1 - z", "of_n * r), z"),
     ),
-    "reset after the product instead of before": (
+    "reset gate after the product instead of before": (
         CELL_TESTS,
         ("cells/gru.py", 'if p.reset_gate == "before":', "if False:"),
     ),

@@ -82,7 +82,7 @@ class TestResetAfter:
         assert params.layers[0].reset_gate == "after"
 
     def test_init_is_pytorch_s_gru(self):
-        """Without an option. The bias inside the reset is there, and begins as zeros."""
+        """Without an option. The bias that the reset gate multiplies begins as zeros."""
         p = cells.init_gru(jax.random.key(0), 2, 3)
         assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
         (again,) = from_torch(to_torch(p))

@@ -237,8 +237,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> Any:
 
     A node's weights are all that is read of it. Its lengths, and the state that it starts from, are
     the caller's arguments here, and its `layout` only concerns those, the input and the output.
-    With `linear_before_reset` 0 a GRU resets before the product, and with 1 after it. A GRU's two
-    biases of z and r are kept; those that act only as their sum are added.
+    A GRU applies the reset gate before the product if its `linear_before_reset` is 0, and after it
+    if that is 1. Its two biases of z and r are kept; those that act only as their sum are added.
 
     Args:
       model: a graph, or the path of its file; weights in files beside it are then read, too.

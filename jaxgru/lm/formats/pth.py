@@ -153,8 +153,8 @@ def save_pth(
 
     Raises:
       InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with
-        LayerNorm or with the reset after the product, an LSTM without LayerNorm); the parameters
-        are not float32 or do not fit the config.
+        LayerNorm or with the reset gate after the product, an LSTM without LayerNorm); the
+        parameters are not float32 or do not fit the config.
       OSError: the file cannot be written.
     """
     torch = import_torch()
@@ -399,8 +399,8 @@ def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
         if ours == (layout.config.cell, layout.config.final_norm, layout.config.reset_gate):
             return model_class, layout
     raise InteropError(
-        f"{where}: the study has only GRUs without LayerNorm and with the reset before the "
-        "product, and LSTMs with LayerNorm."
+        f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
+        "before the product, and LSTMs with LayerNorm."
     )
 
 
