@@ -219,13 +219,13 @@ def bidirectional(
       `return_carries`, (y, carry, carries).
 
     Raises:
-      ValueError: as `unroll`; the lists have different lengths, or only one is residual; or `carry`
-        or `initial` is not a pair.
+      ValueError: as `unroll`; the lists have different lengths, only one direction is a list, or
+        only one is residual; or `carry` or `initial` is not a pair.
       TypeError: as `unroll`.
     """
     ahead, one_ahead = as_stack("forward", forward)
     back, one_back = as_stack("backward", backward)
-    stacks, ones, L = (ahead, back), (one_ahead, one_back), len(ahead)
+    stacks, one, L = (ahead, back), one_ahead, len(ahead)
     if L != len(back):
         raise ValueError(
             f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
@@ -233,12 +233,14 @@ def bidirectional(
     residual = isinstance(forward, ResidualStack)
     if residual != isinstance(backward, ResidualStack):
         raise ValueError("only one direction is a ResidualStack; both must be, or none.")
+    if one != one_back:
+        raise ValueError("only one direction is a list of layers; both must be, or none.")
     check_flags(time_major=time_major, return_carries=return_carries)
     y = as_jax("x", as_input(x))
     alone, features = y.ndim == 2, y.shape[-1]
     B = 1 if alone else y.shape[1 if time_major else 0]
     options: list[list[dict[str, Any]]] = []  # of each direction, for each layer
-    for d, (layers, one) in enumerate(zip(stacks, ones, strict=True)):
+    for d, layers in enumerate(stacks):
         like, part = carry_like(layers, B), _part_of_pair(carry, d, "carry")
         start: Any = None if part is None else as_carry(part, like, one, alone)
         if (part := _part_of_pair(initial, d, "initial")) is not None:
@@ -250,7 +252,7 @@ def bidirectional(
                 dict(
                     carry=start and start[i],
                     initial=part and part[i],
-                    dropout=[of_layer(one, d, i, L) for one in each(dropout)],
+                    dropout=[of_layer(site, d, i, L) for site in each(dropout)],
                     reverse=bool(d),
                 )
                 for i in range(L)
@@ -281,7 +283,7 @@ def bidirectional(
         [tuple(result[d][k] for result in results) for d in (0, 1)]
         for k in range(1, 2 + return_carries)
     ]
-    pairs = [tuple(e[0] if one else e for e, one in zip(pair, ones, strict=True)) for pair in ends]
+    pairs = [tuple(e[0] if one else e for e in pair) for pair in ends]
     return (y, *pairs)
 
 

@@ -770,6 +770,10 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
             "there are 2 forward and 1 backward layers",
         ),
+        (
+            lambda x: jaxgru.bidirectional(GRU, [GRU], x),
+            "only one direction is a list of layers; both must be, or none",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(call, says):
