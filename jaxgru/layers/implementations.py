@@ -85,14 +85,14 @@ def _with_masked_products(
     """Return a cell's equations, in whose products h lacks the units that dropout drops.
 
     Raises:
-      ValueError: the cell has no products with its state, or none that are known.
+      ValueError: the cell has no known products of h with weights.
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare else None
     if not isinstance(layer, RecurrentLayer):
         raise ValueError(
-            f"variational dropout at the state masks it in its products with the weights, which "
-            f"the cell {cell.name} does not have or show; choose another site or kind."
+            "variational dropout at the state masks h in its products with weights, but jaxgru "
+            f"knows no such products in the cell {cell.name}; choose another site or kind."
         )
     in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U))
     layout, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
@@ -128,7 +128,8 @@ def unroll_layer(
       The (masked) h' of every step, or the carry of every step; and the carry after the last one.
 
     Raises:
-      ValueError: x does not have as many features as the layer takes.
+      ValueError: x does not have as many features as the layer takes; or there is variational
+        dropout at the state, but the cell has no known products of h with weights.
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None

@@ -275,5 +275,5 @@ def test_what_is_refused(dropout, says):
 def test_a_cell_without_products_of_its_state(implementation):
     layer = jaxgru.cells.init_mlp(KEY, F, H, 3)
     dropout = Dropout(KEY, 0.5, "state", "variational")
-    with unchecked(), pytest.raises(ValueError, match="which the cell mlp does not have"):
+    with unchecked(), pytest.raises(ValueError, match="no such products in the cell mlp;"):
         jaxgru.unroll(layer, np.ones((2, 4, F)), dropout=dropout, implementation=implementation)
