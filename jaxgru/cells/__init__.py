@@ -50,7 +50,11 @@ def _sizes_of_layer(params: CellParams) -> str:
         return sizes_of_fields(params)
     if (known := cell_of(params).sizes(params)) is None:
         return sizes_of_fields(params)
-    parts = [f"in {known[0]}", f"hidden {known[1]}", *sorted({str(leaf.dtype) for leaf in arrays})]
+    E, H = known
+    hidden = f"hidden {H}"
+    if isinstance(params, ProjectedLSTMParams):
+        hidden = f"hidden {len(params.P)}, proj_size {H}"
+    parts = [f"in {E}", hidden, *sorted({str(leaf.dtype) for leaf in arrays})]
     static = [f.name for f in dataclasses.fields(params) if f.metadata.get("static")]
     parts += [f"{name}={getattr(params, name)!r}" for name in static]
     return f"{type(params).__name__}({', '.join(parts)})"

@@ -116,6 +116,8 @@ def test_printed_layers_show_sizes():
     assert repr(layer) == "GRUParams(in 64, hidden 128, float32, reset_gate='after')"
     narrow = jax.tree.map(lambda w: w.astype("bfloat16") if w.ndim > 1 else w, layer)
     assert repr(narrow) == "GRUParams(in 64, hidden 128, bfloat16, float32, reset_gate='after')"
+    projected = jaxgru.init_lstm(KEY, 3, 8, proj_size=4)
+    assert repr(projected) == "ProjectedLSTMParams(in 3, hidden 8, proj_size 4, float32)"
     several = jax.tree.map(lambda w: jnp.stack([w, w]), jaxgru.init_rnn(KEY, 3, 4))
     expected = "RNNParams(W float32 (2, 3, 4), U float32 (2, 4, 4), b float32 (2, 4))"
     assert repr(several) == expected
