@@ -19,7 +19,7 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import a_type
+from jaxgru.errors import a_type, shown
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
@@ -219,9 +219,13 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
 
     Raises:
-      InteropError: the layer is none of these; or a GRU's `reset_gate` is "before", or its cn is
-        not zeros, or not known, as under `jit`.
+      InteropError: the layer is none of these, or `lstm` is another class; or a GRU's `reset_gate`
+        is "before", or its cn is not zeros, or not known, as under `jit`.
     """
+    if lstm not in (nnx.OptimizedLSTMCell, nnx.LSTMCell):
+        raise InteropError(
+            f"lstm is {shown(lstm)}; it must be nnx.OptimizedLSTMCell or nnx.LSTMCell."
+        )
     order, bias = "ifgo", "dense_h"
     match layer:
         case GRUParams():

@@ -465,3 +465,5 @@ class TestRefusals:
             jax.jit(lambda p: nnx.state(to_nnx(p)))(layer("gru after, second bias"))
         with pytest.raises(InteropError, match="a dict cannot be converted: Flax has"):
             to_nnx({})
+        with pytest.raises(InteropError, match="lstm is .*GRUCell.*; it must be nnx.OptimizedLSTM"):
+            to_nnx(layer("lstm"), lstm=nnx.GRUCell)
