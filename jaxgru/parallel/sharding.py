@@ -72,10 +72,14 @@ def shard_rows(tree: Any) -> Any:
     computes each row on its device, and sums a gradient over the devices.
 
     Raises:
-      UserError: the arrays have different numbers of rows, or the rows do not divide by the
-        devices; the message names the nearest sizes that do.
+      UserError: there is no array, or one without axes; the arrays have different numbers of rows;
+        or the rows do not divide by the devices: the message names the nearest sizes that do.
     """
-    rows = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    if not (shapes and all(shapes)):
+        seen = "a single number" if shapes else "no array"
+        raise UserError(f"the batch has {seen}; it must be of arrays whose first axis is the rows.")
+    rows = {shape[0] for shape in shapes}
     if len(rows) != 1:
         raise UserError(f"the arrays have {sorted(rows)} rows; the numbers must be equal.")
     return shard(tree, row_shardings(tree, data_mesh(rows.pop())))

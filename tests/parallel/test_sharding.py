@@ -14,3 +14,10 @@ def test_the_rows_of_all_arrays_are_of_one_batch():
     assert (placed["y"] == batch["y"]).all()
     with pytest.raises(UserError, match=r"the arrays have \[3, 4\] rows; the numbers must be eq"):
         shard_rows({"x": jnp.ones((4, 3)), "y": jnp.arange(3)})
+
+
+@pytest.mark.parametrize("batch, seen", [(jnp.ones(()), "a single number"), (3, "a single number"),
+                                         ({}, "no array")])  # fmt: skip
+def test_a_batch_without_rows(batch, seen):
+    with pytest.raises(UserError, match=f"the batch has {seen}; it must be of arrays whose first"):
+        shard_rows(batch)
