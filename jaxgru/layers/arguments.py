@@ -6,9 +6,10 @@ batch need: shapes and dtypes, with an entry per layer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, described, widest
-from jaxgru.errors import a_type
+from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.stack import ResidualStack
 
 
@@ -91,12 +92,14 @@ def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> 
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:
-    """Return tokens: an array, or lists of whole numbers.
+    """Return tokens: an array, or lists of whole numbers. No tokens, (0,), may be of any dtype.
 
     Raises:
       ValueError: they are neither integers nor bool, or one does not fit into JAX's integers.
     """
     tokens = as_array(name, tokens)
+    if tokens.shape == (0,):  # an empty list would be float32
+        return tokens.astype(np.int32)
     if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
         raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
     dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
@@ -107,6 +110,51 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
             outside = most if most > limits.max else least
             raise ValueError(f"{name} has {outside}, which does not fit into {dtype}.")
     return tokens
+
+
+def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
+    """Raise UserError if the tokens' values are known and one is outside the vocabulary."""
+    if not _is_known(tokens):
+        return
+    known = np.asarray(tokens)
+    if (outside := known[(known < 0) | (known >= vocab_size)]).size:
+        raise UserError(
+            f"{name} has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
+        )
+
+
+def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
+    """Return tokens as one sequence (N,), which may be empty.
+
+    Raises:
+      UserError: they are not one sequence, or one is outside the vocabulary.
+      ValueError: as `as_tokens`.
+    """
+    tokens = as_tokens(name, tokens)
+    if tokens.ndim != 1:
+        raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be one sequence, (N,).")
+    check_tokens(name, tokens, vocab_size)
+    return tokens
+
+
+def check_whole(
+    name: str, value: SupportsIndex, most: int = 2**31 - 1, named: str = "", least: int = 1
+) -> int:
+    """Return a whole number from `least` to `most`, which the message may call `named`.
+
+    Raises:
+      UserError: it is outside, or a bool.
+      TypeError: it is not a whole number.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
+    if isinstance(value, bool) or not least <= number <= most:
+        raise UserError(
+            f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
+        )
+    return number
 
 
 def is_pair(layers: Any) -> bool:

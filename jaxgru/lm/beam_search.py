@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.arguments import as_array, as_carry, carry_like, check_whole
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.model import (
     ModelCarry,
@@ -22,7 +22,7 @@ from jaxgru.lm.model import (
     on_device,
     stepper,
 )
-from jaxgru.lm.sampling import as_stop, check_num_tokens, check_prompt, check_whole
+from jaxgru.lm.sampling import as_stop, check_num_tokens, check_prompt
 
 
 def beam_search(

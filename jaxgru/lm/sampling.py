@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
@@ -23,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.arguments import as_array, as_carry, carry_like, check_tokens, check_whole
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.model import (
@@ -168,17 +167,7 @@ def check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
         raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
-    if isinstance(prompt, Tracer) or not getattr(prompt, "is_fully_addressable", True):
-        return
-    _check_tokens("the prompt", np.asarray(prompt), vocab_size)
-
-
-def _check_tokens(name: str, tokens: Integer[np.ndarray, "..."], vocab_size: int) -> None:
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if outside.size:
-        raise UserError(
-            f"{name} has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
-        )
+    check_tokens("the prompt", prompt, vocab_size)
 
 
 def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyArray, "B"]:
@@ -205,8 +194,7 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
         return None
     if stop.ndim != 1 or not jnp.issubdtype(stop.dtype, jnp.integer):
         raise UserError(f"stop is {stop.dtype} {stop.shape}; it must be tokens, (S,).")
-    if not isinstance(stop, Tracer):
-        _check_tokens("stop", np.asarray(stop), vocab_size)
+    check_tokens("stop", stop, vocab_size)
     return jnp.asarray(stop)
 
 
@@ -240,24 +228,6 @@ def check_sampling(
     if top_p is not None:
         top_p = _number("top_p", top_p, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
     return temperature, top_k, top_p
-
-
-def check_whole(
-    name: str, value: SupportsIndex, most: int = MOST_TOKENS, named: str = str(MOST_TOKENS)
-) -> int:
-    """Return a whole number from 1 to `most`, which the message calls `named`.
-
-    Raises:
-      UserError: it is outside, or a bool.
-      TypeError: it is not a whole number.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
-    if isinstance(value, bool) or not 1 <= number <= most:
-        raise UserError(f"{name} is {shown(value)}; it must be a whole number from 1 to {named}.")
-    return number
 
 
 def _number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:

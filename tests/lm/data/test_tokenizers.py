@@ -9,10 +9,12 @@ import re
 import numpy as np
 import pytest
 import sentencepiece
+from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgru.lm.data.tokenizers import (
+    TOKENIZERS,
     CharacterTokenizer,
     SentencePieceTokenizer,
     TokenizerError,
@@ -239,6 +241,34 @@ class TestSentencePiece:
         with pytest.raises(TokenizerError, match="cannot make 5 pieces") as refusal:
             SentencePieceTokenizer.learn("abcdefghijkl " * 30, 5)
         assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture(scope="module", params=sorted(TOKENIZERS))
+def tokenizer(request, tiny_text):
+    size = 60 if request.param == "sentencepiece" else 300
+    return learn_tokenizer(request.param, tiny_text.read_text(), size)
+
+
+class TestTokensThatAreRefused:
+    @pytest.mark.parametrize(
+        "tokens, says",
+        [
+            ([0, -1], "tokens has a token -1; the vocabulary's are 0 to"),
+            ([99999], "tokens has a token 99999; the vocabulary's are 0 to"),
+            ([0.5], "tokens is float32 (1,); it must be integers"),
+            ([[0, 1]], "tokens is int32 (1, 2); it must be one sequence, (N,)"),
+            ([[0], [1, 2]], "tokens is a list; it must be an array"),
+        ],
+        ids=str,
+    )
+    def test_wherever_they_are_decoded(self, tokenizer, tokens, says):
+        for decode in (tokenizer.decode, lambda tokens: list(tokenizer.continuation([tokens]))):
+            with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
+                decode(tokens)
+
+    def test_no_tokens_are_no_text(self, tokenizer):
+        with unchecked():
+            assert tokenizer.decode([]) == ""
 
 
 class TestSaveAndLoad:

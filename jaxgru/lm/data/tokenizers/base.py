@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgru.errors import UserError
+from jaxgru.layers.arguments import as_sequence
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
@@ -63,7 +64,16 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, tokens: Tokens) -> str:
-        """Return the tokens' text. The tokens must be in the vocabulary; this is not checked."""
+        """Return the tokens' text. Raises what `as_list` raises."""
+
+    def as_list(self, tokens: Tokens) -> list[int]:
+        """Return tokens as a list of Python's numbers.
+
+        Raises:
+          UserError: they are not one sequence, or one is outside the vocabulary.
+          ValueError: they are not integers.
+        """
+        return np.asarray(as_sequence("tokens", tokens, self.vocab_size), np.int64).tolist()
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
@@ -109,7 +119,7 @@ class ByteLevelTokenizer(Tokenizer):
 
     def joined(self, tokens: Tokens) -> bytes:
         """Return the tokens' bytes."""
-        return b"".join(map(self.bytes_of.__getitem__, np.asarray(tokens).tolist()))
+        return b"".join(map(self.bytes_of.__getitem__, self.as_list(tokens)))
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text; U+FFFD stands for bytes that are no UTF-8."""
@@ -125,8 +135,7 @@ class ByteLevelTokenizer(Tokenizer):
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters begin in these tokens, the first of the text."""
-        lengths = np.array([len(part) for part in self.bytes_of])
-        number = int(lengths[np.asarray(tokens)].sum())
+        number = len(self.joined(tokens))
         # `number` characters have that many bytes at least
         data = text[:number].encode(errors="surrogateescape")[:number]
         whole, read = codecs.utf_8_decode(data, "surrogateescape", False)

@@ -48,7 +48,7 @@ class CharacterTokenizer(Tokenizer):
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
 
     def decode(self, tokens: Tokens) -> str:
-        return "".join(self.vocabulary[token] for token in np.asarray(tokens).tolist())
+        return "".join(self.vocabulary[token] for token in self.as_list(tokens))
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters these first tokens of the text stand for: one each."""

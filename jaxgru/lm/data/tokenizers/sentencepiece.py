@@ -132,7 +132,7 @@ class SentencePieceTokenizer(SentencePieceModel):
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text, with single spaces for white space."""
-        return self._processor.decode(np.asarray(tokens).tolist())
+        return self._processor.decode(self.as_list(tokens))
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
@@ -143,7 +143,7 @@ class SentencePieceTokenizer(SentencePieceModel):
         start = len(self._processor.decode(before))
         held: list[int] = []
         for chunk in chunks:
-            tokens = held + np.asarray(chunk).tolist()
+            tokens = held + self.as_list(chunk)
             settled = len(tokens) - self._unfinished(tokens)
             held = tokens[settled:]
             yield self._processor.decode(before + tokens[:settled])[start:]
@@ -172,7 +172,7 @@ class SentencePieceTokenizer(SentencePieceModel):
         White space between words belongs to the token after it.
         """
         normalize = self._processor.normalize
-        left = int(self._lengths[np.asarray(tokens)].sum())  # of the normalised text
+        left = int(self._lengths[self.as_list(tokens)].sum())  # of the normalised text
         for start, before, block in _blocks(text):
             skipped = len(normalize(before))
             length = len(normalize(before + block)) - skipped

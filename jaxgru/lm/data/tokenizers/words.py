@@ -80,7 +80,7 @@ class WordTokenizer(Tokenizer):
         return np.fromiter(tokens, np.int32)
 
     def decode(self, tokens: Tokens) -> str:
-        return "".join(self.pieces[token] for token in np.asarray(tokens).tolist())
+        return "".join(self.pieces[token] for token in self.as_list(tokens))
 
     def may_follow(self, prompt: str) -> Start:
         """Return the space at the prompt's end: it belongs to the word after it."""
