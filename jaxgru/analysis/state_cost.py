@@ -24,6 +24,7 @@ from jaxgru.analysis.markov import (
 from jaxgru.analysis.ngrams import bigram_probabilities, context_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
+from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
@@ -155,9 +156,11 @@ def measure(
       prompt: what the model's texts in the record begin with, if its tokenizer knows it.
 
     Raises:
-      UserError: the validation split has fewer than two tokens, or is too short for such a window.
+      UserError: the validation split has fewer than two tokens, or is too short for the random
+        batches; one of its tokens is outside the model's vocabulary; or the window is below 1.
+      TypeError: the window is not a whole number.
     """
-    tokens = dataset.validation
+    tokens, window = dataset.validation, check_whole("window", window)
     batches = None
     if random_batches:  # first, because the text can be too short for them
         progress("random batches")
@@ -236,7 +239,8 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -
         examples = {}
         with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack the prompt
             opening = jnp.asarray(tokenizer.encode(prompt))[None]
-            for kind, length, temperature in (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)):
+            kinds = (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)) if opening.size else ()
+            for kind, length, temperature in kinds:
                 new = _generate(params, opening, length, temperature, **treatment)
                 examples[kind] = prompt + tokenizer.decode(new[0])
         record[name] = Text(**_loops(greedy), **_words(text, vocabulary), **examples)

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
+from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
@@ -42,6 +43,10 @@ class Dynamic:
       decay: λ, the pull back to the weights that training found; 0: none.
       epsilon: ε, in the unit of a gradient.
       every: the number of tokens in a segment, and so between two updates.
+
+    Raises:
+      UserError: `every` is below 1.
+      TypeError: it is not a whole number.
     """
 
     mean_squares: Params
@@ -49,6 +54,9 @@ class Dynamic:
     decay: float = 0.0
     epsilon: float = 1e-4
     every: int = 32
+
+    def __post_init__(self) -> None:
+        check_whole("every", self.every)
 
 
 def dynamic_nll(
@@ -61,14 +69,19 @@ def dynamic_nll(
         must be a divisor or a multiple of `dynamic.every`. None: never.
 
     Raises:
-      UserError: fewer than two tokens, `dynamic.every` is below 1, or the reset does not fit it.
+      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
+        or the reset does not fit.
+      ValueError: the tokens are not integers.
+      TypeError: the reset is not a whole number.
     """
-    inputs, targets, n = _segments(tokens, dynamic.every)
-    if reset is not None and (reset < 1 or max(reset, dynamic.every) % min(reset, dynamic.every)):
-        raise UserError(
-            f"the state is to be reset every {reset} tokens; it must be a divisor or a multiple of "
-            f"the {dynamic.every} tokens between two updates."
-        )
+    inputs, targets, n = _segments(params, tokens, dynamic.every)
+    if reset is not None:
+        shorter, longer = sorted((check_whole("reset", reset), dynamic.every))
+        if longer % shorter:
+            raise UserError(
+                f"the state is to be reset every {reset} tokens; it must be a divisor or a "
+                f"multiple of the {dynamic.every} tokens between two updates."
+            )
     rates = (dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
     nll = _dynamic_nll(reset, on_device(params), dynamic.mean_squares, rates, inputs, targets)
     return np.asarray(nll, np.float64).ravel()[:n]
@@ -78,9 +91,11 @@ def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) ->
     """Return the mean of each parameter's squared gradient, over the whole segments of a stream.
 
     Raises:
-      UserError: fewer than `every` + 1 tokens, or `every` is below 1.
+      UserError: as `dynamic_nll`; fewer than `every` + 1 tokens; or `every` is below 1.
+      ValueError: the tokens are not integers.
+      TypeError: `every` is not a whole number.
     """
-    inputs, targets, n = _segments(tokens, every)
+    inputs, targets, n = _segments(params, tokens, check_whole("every", every))
     if n < every:
         raise UserError(f"the text has {n + 1} tokens; a segment of {every} needs {every + 1}.")
     whole = n // every
@@ -100,8 +115,7 @@ def choose_dynamic(
       tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
         on what is then evaluated.
 
-    Raises:
-      UserError: fewer than `every` + 1 tokens.
+    Raises what `mean_squares` raises.
     """
     squares = mean_squares(params, tokens, every)
     candidates = [
@@ -111,14 +125,14 @@ def choose_dynamic(
     return min(candidates, key=lambda dynamic: dynamic_nll(params, tokens, dynamic).mean())
 
 
-def _segments(tokens: Any, every: int) -> tuple[Int[Array, "M 1 T"], Int[Array, "M 1 T"], int]:
+def _segments(
+    params: Params, tokens: Any, every: int
+) -> tuple[Int[Array, "M 1 T"], Int[Array, "M 1 T"], int]:
     """Return inputs and targets, and the number of predictions. The last segment may be padded.
 
     It is predicted before its gradient updates anything, so the padding reaches no loss.
     """
-    if every < 1:
-        raise UserError(f"an update every {every} tokens is impossible; it must be at least 1.")
-    tokens = as_text(tokens)
+    tokens = as_text(tokens, len(params.embedding))
     return *windows(jnp.asarray(tokens), every, 1), len(tokens) - 1
 
 

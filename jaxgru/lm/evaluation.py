@@ -1,8 +1,7 @@
 """Negative log-likelihood of a text, with the state kept in windows, in one stream, or not at all.
 
 Functions whose names end in `_nll` return nats for each prediction. NumPy averages them in float64,
-so rounding errors do not grow with the text. A token outside the vocabulary gives NaN; tokens that
-are not integers raise ValueError.
+so rounding errors do not grow with the text.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_tokens
+from jaxgru.errors import UserError, a_type
+from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.batching import as_text, random_crops, windows
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
@@ -51,13 +50,14 @@ def window_nll(
         computes all batches.
 
     Raises:
-      UserError: fewer than two tokens, or a window below 1.
+      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
+        or the window is below 1.
+      ValueError: the tokens are not integers.
+      TypeError: the window is not a whole number.
     """
-    tokens = as_text(tokens)
-    if window < 1:
-        raise UserError(f"the window is {window}; it must be at least 1.")
+    tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
-    window = min(window, n)
+    window = min(check_whole("window", window), n)
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
     params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
@@ -73,9 +73,11 @@ def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, 
     """Compute the nats of each prediction over one stream: the state is never reset.
 
     Raises:
-      UserError: fewer than two tokens.
+      UserError: the tokens are fewer than two, or not one sequence; or one is outside the
+        vocabulary.
+      ValueError: they are not integers.
     """
-    tokens = as_text(tokens)
+    tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
     nll = _stream_nll(on_device(params), *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
     return np.asarray(nll, np.float64).ravel()[:n]
@@ -102,9 +104,14 @@ def random_batch_losses(
     mean of these; the standard error is their standard deviation / √M.
 
     Raises:
-      UserError: the text is too short for a window.
+      UserError: as `window_nll`; the text is too short for a window; or `num_batches` or
+        `batch_size` is below 1.
+      ValueError: the tokens are not integers.
+      TypeError: one of the numbers is not a whole number.
     """
-    tokens = as_tokens("tokens", tokens)
+    tokens = as_text(tokens, len(params.embedding))
+    window, num_batches = check_whole("window", window), check_whole("num_batches", num_batches)
+    batch_size = check_whole("batch_size", batch_size)
     if len(tokens) < window + 2:
         raise UserError(
             f"the text has {len(tokens)} tokens, but windows of {window} need {window + 2}."
@@ -126,9 +133,9 @@ def memory_curve(
 
     1 is stateless; `stream_loss` is the limit, without resets.
 
-    Raises:
-      UserError: fewer than two tokens, or a number below 1.
+    Raises what `window_nll` raises, before any loss is computed.
     """
+    resets = [check_whole("an entry of resets", every) for every in resets]
     return {every: window_loss(params, tokens, every) for every in resets}
 
 
@@ -148,14 +155,17 @@ def recovery(
       stream: `stream_nll` of these parameters and tokens, if it has been computed already.
 
     Raises:
-      UserError: fewer than two tokens, or a length or stride below 1.
+      UserError: as `stream_nll`; a length or stride is below 1; or `stream` has another shape.
+      ValueError: the tokens are not integers.
+      TypeError: the length or stride is not a whole number.
     """
-    tokens = as_text(tokens)
-    if length < 1 or stride < 1:
-        raise UserError(f"length {length} and stride {stride} must both be at least 1.")
+    tokens = as_text(tokens, len(params.embedding))
+    length, stride = check_whole("length", length), check_whole("stride", stride)
+    n = len(tokens) - 1
     if stream is None:
         stream = stream_nll(params, tokens)
-    n = len(tokens) - 1
+    elif np.shape(stream) != (n,):
+        raise UserError(f"stream is {np.shape(stream)}; it must be {(n,)}, as of stream_nll.")
     length = min(length, n)
     at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
     batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
@@ -190,7 +200,8 @@ class Scores:
         num_characters: int,
     ) -> Scores:
         """Return the scores of tokens[1:], whose losses are `nats`."""
-        return cls([tokenizer.pieces[token] for token in tokens[1:]], nats, num_characters)
+        pieces = [tokenizer.pieces[token] for token in tokenizer.as_list(tokens[1:])]
+        return cls(pieces, nats, num_characters)
 
     @classmethod
     def of_text(
@@ -240,15 +251,21 @@ def score(
         text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
 
     Raises:
-      UserError: fewer than two tokens; a `TokenizerError` where the text cannot be encoded.
+      UserError: the text is not a str, or is of fewer than two tokens; a `TokenizerError` where it
+        cannot be encoded.
     """
+    if not isinstance(text, str):
+        raise UserError(f"the text is {a_type(text)}; it must be a str.")
     tokens = tokenizer.encode(text)
     return Scores.of_text(tokenizer, text, tokens, nll(model, tokens))
 
 
 def perplexity(nats_per_token: float) -> float:
     """Return exp(nats_per_token), or infinity where a float cannot hold it."""
-    return exp(nats_per_token) if nats_per_token < 709 else float("inf")
+    try:
+        return exp(nats_per_token)
+    except OverflowError:
+        return float("inf")
 
 
 @dataclass(frozen=True)
@@ -311,9 +328,11 @@ def evaluate(
         `choose_dynamic` returns.
 
     Raises:
-      UserError: fewer than two tokens, or a window below 1.
+      UserError: as `window_nll`; or `num_characters` is below 0.
       ValueError: the tokens are not integers.
+      TypeError: `num_characters` or the window is not a whole number.
     """
+    num_characters = check_whole("num_characters", num_characters, least=0)
     return Losses(
         windows=window_loss(params, tokens, window),
         stream=stream_loss(params, tokens),

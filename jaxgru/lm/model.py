@@ -20,7 +20,7 @@ from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
 from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
 from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
-from jaxgru.layers.arguments import as_array, as_carry, as_jax, as_tokens, carry_like
+from jaxgru.layers.arguments import as_carry, as_jax, as_tokens, carry_like
 from jaxgru.layers.dropout import Dropouts, LayerMasks, dropout_masks
 from jaxgru.layers.implementations import (
     forward_mode_explained,
@@ -314,9 +314,15 @@ def token_nll(
     """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
 
     In float32 at least. NaN for a target outside the vocabulary.
+
+    Raises:
+      ValueError: the targets are not integers, or not one for each prediction.
     """
     logits = at_least_float32(as_jax("logits", logits))
-    targets = as_array("targets", targets)
+    targets = as_tokens("targets", targets)
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets is {targets.shape}; it must be {logits.shape[:-1]}.")
+    targets = targets.astype(jnp.uint8) if targets.dtype == bool else targets
     log_z = jax.nn.logsumexp(logits, axis=-1)
     nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end

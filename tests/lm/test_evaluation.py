@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 from conftest import numpy_gru_losses
 from random_models import random_params
 
@@ -18,6 +20,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm import evaluation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.evaluation import (
     Losses,
     evaluate,
@@ -33,6 +36,7 @@ from jaxgru.lm.evaluation import (
 )
 from jaxgru.lm.model import token_nll
 
+KEY = jax.random.key(0)
 V = 7
 MODEL = ModelConfig("gru", V, 3, 5, num_layers=2, second_bias=True, reset_gate="before")
 N = 59  # 58 predictions
@@ -42,6 +46,11 @@ N = 59  # 58 predictions
 def params() -> jaxgru.lm.Params:
     """Large weights: a model whose state matters, so that a state that is lost would be seen."""
     return random_params(MODEL)
+
+
+def dynamic_loss(params: jaxgru.lm.Params, tokens: np.ndarray, every: int = 8) -> float:
+    squares = jax.tree.map(jnp.ones_like, params)
+    return float(dynamic_nll(params, tokens, Dynamic(squares, 1e-3, every=every)).mean())
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +168,6 @@ class TestMemory:
         """One reset fits, the beginning of the text, where the stream begins, too."""
         np.testing.assert_allclose(recovery(params, tokens, 256, 64), np.zeros(N - 1), atol=1e-6)
 
-    @pytest.mark.parametrize("length, stride", [(0, 1), (3, 0)])
-    def test_no_length_or_stride(self, params, tokens, length, stride):
-        with pytest.raises(UserError, match=f"length {length} and stride {stride} must both"):
-            recovery(params, tokens, length, stride)
-
 
 @pytest.mark.parametrize(
     "cell, loss",
@@ -243,6 +247,7 @@ class TestScore:
 
     def test_a_perplexity_no_float_can_hold(self):
         assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
+        assert math.isnan(perplexity(math.nan)) and perplexity(709.7) == math.exp(709.7)
 
 
 class TestRefusals:
@@ -252,7 +257,52 @@ class TestRefusals:
             with pytest.raises(UserError, match=f"at least 2 tokens; these are {n}"):
                 loss(np.zeros(n, np.int32))
 
-    @pytest.mark.parametrize("window", [0, -5])
-    def test_a_window_below_1(self, params, tokens, window):
-        with pytest.raises(UserError, match=f"window is {window}; it must be at least 1"):
-            window_loss(params, tokens, window)
+    @pytest.mark.parametrize("loss", [stream_loss, memory_curve, recovery, dynamic_loss])
+    @pytest.mark.parametrize(
+        "tokens, says",
+        [
+            (np.zeros((2, 5), np.int32), "tokens is int32 (2, 5); it must be one sequence, (N,)"),
+            (np.int32(3), "tokens is int32 (); it must be one sequence, (N,)"),
+            (np.zeros(5, np.float32), "tokens is float32 (5,); it must be integers"),
+            ([0, V], f"tokens has a token {V}; the vocabulary's are 0 to {V - 1}"),
+            ([0, -1], f"tokens has a token -1; the vocabulary's are 0 to {V - 1}"),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_text(self, params, loss, tokens, says):
+        with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
+            loss(params, tokens)
+
+    @pytest.mark.parametrize(
+        "call, says",
+        [
+            (lambda *text: window_loss(*text, 0), "window is 0"),
+            (lambda *text: window_loss(*text, True), "window is True"),
+            (lambda *text: evaluate(*text, -1), "num_characters is -1"),
+            (lambda *text: memory_curve(*text, (1, -5)), "an entry of resets is -5"),
+            (lambda *text: recovery(*text, 0), "length is 0"),
+            (lambda *text: recovery(*text, stride=0), "stride is 0"),
+            (lambda *text: random_batch_losses(*text, -3, KEY), "window is -3"),
+            (lambda *text: random_batch_losses(*text, 4, KEY, 0), "num_batches is 0"),
+            (lambda *text: random_batch_losses(*text, 4, KEY, batch_size=-1), "batch_size is -1"),
+            (lambda *text: dynamic_loss(*text, every=0), "every is 0"),
+        ],
+    )
+    def test_numbers_out_of_range(self, params, tokens, call, says, monkeypatch):
+        for computes in ("_nll", "_stream_nll", "_random_nll"):
+            monkeypatch.delattr(evaluation, computes)
+        with pytest.raises(UserError, match=f"^{says}; it must be a whole number from [01] to"):
+            call(params, tokens)
+
+    def test_a_stream_of_another_text(self, params, tokens):
+        with unchecked(), pytest.raises(UserError, match=r"stream is \(2,\); it must be \(58,\)"):
+            recovery(params, tokens, stream=np.zeros(2))
+
+    def test_a_text_that_is_tokens(self, params, tokens):
+        with unchecked(), pytest.raises(UserError, match="the text is an ndarray; it must be"):
+            score(params, CharacterTokenizer("abcdefg"), tokens)
+
+    @pytest.mark.parametrize("targets", [np.zeros((2, 3), int), np.zeros((2, 1), int)])
+    def test_targets_that_are_not_one_for_each_prediction(self, targets):
+        with unchecked(), pytest.raises(ValueError, match=r"targets is .*; it must be \(3, 1\)."):
+            token_nll(np.zeros((3, 1, V), np.float32), targets)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_tokens
+from jaxgru.layers.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
 
@@ -64,14 +64,15 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
         raise UserError(f"{name} has {num_tokens} tokens, but {what} need at least {least}.")
 
 
-def as_text(tokens: Int[AnyArray, "N"]) -> Int[AnyArray, "N"]:
+def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:
     """Return the tokens of a text.
 
     Raises:
-      UserError: there are fewer than two, so that there is nothing to predict.
+      UserError: they are not one sequence; one is outside the vocabulary; or there are fewer than
+        two, so that there is nothing to predict.
       ValueError: they are not integers.
     """
-    tokens = as_tokens("tokens", tokens)
+    tokens = as_sequence("tokens", tokens, vocab_size)
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
     return tokens
