@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, a_type
+from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
@@ -133,20 +134,24 @@ def stream_text(
     Args:
       model: a model's parameters, or an n-gram model.
       options: a `jaxgru.lm.generation.Options`.
-      sample: the sample's index, from 0; each index gives another text for the same seed.
+      sample: the sample's index, from 0 to 2³² − 1; each index gives another text for the same
+        seed.
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
     Raises:
-      UserError: at the call: the prompt gives no token or has unknown characters, an option is out
-        of range, or an n-gram model is given a carry or a processor. While the text is generated:
-        the model's logits are NaN.
+      UserError: at the call: the prompt is not a str, gives no token or has unknown characters, an
+        option or the sample's index is out of range, or an n-gram model is given a carry or a
+        processor. While the text is generated: the model's logits are NaN, or a processor excludes
+        every token.
       ValueError: the carry does not fit the model.
-      TypeError: num_tokens or top_k is not a whole number.
+      TypeError: num_tokens, top_k, the seed or the sample's index is not a whole number.
     """
     check_sampling(tokenizer.vocab_size, **options.per_token)
-    if not 0 <= options.seed < 2**32:
-        raise UserError(f"seed is {options.seed}; it must be at least 0 and below {2**32}.")
+    for name, value in (("seed", options.seed), ("sample", sample)):
+        check_whole(name, value, 2**32 - 1, least=0)
     check_num_tokens(options.num_tokens)
+    if not isinstance(prompt, str):
+        raise UserError(f"the prompt is {a_type(prompt)}; it must be a str.")
     if "" in options.stop:
         raise UserError("a string to stop at is empty; it must have at least one character.")
     known = tokenizer.encode(prompt)  # first: it says what is wrong with the prompt
@@ -258,7 +263,8 @@ class _Recurrent:
         self.behind, self.ahead, self.given = self.ahead, (after, new[:, -1:]), 0
         self.new = np.asarray(new[0])
         if (self.new < 0).any():
-            raise UserError("the model's logits are NaN: its weights are damaged.")
+            excluded = "the processor excludes every token, or " if processor else ""
+            raise UserError(f"{excluded}the model's logits are NaN: its weights are damaged.")
         if self.counts is not None:
             read = np.concatenate([np.asarray(last[0]), self.new[:-1]])
             self.counts = self.counts + np.bincount(read, minlength=self.counts.shape[1])

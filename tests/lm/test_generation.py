@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 from conftest import slow
 from random_models import random_params
 
@@ -87,7 +88,7 @@ class TestChunks:
 
     def test_a_model_with_nan_in_it_is_an_error_and_no_text(self, params):
         damaged = params.replace(embedding=params.embedding.at[:, 0].set(jnp.nan))
-        with pytest.raises(UserError, match="the model's logits are NaN"):
+        with pytest.raises(UserError, match="^the model's logits are NaN"):
             text_of(damaged)
 
     def test_appear_as_they_are_generated(self, params, monkeypatch):
@@ -213,6 +214,10 @@ class TestStops:
         assert text == "a bad" + generated(params, "a bad", logits_processor=processor)
         assert text != text_of(params, "a bad")
 
+    def test_a_processor_that_excludes_every_token(self, params):
+        with pytest.raises(UserError, match="^the processor excludes every token, or the model's"):
+            text_of(params, logits_processor=lambda logits, counts: logits - jnp.inf)
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_text) -> SentencePieceTokenizer:
@@ -327,6 +332,16 @@ class TestRefusals:
     def test_an_option_out_of_range(self, params, options, says):
         with pytest.raises(UserError, match=says):
             stream_text(params, TOKENIZER, "a", Options(**options))
+
+    @pytest.mark.parametrize("sample", [-1, 2**32, 2**70])
+    def test_a_sample_there_is_not(self, params, sample):
+        for model in (params, count_ngrams(np.arange(TOKENIZER.vocab_size), 15, 2)):
+            with pytest.raises(UserError, match=f"sample is {sample}; it must be a whole"):
+                stream_text(model, TOKENIZER, "a", Options(), sample)
+
+    def test_a_prompt_that_is_tokens(self, params):
+        with unchecked(), pytest.raises(UserError, match="the prompt is a list; it must be a str"):
+            stream_text(params, TOKENIZER, ["a"], Options())
 
     def test_bounds_themselves_are_allowed(self, params):
         stream_text(
