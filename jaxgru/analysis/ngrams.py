@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxgru.errors import UserError
+from jaxgru.layers.arguments import as_flags, as_sequence, check_whole
 from jaxgru.lm.sampling import check_num_tokens, check_sampling
 
 MAX_ORDER = 8
@@ -71,9 +72,9 @@ class NGram:
 
         Raises:
           UserError: the order is below 1 or above this model's.
+          TypeError: it is not a whole number.
         """
-        if order not in range(1, self.order + 1):
-            raise UserError(f"the order is {order}; it must be 1 to this model's {self.order}.")
+        order = check_whole("order", order, self.order, f"this model's {self.order}")
         return _smoothed(self.grams[:order], self.vocab_size)
 
     def token_nll(self, tokens: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N-1"]:
@@ -82,7 +83,9 @@ class NGram:
         The predictions are those of `evaluation.stream_nll`; the mean is comparable with its mean.
 
         Raises:
-          UserError: fewer than two tokens, or tokens outside the vocabulary.
+          UserError: the tokens are fewer than two, or not one sequence; or one is outside the
+            vocabulary.
+          ValueError: they are not integers.
         """
         tokens = _checked(tokens, self.vocab_size)
         if len(tokens) < 2:
@@ -99,9 +102,13 @@ class NGram:
         """Return p(w | context) for every token w; only the last order − 1 tokens are read.
 
         Raises:
-          UserError: one of those is outside the vocabulary.
+          UserError: the context is not one sequence, or a token is outside the vocabulary.
+          ValueError: its tokens are not integers.
         """
-        context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
+        return self._probabilities(_checked(context, self.vocab_size, "context"))
+
+    def _probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
+        context = context[max(0, len(context) - self.order + 1) :]
         p = np.full(self.vocab_size, 1 / self.vocab_size)
         ids = np.zeros(len(context) + 1, np.int64)  # of the k-grams in the context; the last is h
         for k, grams, weights in zip(range(len(ids)), self.grams, self.weights, strict=False):
@@ -131,16 +138,22 @@ class NGram:
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
 
         Raises:
-          UserError: num_tokens is below 1 or not below 2³¹, one of the last order − 1 tokens of the
-            prompt is outside the vocabulary, the temperature is negative or not finite, top_k is
-            outside [1, V], or top_p is outside (0, 1].
+          UserError: num_tokens is below 1 or not below 2³¹, the prompt is not one sequence or has a
+            token outside the vocabulary, the temperature is negative or not finite, top_k is
+            outside [1, V], top_p is outside (0, 1], or `first` excludes every token.
+          ValueError: the prompt's tokens are not integers, or `first` is not (V,) of flags.
           TypeError: num_tokens or top_k is not a whole number.
         """
-        check_num_tokens(num_tokens)
+        num_tokens = check_num_tokens(num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)
+        prompt = _checked(prompt, self.vocab_size, "prompt")
+        if first is not None:
+            first = np.asarray(as_flags("first", first, (self.vocab_size,)))
+            if not first.any():
+                raise UserError("first excludes every token; it must allow at least one.")
         text = np.concatenate([prompt, np.zeros(num_tokens, np.int64)])
         for t in range(len(prompt), len(text)):
-            p = self.probabilities(text[:t])
+            p = self._probabilities(text[:t])
             if t == len(prompt) and first is not None:
                 p = p * first / p[first].sum()
             if temperature == 0:
@@ -155,11 +168,12 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
     """Count the k-grams of a text for k up to order, and return the smoothed model.
 
     Raises:
-      UserError: the order is not in 1 to 8, the text has fewer tokens than that, or a token is
-        outside the vocabulary.
+      UserError: the order is not in 1 to 8, the text is not one sequence or has fewer tokens than
+        that, a token is outside the vocabulary, or vocab_size is below 1 or not below 2³¹.
+      ValueError: the tokens are not integers.
+      TypeError: the order or vocab_size is not a whole number.
     """
-    if order not in range(1, MAX_ORDER + 1):
-        raise UserError(f"the order is {order}; it must be 1 to {MAX_ORDER}.")
+    order = check_whole("order", order, MAX_ORDER)
     tokens = _checked(tokens, vocab_size)
     if len(tokens) < order:
         raise UserError(f"an order of {order} needs {order} tokens; these are {len(tokens)}.")
@@ -183,7 +197,10 @@ def bigram_probabilities(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float
     never followed by a token are uniform.
 
     Raises:
-      UserError: there are fewer than two tokens, or a token is outside the vocabulary.
+      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
+        or vocab_size is below 1 or not below 2³¹.
+      ValueError: the tokens are not integers.
+      TypeError: vocab_size is not a whole number.
     """
     tokens = _checked_pairs(tokens, vocab_size)
     pairs = tokens[:-1] * vocab_size + tokens[1:]
@@ -196,7 +213,10 @@ def context_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[
     """Return the share of each token among all tokens but the last: the weights of bigram rows.
 
     Raises:
-      UserError: there are fewer than two tokens, or a token is outside the vocabulary.
+      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
+        or vocab_size is below 1 or not below 2³¹.
+      ValueError: the tokens are not integers.
+      TypeError: vocab_size is not a whole number.
     """
     tokens = _checked_pairs(tokens, vocab_size)
     return np.bincount(tokens[:-1], minlength=vocab_size) / (len(tokens) - 1)
@@ -255,13 +275,12 @@ def _filtered(
     return p / p.sum()
 
 
-def _checked(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
-    """Return the tokens as int64, so that keys do not overflow; raise UserError outside [0, V)."""
-    tokens = np.asarray(tokens, np.int64)
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if len(outside):
-        raise UserError(f"the token {outside[0]} is outside the vocabulary of {vocab_size} tokens.")
-    return tokens
+def _checked(
+    tokens: Int[np.ndarray, "N"], vocab_size: int, name: str = "tokens"
+) -> Int[np.ndarray, "N"]:
+    """Return the tokens, checked, as int64, so that keys do not overflow."""
+    vocab_size = check_whole("vocab_size", vocab_size)
+    return np.asarray(as_sequence(name, tokens, vocab_size), np.int64)
 
 
 def _checked_pairs(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jaxgru.errors import UserError
+from jaxgru.layers.arguments import check_whole
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop
 
@@ -66,9 +67,9 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
 
     Raises:
       UserError: n is below 1, or there are fewer than n items, which have no n-gram.
+      TypeError: n is not a whole number.
     """
-    if n < 1:
-        raise UserError(f"n is {n}; an n-gram has at least 1 item.")
+    n = check_whole("n", n)
     if len(items) < n:
         raise UserError(f"there is no {n}-gram in {len(items)} items; at least {n} are needed.")
     ngrams = list(zip(*(items[i:] for i in range(n)), strict=False))

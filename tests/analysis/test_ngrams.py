@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from annotations import unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -384,13 +386,13 @@ class TestTinyShakespeare:
 class TestRefusals:
     @pytest.mark.parametrize("order", [-1, 0, 9])
     def test_orders_there_are_not(self, order):
-        with pytest.raises(UserError, match=f"^the order is {order}; it must be 1 to 8.$"):
+        with pytest.raises(UserError, match=f"^order is {order}; it .* number from 1 to 8.$"):
             count_ngrams(np.zeros(20, int), 2, order)
 
     @pytest.mark.parametrize("order", [0, 4])
     def test_lower_orders_there_are_not(self, order):
         model = count_ngrams(TEXT, 4, 3)
-        with pytest.raises(UserError, match=f"^the order is {order}; .* 1 to this model's 3.$"):
+        with pytest.raises(UserError, match=f"^order is {order}; .* 1 to this model's 3.$"):
             model.lower(order)
 
     @pytest.mark.parametrize("n, order", [(0, 1), (4, 5)])
@@ -409,8 +411,48 @@ class TestRefusals:
             lambda: bigram_probabilities(tokens, 4),
             lambda: context_frequencies(tokens, 4),
         ):
-            with pytest.raises(UserError, match=f"^the token {token} is outside the .* of 4 tok"):
+            with pytest.raises(UserError, match=f"has a token {token}; the vocabulary's are 0"):
                 call()
+
+    @pytest.mark.parametrize(
+        "tokens, says",
+        [
+            ([0.5, 1.5], "is float32 (2,); it must be integers"),
+            ([[0, 1], [2, 1]], "is int32 (2, 2); it must be one sequence, (N,)"),
+        ],
+    )
+    def test_tokens_that_are_no_text(self, tokens, says):
+        model = count_ngrams(TEXT, 4, 3)
+        for call in (
+            lambda: count_ngrams(tokens, 4, 2),
+            lambda: model.token_nll(tokens),
+            lambda: model.probabilities(tokens),
+            lambda: model.generate(np.random.default_rng(0), tokens, 1),
+            lambda: bigram_probabilities(tokens, 4),
+        ):
+            with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
+                call()
+
+    @pytest.mark.parametrize("vocab_size", [-1, 2**62])
+    def test_a_vocabulary_there_is_not(self, vocab_size):
+        """With 2⁶², keys would run over."""
+        for function in (bigram_probabilities, context_frequencies):
+            with pytest.raises(UserError, match=f"vocab_size is {vocab_size}; it must be a whole"):
+                function(TEXT, vocab_size)
+        with pytest.raises(UserError, match=f"vocab_size is {vocab_size}; it must be a whole"):
+            count_ngrams(TEXT, vocab_size, 2)
+
+    @pytest.mark.parametrize(
+        "first, says",
+        [
+            (np.zeros(4, bool), "first excludes every token; it must allow at least one"),
+            (np.ones(3, bool), "first is bool (3,); it must be bool (4,)"),
+        ],
+    )
+    def test_first_tokens_there_are_not(self, first, says):
+        model = count_ngrams(TEXT, 4, 2)
+        with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
+            model.generate(np.random.default_rng(0), TEXT, 1, first=first)
 
     @pytest.mark.parametrize("n", [0, 1])
     def test_too_few_tokens_for_a_pair(self, n):
