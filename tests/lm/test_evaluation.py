@@ -20,7 +20,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm import evaluation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
-from jaxgru.lm.dynamic import Dynamic, dynamic_nll
+from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
 from jaxgru.lm.evaluation import (
     Losses,
     evaluate,
@@ -248,6 +248,29 @@ class TestScore:
     def test_a_perplexity_no_float_can_hold(self):
         assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
         assert math.isnan(perplexity(math.nan)) and perplexity(709.7) == math.exp(709.7)
+
+
+class TestChosenDynamic:
+    def test_it_has_the_lowest_loss(self, params, tokens):
+        """The first learning rate is so large that the loss is NaN, which is not the lowest."""
+        rates, decays = (1e38, 1e-3, 0.1), (0.0, 0.5)
+        chosen = choose_dynamic(params, tokens, rates, decays, every=8)
+        squares = mean_squares(params, tokens, 8)
+        loss = {
+            (rate, decay): dynamic_nll(
+                params, tokens, Dynamic(squares, rate, decay, every=8)
+            ).mean()
+            for rate in rates
+            for decay in decays
+        }
+        assert math.isnan(loss[1e38, 0.0])
+        found = loss[chosen.learning_rate, chosen.decay]
+        assert found == min(value for value in loss.values() if not math.isnan(value))
+
+    @pytest.mark.parametrize("choice", [((), (0.0,)), ((1e-3,), ())])
+    def test_nothing_to_choose_from(self, params, tokens, choice):
+        with pytest.raises(UserError, match="at least one learning rate and one decay"):
+            choose_dynamic(params, tokens, *choice)
 
 
 class TestRefusals:
