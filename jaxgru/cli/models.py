@@ -31,10 +31,11 @@ def main() -> None:
         sizes = jax.eval_shape(lambda model=model: init(jax.random.key(0), model))
         losses = "–", "–"
         if name in trained:
-            windows, _, stateless = measured_losses(name)
-            losses = f"{windows:.2f}", f"{stateless:.2f}"
+            _, kept, stateless = measured_losses(name)
+            losses = f"{kept:.2f}", f"{stateless:.2f}"
         print(ROW(name, f"{num_params(sizes):,}", *losses, about(name)))
     print(
-        "\nloss: nats per character on the validation text; reset: the same with the state\n"
-        f"reset before each token; –: not in the package. {command('train')} NAME trains one."
+        "\nloss: nats per character on the validation text, with the state never reset;\n"
+        "reset: the same with a reset before each token; –: not in the package.\n"
+        f"{command('train')} NAME trains one."
     )

@@ -21,7 +21,7 @@ from jaxgru.parallel.hardware import describe_hardware
 from pages.markdown import table
 from study.records import Epoch, load_metrics
 
-MAX_BYTES = 20_000_000  # of one model in the package, whose wheel stays under 25 MB
+MAX_BYTES = 20_000_000  # of one model in the package
 
 
 def main() -> None:
@@ -71,7 +71,8 @@ def card(
     training, data = config.training, config.data
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]
-    dropout = " (with dropout)" if config.training.dropout else ""
+    drops = [value for name, value in vars(training).items() if "drop" in name]
+    dropout = " (with dropout)" if any(isinstance(p, float) and p > 0 for p in drops) else ""
     by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
     head = ["", *(unit.replace("_", " ") for unit in units)]
     return f"""<!-- Made by scripts/maintain/release.py. -->

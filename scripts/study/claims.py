@@ -14,7 +14,7 @@ from jaxgru.lm.runs.published import load_published
 if TYPE_CHECKING:
     from study.study_page import Page
 
-BASELINES = ["bengio_mlp", "elman_alpha"]  # not of the study, for comparison
+BASELINES = ["bengio_mlp", "elman_alpha", "best_gru"]  # not of the study, for comparison
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
 FEW = 2  # epochs: not the dozens of a claim

@@ -16,11 +16,11 @@ from jaxgru.lm.runs.study_record import FILE_NAME
 SEEDS = {
     "astra_alpha": 3, "astra_beta": 3, "astra_gamma": 3,
     "scribe_alpha": 1, "scribe_beta": 2, "scribe_gamma": 1,
-    "leviathan": 1, "elman_alpha": 3, "bengio_mlp": 3,
+    "leviathan": 1, "elman_alpha": 3, "bengio_mlp": 3, "best_gru": 3,
 }  # fmt: skip
 """The number of seeds, from 0 on, that each config is trained with."""
 
-NANOGPT = ("astra_beta", "astra_gamma")
+NANOGPT = ("astra_beta", "astra_gamma", "best_gru")
 """The configs that are also evaluated as nanoGPT is, with --random-batches: their last epoch and
 their best one."""
 

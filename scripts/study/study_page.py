@@ -100,7 +100,7 @@ class Page:
                 self.in_short(), "lr"),
             "models": table(
                 ["model", "seed", "parameters", "last training loss, published", "measured",
-                 "weights of epoch", "windows of 128", "kept", "reset", "cost",
+                 "weights of epoch", "windows", "kept", "reset", "cost",
                  "per character: windows", "kept", "reset"], self.models()),
             "memory": table(*self.memory()),
             "n-grams": table(["tokens", *(f"n = {n}" for n in range(1, 9))], self.counted()),

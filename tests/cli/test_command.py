@@ -136,7 +136,7 @@ def test_models_lists_every_config(run):
     assert (done.code, done.err) == (0, "")
     head, *lines = done.out.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == config_names()
-    assert lines[0] == "astra_alpha      86,913   1.67   2.60  a first run: it trains in minutes"
+    assert lines[0] == "astra_alpha      86,913   1.66   2.60  a first run: it trains in minutes"
     assert "leviathan    24,248,129      –      –  the study's" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
 

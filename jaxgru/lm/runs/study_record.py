@@ -12,7 +12,6 @@ import msgspec
 from jaxgru.lm.files import read_bytes, write_text
 from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import RunError
-from jaxgru.lm.training.records import Epoch
 from jaxgru.parallel.hardware import describe_hardware
 
 FILE_NAME = "study.json"
@@ -39,6 +38,8 @@ def best_epoch(run: Path) -> int:
     Raises:
       RunError: metrics.jsonl cannot be read, or lists no epochs.
     """
+    from jaxgru.lm.training.records import Epoch  # needs Optax
+
     path = run / "metrics.jsonl"
     try:
         epochs = msgspec.json.Decoder(Epoch).decode_lines(read_bytes(path, at_most=2**23))
