@@ -34,7 +34,7 @@ def main() -> None:
     """Read the arguments, measure, and write each model's record as soon as it is complete."""
     parser = Parser(__doc__)
     add = parser.add_argument
-    models = ["elman_alpha", "astra_alpha", "scribe_alpha", "astra_beta", "astra_gamma"]
+    models = ["elman_alpha", "astra_alpha", "scribe_alpha", "astra_beta", "astra_gamma", "best_gru"]
     add("--models", nargs="+", default=models, help=f"pretrained ones ({' '.join(models)})")
     add("--output", type=Path, default=Path("docs/dynamic.json"), help="(%(default)s)")
     arguments = parser.parse_args()
