@@ -142,7 +142,7 @@ def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
 RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)
 SIDES = {
     "astra_alpha": LEFT, "astra_alpha, hidden_dim 256": LEFT, "astra_alpha, num_layers 2": (-6, 3),
-    "astra_beta": (4, 6), "astra_gamma": (4, 6), "scribe_alpha": BELOW, "scribe_beta": ABOVE,
+    "astra_beta": ABOVE, "best_gru": ABOVE, "scribe_alpha": BELOW, "scribe_beta": ABOVE,
     "scribe_gamma": BELOW, "leviathan": BELOW, "elman_alpha": LEFT, "bengio_mlp": (4, -5),
 }  # fmt: skip
 """Where a point is labelled, in points from it, if not on its right: so that no two labels meet."""
