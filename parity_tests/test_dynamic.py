@@ -112,5 +112,5 @@ def test_what_cannot_be_cut_into_segments():
         dynamic_nll(params, TOKENS[:1], dynamic)
     with pytest.raises(UserError, match="the text has 4 tokens; a segment of 4 needs 5"):
         mean_squares(params, TOKENS[:4], EVERY)
-    with pytest.raises(UserError, match="an update every 0 tokens"):
+    with pytest.raises(UserError, match="every is 0; it must be a whole number from 1"):
         mean_squares(params, TOKENS, 0)

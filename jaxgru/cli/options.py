@@ -54,7 +54,7 @@ class _Types(argparse.HelpFormatter):
 
 def _formatter() -> type[argparse.HelpFormatter]:
     """Return what formats the help: in colour for a terminal, where rich-argparse is installed."""
-    if sys.stdout.isatty():
+    if sys.stdout and sys.stdout.isatty():  # None, if it is closed
         with contextlib.suppress(ModuleNotFoundError):
             from rich_argparse import RichHelpFormatter
 
