@@ -71,8 +71,9 @@ def card(
     training, data = config.training, config.data
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]
-    drops = [value for name, value in vars(training).items() if "drop" in name]
-    dropout = " (with dropout)" if any(isinstance(p, float) and p > 0 for p in drops) else ""
+    rates = {name: rate for name, rate in vars(training).items() if "drop" in name}
+    rates.pop("dropout_site")
+    dropout = " (with dropout)" if any(rates.values()) else ""
     by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
     head = ["", *(unit.replace("_", " ") for unit in units)]
     return f"""<!-- Made by scripts/maintain/release.py. -->

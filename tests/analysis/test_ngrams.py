@@ -383,6 +383,19 @@ class TestTinyShakespeare:
         assert 0 < kl < 0.001
 
 
+def calls_with(tokens):
+    """Every function that reads tokens of a text, for a vocabulary of 4."""
+    model = count_ngrams(TEXT, 4, 3)
+    return (
+        lambda: count_ngrams(tokens, 4, 2),
+        lambda: model.token_nll(tokens),
+        lambda: model.probabilities(tokens),
+        lambda: model.generate(np.random.default_rng(0), tokens, 1),
+        lambda: bigram_probabilities(tokens, 4),
+        lambda: context_frequencies(tokens, 4),
+    )
+
+
 class TestRefusals:
     @pytest.mark.parametrize("order", [-1, 0, 9])
     def test_orders_there_are_not(self, order):
@@ -402,15 +415,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("token", [-1, 4])
     def test_tokens_outside_the_vocabulary(self, token):
-        model, tokens = count_ngrams(TEXT, 4, 3), np.array([0, 1, token])
-        for call in (
-            lambda: count_ngrams(tokens, 4, 2),
-            lambda: model.token_nll(tokens),
-            lambda: model.probabilities(tokens),
-            lambda: model.generate(np.random.default_rng(0), tokens, 1),
-            lambda: bigram_probabilities(tokens, 4),
-            lambda: context_frequencies(tokens, 4),
-        ):
+        for call in calls_with(np.array([0, 1, token])):
             with pytest.raises(UserError, match=f"has a token {token}; the vocabulary's are 0"):
                 call()
 
@@ -422,14 +427,7 @@ class TestRefusals:
         ],
     )
     def test_tokens_that_are_no_text(self, tokens, says):
-        model = count_ngrams(TEXT, 4, 3)
-        for call in (
-            lambda: count_ngrams(tokens, 4, 2),
-            lambda: model.token_nll(tokens),
-            lambda: model.probabilities(tokens),
-            lambda: model.generate(np.random.default_rng(0), tokens, 1),
-            lambda: bigram_probabilities(tokens, 4),
-        ):
+        for call in calls_with(tokens):
             with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
                 call()
 
