@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import jaxgru
 from jaxgru.cli.options import parse_fields
-from jaxgru.lm import config as config_module
 from jaxgru.lm.config import (
     Config,
     ConfigError,
@@ -28,6 +27,7 @@ from jaxgru.lm.config import (
     dotted_names,
     from_dict,
     load_config,
+    reading,
     to_dict,
 )
 from jaxgru.lm.runs.published import PublishedResults, load_published, published_for
@@ -157,8 +157,8 @@ class TestPublishedConfigs:
     def test_configs_inside_an_installed_package_come_first(self, monkeypatch, tmp_path):
         (tmp_path / "jaxgru" / "configs").mkdir(parents=True)
         (tmp_path / "jaxgru" / "configs" / "inside.toml").write_text("[model]\nhidden_dim = 3")
-        installed = tmp_path / "jaxgru" / "lm" / "config.py"
-        monkeypatch.setattr(config_module, "__file__", str(installed))
+        installed = tmp_path / "jaxgru" / "lm" / "config" / "reading.py"
+        monkeypatch.setattr(reading, "__file__", str(installed))
         published = tmp_path / "jaxgru" / "configs" / "published"
         published.mkdir()
         (published / "inside.toml").write_text("num_params = 5")

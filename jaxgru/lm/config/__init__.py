@@ -1,0 +1,35 @@
+"""Typed, frozen configuration: one TOML file per model, whose fields can be overridden.
+
+A config has three sections. `model` alone decides the parameters, `data` the tokens, `training` the
+optimisation. Each field has a role: `recipe`, `placement` or `setting`. Every value is checked when
+it is set, so a bad one is refused before anything slow starts.
+"""
+
+from jaxgru.lm.config.fields import ConfigError, field_types
+from jaxgru.lm.config.reading import (
+    about,
+    config_dir,
+    config_names,
+    from_dict,
+    load_config,
+    nearest,
+    override,
+    parse_toml,
+    to_dict,
+)
+from jaxgru.lm.config.sections import (
+    SECTIONS,
+    Config,
+    DataConfig,
+    ModelConfig,
+    TrainingConfig,
+    dotted_names,
+    field_value,
+    recurrent_matrices,
+)
+
+__all__ = [
+    "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig", "about",
+    "config_dir", "config_names", "dotted_names", "field_types", "field_value", "from_dict",
+    "load_config", "nearest", "override", "parse_toml", "recurrent_matrices", "to_dict",
+]  # fmt: skip

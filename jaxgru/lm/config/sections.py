@@ -1,0 +1,326 @@
+"""The fields of a config. Each says what it is for, and which of three roles it has."""
+
+from __future__ import annotations
+
+import dataclasses
+import encodings
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxgru.cells import CELLS
+from jaxgru.errors import shown
+from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.lm.config.fields import ConfigError, Role, Section, placement, recipe, setting
+from jaxgru.lm.data.tokenizers import TOKENIZERS
+
+MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """The model: all that decides its parameters, and nothing else.
+
+    `jaxgru train --help` says what the fields of all three sections mean.
+
+    Raises:
+      ConfigError: a value is of another type, out of bounds, unknown, or does not fit the others.
+    """
+
+    section = "model"
+    cell: str = recipe("gru", "the recurrence", known=CELLS)
+    vocab_size: int = recipe(
+        65,
+        "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs",
+        at_least=1,
+    )
+    embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
+    hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
+    num_layers: int = recipe(1, "stacked layers", at_least=1, below=2**10)
+    context_length: int = recipe(
+        0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
+    )
+    num_blocks: int = recipe(
+        1,
+        "GRU and LSTM: number of diagonal blocks of the recurrent weights, a divisor of hidden_dim",
+        at_least=1,
+    )
+    proj_size: int = recipe(
+        0, "projected_lstm: size of a layer's output; 0 for all other cells", at_least=0
+    )
+    second_bias: bool = recipe(
+        False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
+    )
+    reset_gate: Literal["before", "after"] = recipe(
+        "after",
+        "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
+    )
+    final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in dataclasses.fields(self):
+            owners = [name for name, cell in CELLS.items() if field.name in cell.options]
+            value = getattr(self, field.name)
+            if owners and self.cell not in owners and value != field.default:
+                raise ConfigError(
+                    f"model.{field.name} is {value}; it must be {field.default}: only "
+                    f"{', '.join(owners)} has this option, and this cell is {self.cell}."
+                )
+        for name in ("context_length", "proj_size"):
+            if name in CELLS[self.cell].options and getattr(self, name) == 0:
+                raise ConfigError(
+                    f"model.{name} is 0; it must be at least 1: this cell is {self.cell}."
+                )
+        if self.hidden_dim % self.num_blocks:
+            raise ConfigError(
+                f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
+                f"model.hidden_dim, {self.hidden_dim}."
+            )
+        self._check_product("vocab_size", "embedding_dim")
+        self._check_product("embedding_dim", "hidden_dim")
+        self._check_product("hidden_dim", "hidden_dim")
+        self._check_product("hidden_dim", "vocab_size")
+        if self.context_length:
+            self._check_product("context_length", "embedding_dim", "hidden_dim")
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    """The data: which tokens a model sees. Raises as `ModelConfig`."""
+
+    section = "data"
+    corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
+        "tiny_shakespeare",
+        "tiny_shakespeare, a text file (may be .gz), a folder of files, a pattern such as "
+        "src/**/*.py, or - for standard input",
+    )
+    encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as latin-1")
+    tokenizer: str = recipe(
+        "characters",
+        "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items()),
+        known=TOKENIZERS,
+    )
+    tokenizer_file: str = recipe(
+        "", "a tokenizer to use as it is, such as a .model of SentencePiece; empty: learn one"
+    )
+    min_count: int = recipe(
+        2, "words: how often a word must occur to be a token; rarer ones become <unk>", at_least=1
+    )
+    batches: Literal["crops", "streams"] = recipe(
+        "crops",
+        "crops: random pieces of the text, each from a zero state; streams: contiguous ones, which "
+        "keep the state",
+    )
+    validation_fraction: float = recipe(
+        0.1,
+        "share of the corpus, at its end, that is held out for validation; with 0, its last tenth "
+        "is used for training and validation",
+        at_least=0,
+        below=1,
+    )
+    validation: str = setting(
+        "",
+        "another text to validate on, given like data.corpus; all of the corpus is then for "
+        "training",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        codec = encodings.search_function(self.encoding.lower())  # one of Python's own
+        if codec is None or not codec._is_text_encoding:
+            raise ConfigError(
+                f"data.encoding is {shown(self.encoding)}; it must be one that Python knows, such "
+                "as utf-8, utf-16, latin-1, cp1252, gb18030 or shift_jis."
+            )
+        if codec.name == "utf-8":
+            object.__setattr__(self, "encoding", "utf-8")
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Section):
+    """How a model is trained. Raises as `ModelConfig`."""
+
+    section = "training"
+    epochs: int = recipe(10, "number of epochs", at_least=1)
+    steps_per_epoch: int = recipe(200, "optimizer steps per epoch", at_least=1)
+    batch_size: int = recipe(64, "sequences per batch, shared by all devices", at_least=1)
+    gradient_accumulation: int = recipe(
+        1, "batches per optimizer step, computed one after another in the memory of one", at_least=1
+    )
+    sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
+    learning_rate: float = recipe(3e-3, "learning rate with which the schedule begins", above=0)
+    schedule: Literal["cosine", "cosine_per_step", "linear", "constant"] = recipe(
+        "cosine",
+        "how the learning rate falls to 0: cosine, once per epoch; cosine_per_step or linear, at "
+        "every step; constant, not at all",
+    )
+    warmup_steps: int = recipe(
+        0, "number of steps at the start in which the learning rate grows linearly",
+        at_least=0, below=2**31,
+    )  # fmt: skip
+    weight_decay: float = recipe(0.01, "AdamW's weight decay", at_least=0)
+    decay_biases: bool = recipe(
+        True, "weight decay on biases and other vectors, too; false: on matrices alone"
+    )
+    beta1: float = recipe(0.9, "AdamW's first-moment decay", at_least=0, below=1)
+    beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
+    epsilon: float = recipe(1e-8, "AdamW's denominator offset", above=0)
+    max_grad_norm: float = recipe(1.0, "gradients are clipped to this global norm", above=0)
+    dropout: float = recipe(
+        0.0, "probability of dropping a unit at dropout_site", at_least=0, below=1
+    )
+    dropout_site: Literal["state", "between", "output"] = recipe(
+        "state",
+        "state: inside the recurrence; between: between layers; output: after the last layer",
+    )
+    input_dropout: float = recipe(
+        0.0,
+        "probability of dropping a unit of the embeddings, in addition to dropout",
+        at_least=0,
+        below=1,
+    )
+    between_dropout: float = recipe(
+        0.0,
+        "probability of dropping a unit between layers, in addition to dropout",
+        at_least=0,
+        below=1,
+    )
+    output_dropout: float = recipe(
+        0.0,
+        "probability of dropping a unit of the last layer's output, in addition to dropout",
+        at_least=0,
+        below=1,
+    )
+    weight_drop: float = recipe(
+        0.0,
+        "probability of dropping a weight of the recurrent matrices, drawn once per optimizer step",
+        at_least=0,
+        below=1,
+    )
+    ema_decay: float = recipe(
+        0.0,
+        "decay of a moving average of the parameters, which is then the model; 0: none",
+        at_least=0,
+        below=1,
+    )
+    random_offset: bool = recipe(
+        False,
+        "whether streams begin each pass over the text at a random token, as if it were a ring",
+    )
+    reset_probability: float = recipe(
+        0.0,
+        "probability of resetting a row's state before a sequence of a stream",
+        at_least=0,
+        below=1,
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = recipe(
+        "float32", "type of the operands of matrix products; all else is float32"
+    )
+    implementation: str = placement(
+        "auto",
+        "what computes the layers; wavefront is for GPUs but was never timed on one",
+        known=IMPLEMENTATIONS,
+    )
+    remat: bool = placement(
+        False, "recompute a sequence's √T segments for the gradient: less memory, more time"
+    )
+    patience: int = recipe(
+        0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
+    )
+    keep_epochs: bool = setting(
+        False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
+    )
+    tensorboard: bool = setting(
+        False, "write the numbers of metrics.jsonl to tensorboard/ in the run folder, too"
+    )
+    shard_parameters: bool = placement(
+        False, "shard parameters and optimizer state over the devices instead of replicating them"
+    )
+    seed: int = recipe(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
+    init: str = recipe(
+        "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_product("epochs", "steps_per_epoch")
+        self._check_product("batch_size", "gradient_accumulation", "sequence_length")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of sequences per optimizer step."""
+        return self.gradient_accumulation * self.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of tokens per optimizer step."""
+        return self.rows_per_step * self.sequence_length
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run needs; `name` is also the name of its run folder.
+
+    Raises:
+      ConfigError: the name cannot be that of a folder, or the sections do not fit together.
+    """
+
+    name: str = "custom"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        name = self.name
+        allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
+        if not (isinstance(name, str) and re.fullmatch(allowed, name)):
+            raise ConfigError(
+                f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
+                "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
+            )
+        model, training = self.model, self.training
+        self._refuse(
+            model.num_layers == 1, "between_dropout", "model.num_layers is 1: nothing is between"
+        )
+        for site in ("between", "output"):
+            twice = training.dropout > 0 and training.dropout_site == site
+            reason = "training.dropout drops units there already"
+            self._refuse(twice, f"{site}_dropout", reason)
+        reason = f"the cell {model.cell} has no recurrent matrices"
+        self._refuse(not recurrent_matrices(model.cell), "weight_drop", reason)
+        batches = self.data.batches
+        for name in ("random_offset", "reset_probability"):
+            reason = f"only streams use it, and data.batches is {batches}"
+            self._refuse(batches != "streams", name, reason)
+
+    def _refuse(self, senseless: bool, name: str, reason: str) -> None:
+        """Raise ConfigError if a field of `training` is set though it makes no sense."""
+        value, default = getattr(self.training, name), getattr(TrainingConfig, name)
+        if senseless and value != default:
+            value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
+            raise ConfigError(f"training.{name} is {value}; it must be {default}: {reason}.")
+
+
+def recurrent_matrices(cell: str) -> list[str]:
+    """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
+    return [f.name for f in dataclasses.fields(CELLS[cell].params) if f.name.startswith("U")]
+
+
+SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
+
+
+def dotted_names(*roles: Role) -> list[str]:
+    """Return the dotted names of the fields with these roles, by default of all, in order."""
+    return [
+        f"{section}.{field.name}"
+        for section, cls in SECTIONS.items()
+        for field in dataclasses.fields(cls)
+        if not roles or field.metadata["role"] in roles
+    ]
+
+
+def field_value(config: Config, dotted: str) -> Any:
+    """Return a field's value by its dotted name."""
+    section, _, field = dotted.partition(".")
+    return getattr(getattr(config, section), field)
