@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
+from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.layers import implementations  # noqa: E402
 from jaxgru.lm import files, model  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
@@ -123,6 +124,15 @@ def slow(*cases: Any) -> list[Any]:
     """Cases of a parametrized test that are marked slow; a tuple has a case's several values."""
     values = (case if isinstance(case, tuple) else (case,) for case in cases)
     return [pytest.param(*several, marks=pytest.mark.slow) for several in values]
+
+
+@pytest.fixture(autouse=True)
+def no_cells_left_behind() -> Iterator[None]:
+    """Pages and tests register cells of their own. Each does without those of the others."""
+    before = dict(CELLS)
+    yield
+    CELLS.clear()
+    CELLS.update(before)
 
 
 @pytest.fixture(scope="session")
