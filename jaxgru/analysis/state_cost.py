@@ -194,9 +194,7 @@ def measure(
     )
 
 
-def evaluate_random_batches(
-    params: Params, tokens: Int[AnyArray, "N"], epoch: int | None = None
-) -> RandomBatches:
+def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> RandomBatches:
     """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
 
     Raises:
@@ -204,7 +202,7 @@ def evaluate_random_batches(
     """
     batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
     error = batches.std(ddof=1) / len(batches) ** 0.5
-    return RandomBatches(epoch=epoch, mean=float(batches.mean()), standard_error=float(error))
+    return RandomBatches(mean=float(batches.mean()), standard_error=float(error))
 
 
 def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -289,10 +290,12 @@ def _measured(
         record = state_cost.measure(
             params, dataset.tokenizer, dataset, window, begin, arguments.random_batches, prompt
         )
-        if best_of is not None and record.random_batches:
+        if best_of is not None and (found := record.random_batches):
             begin("the best epoch")
-            params, epoch = load(best_of, "best")[0], best_epoch(best_of)
-            found = state_cost.evaluate_random_batches(params, dataset.validation, epoch)
+            best, epoch = load(best_of, "best")[0], best_epoch(best_of)
+            if not jax.tree.all(jax.tree.map(np.array_equal, best, params)):  # not the last one
+                found = state_cost.evaluate_random_batches(best, dataset.validation)
+            found = replace(found, epoch=epoch)
             record = replace(record, random_batches=replace(record.random_batches, best=found))
     return record
 

@@ -27,6 +27,7 @@ from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script, s
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.cli import evaluate
 from jaxgru.cli.options import run_script
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.evaluation import random_batch_losses, window_loss
@@ -304,9 +305,14 @@ class TestEvaluate:
         assert (done.code, done.out) == (2, "")
         assert done.err.endswith("cannot be written: Read-only file system.\n")
 
-    def test_random_batches_of_the_best_epoch(self, script, run_copy, tiny_text, monkeypatch):
-        """Of two batches, with the weights and the number of the epoch of the lowest loss."""
-        params, _, tokenizer = jaxgru.lm.load(run_copy, "best")
+    @pytest.mark.parametrize("last", [False, True])
+    def test_random_batches_of_the_best_epoch(self, last, script, run_copy, tiny_text, monkeypatch):
+        """Of two batches, with its weights and its number; if it is the last, they are known."""
+        params, config, tokenizer = jaxgru.lm.load(run_copy)
+        if not last:
+            params = jax.tree.map(lambda leaf: 2 * leaf, params)
+        best = params, config, tokenizer
+        monkeypatch.setattr(evaluate, "load", lambda run, epoch: best)
         records = list(map(json.loads, (run_copy / "metrics.jsonl").read_text().splitlines()))
         records[0]["val_loss"], number = records[-1]["val_loss"] / 2, records[0]["epoch"]
         lines = [json.dumps(record) + "\n" for record in records]
@@ -319,13 +325,14 @@ class TestEvaluate:
         ))  # fmt: skip
         done = script("evaluate", "--run", run_copy, "--random-batches", "--save")
         assert (done.code, done.err) == (0, "")
-        last = "200 random batches of 64 windows of 256 (± 0.2500 nats/token)"
-        assert table_rows(done.out).keys() >= {last}
+        newest = "200 random batches of 64 windows of 256 (± 0.2500 nats/token)"
+        assert table_rows(done.out).keys() >= {newest}
         tokens = tokenizer.encode(tiny_text.read_text())[2700:]
         losses = few(params, tokens, 256, jax.random.key(0))
         best = json.loads((run_copy / "study.json").read_text())["random_batches"]["best"]
         error = abs(losses[0] - losses[1]) / 2  # the standard deviation / √2
-        assert best == {"epoch": number, "mean": pytest.approx(losses.mean(), rel=1e-6),
+        mean, error = (2.0, 0.25) if last else (losses.mean(), error)
+        assert best == {"epoch": number, "mean": pytest.approx(mean, rel=1e-6),
                         "standard_error": pytest.approx(error, rel=1e-3)}  # fmt: skip
         assert any(f"256, epoch {number} (±" in row for row in table_rows(done.out))
 
