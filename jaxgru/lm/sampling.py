@@ -104,8 +104,8 @@ def generate(
       UserError: the prompt, `lengths` or `stop` has a wrong shape or dtype, or `counts` a wrong
         shape; a token is outside the vocabulary, or a length outside [1, P]; num_tokens is below 1
         or not below 2³¹; the temperature is negative or not finite; top_k is outside [1, V]; top_p
-        is outside (0, 1]; one of these is a bool; or a processor is not a function. Of traced
-        values only the shape and the dtype are checked.
+        is outside (0, 1]; one of these is a bool; or a processor is not a function, or
+        does not return logits (B, V). Of traced values only the shape and the dtype are checked.
       ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
         neither True nor False.
       TypeError: num_tokens or top_k is not a whole number.
@@ -124,13 +124,7 @@ def generate(
         lengths = _as_lengths(lengths, *prompt.shape)
     if stop is not None:
         stop = as_stop(stop, V)
-    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
-    for processor in processors:
-        if not callable(processor):
-            raise UserError(
-                f"logits_processor is {a_type(processor)}; it must be a function of logits and "
-                "counts, or a tuple of such functions."
-            )
+    processors = as_processors(logits_processor)
     if not processors:
         counts = None
     elif counts is None:
@@ -196,6 +190,22 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
         raise UserError(f"stop is {stop.dtype} {stop.shape}; it must be tokens, (S,).")
     check_tokens("stop", stop, vocab_size)
     return jnp.asarray(stop)
+
+
+def as_processors(logits_processor: Processor | tuple[Processor, ...]) -> tuple[Processor, ...]:
+    """Return the processors as a tuple.
+
+    Raises:
+      UserError: one is not a function.
+    """
+    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
+    for processor in processors:
+        if not callable(processor):
+            raise UserError(
+                f"logits_processor is {a_type(processor)}; it must be a function of logits and "
+                "counts, or a tuple of such functions."
+            )
+    return processors
 
 
 def check_num_tokens(num_tokens: SupportsIndex) -> int:
@@ -288,6 +298,12 @@ def _generate(
         processed = logits
         for process in processors:
             processed = process(processed, state.counts)
+            floats = jnp.issubdtype(getattr(processed, "dtype", bool), jnp.floating)
+            if not floats or processed.shape != logits.shape:
+                raise UserError(
+                    f"a processor returned {shown(processed)}; it must return floating-point "
+                    f"logits (B, V), {logits.shape}."
+                )
         if greedy:
             top = processed.max(axis=-1)
             token = _unless_nan(top, jnp.argmax(processed, axis=-1))

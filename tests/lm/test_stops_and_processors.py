@@ -247,6 +247,12 @@ class TestGenerate:
             ({"lengths": [4, 5, 3]}, "lengths go from 3 to 5; they must be in 1 … P = 4"),
             ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers, one per row"),
             ({"logits_processor": 1.2}, "logits_processor is a float; it must be a function"),
+            ({"logits_processor": lambda logits, counts: None}, "a processor returned None"),
+            (
+                {"logits_processor": lambda logits, counts: logits[:, :2]},
+                rf"returned an array, float32 \(3, 2\); it must .* logits \(B, V\), \(3, {V}\)",
+            ),
+            ({"logits_processor": lambda logits, counts: logits > 0}, "returned an array, bool"),
             ({"logits_processor": MinP(1), "counts": np.ones((3, 2), int)}, r"counts are \(3, 2\)"),
         ],
         ids=str,
