@@ -75,9 +75,7 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
                     raise UserError(f"the question has {size} bytes, more than {MOST_BYTES}.")
                 question = json.loads(self.rfile.read(size))
                 prompt, after = question.pop("prompt"), question.pop("after", None)
-                stop = tuple(question.pop("stop", ()))
-                given = {"num_tokens": 200, "seed": next(numbers), **question}
-                options = Options(**given, stop=stop)
+                options = Options(**{"num_tokens": 200, "seed": next(numbers), **question})
                 text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 self.begin(400, "text/plain")

@@ -57,6 +57,7 @@ def test_a_text_goes_on_from_its_state(ask):
         (b'{"prompt": "\xc3\xa9"}', "lacks 'é'"),
         (b'{"prompt": "a", "temperature": -1}', "temperature is -1"),
         (b'{"prompt": "a", "haste": 1}', "haste"),
+        (b'{"prompt": "a", "stop": "END"}', "stop is 'END'; it must be a tuple or list"),
         (b"{}", "prompt"),
         (b"[]", "str"),
         (b"ROMEO", "Expecting value"),

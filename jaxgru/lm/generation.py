@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, a_type
+from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
 from jaxgru.lm.processors import Processor
-from jaxgru.lm.sampling import check_num_tokens, check_sampling, generate
+from jaxgru.lm.sampling import as_processors, check_num_tokens, check_sampling, generate
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
@@ -64,7 +64,7 @@ class Options:
     stateful: bool = True
     last_token_only: bool = False
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     logits_processor: Processor | tuple[Processor, ...] = ()
 
     @property
@@ -140,19 +140,24 @@ def stream_text(
 
     Raises:
       UserError: at the call: the prompt is not a str, gives no token or has unknown characters, an
-        option or the sample's index is out of range, or an n-gram model is given a carry or a
-        processor. While the text is generated: the model's logits are NaN, or a processor excludes
-        every token.
-      ValueError: the carry does not fit the model.
+        option or the sample's index is out of range, `stop` is not of strings, a processor is not
+        a function, or an n-gram model is given a carry or a processor. While the text is generated:
+        the model's logits are NaN, or a processor excludes every token or does not return logits.
+      ValueError: the carry does not fit the model, or a flag is neither True nor False.
       TypeError: num_tokens, top_k, the seed or the sample's index is not a whole number.
     """
     check_sampling(tokenizer.vocab_size, **options.per_token)
     for name, value in (("seed", options.seed), ("sample", sample)):
         check_whole(name, value, 2**32 - 1, least=0)
     check_num_tokens(options.num_tokens)
+    check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
+    as_processors(options.logits_processor)
     if not isinstance(prompt, str):
         raise UserError(f"the prompt is {a_type(prompt)}; it must be a str.")
-    if "" in options.stop:
+    stop = options.stop
+    if not (isinstance(stop, tuple | list) and all(isinstance(end, str) for end in stop)):
+        raise UserError(f"stop is {shown(stop)}; it must be a tuple or list of strings.")
+    if "" in stop:
         raise UserError("a string to stop at is empty; it must have at least one character.")
     known = tokenizer.encode(prompt)  # first: it says what is wrong with the prompt
     start = end, _ = tokenizer.may_follow(prompt)
@@ -194,7 +199,7 @@ def _each(
         first = None
 
 
-def _until(stop: tuple[str, ...], texts: Iterable[str]) -> Iterator[str]:
+def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
     """Yield a text up to the first of some strings; what might be the beginning of one waits."""
     held = ""
     for text in texts:

@@ -326,11 +326,14 @@ class TestRefusals:
             ({"num_tokens": 0}, "num_tokens is 0"),
             ({"seed": 2**64}, "seed is 18446744073709551616"),
             ({"stop": ("a", "")}, "a string to stop at is empty"),
+            ({"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
+            ({"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
+            ({"logits_processor": "a"}, "logits_processor is a str; it must be a function"),
         ],
         ids=str,
     )
     def test_an_option_out_of_range(self, params, options, says):
-        with pytest.raises(UserError, match=says):
+        with unchecked(), pytest.raises(UserError, match=says):
             stream_text(params, TOKENIZER, "a", Options(**options))
 
     @pytest.mark.parametrize("sample", [-1, 2**32, 2**70])
