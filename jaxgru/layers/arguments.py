@@ -6,8 +6,10 @@ batch need: shapes and dtypes, with an entry per layer.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, SupportsIndex
 
@@ -154,6 +156,23 @@ def check_whole(
         raise UserError(
             f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
         )
+    return number
+
+
+def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
+    """Return an allowed number as Python's; a traced one as it is.
+
+    Raises:
+      UserError: it is not allowed, or a bool.
+    """
+    if isinstance(value, Tracer):
+        return value
+    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
+    if not (is_bool or isinstance(value, str | bytes)):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if not allowed(number):
+        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")
     return number
 
 

@@ -12,6 +12,7 @@ A token is predicted before any weight has seen it, so the loss is that of an ho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,8 +24,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError
-from jaxgru.layers.arguments import check_whole
+from jaxgru.errors import UserError, a_type
+from jaxgru.layers.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
@@ -45,8 +46,9 @@ class Dynamic:
       every: the number of tokens in a segment, and so between two updates.
 
     Raises:
-      UserError: `every` is below 1.
-      TypeError: it is not a whole number.
+      UserError: `every` is below 1, the learning rate or the decay is negative or not finite, or
+        epsilon is not above 0.
+      TypeError: `every` is not a whole number.
     """
 
     mean_squares: Params
@@ -57,6 +59,12 @@ class Dynamic:
 
     def __post_init__(self) -> None:
         check_whole("every", self.every)
+        for name in ("learning_rate", "decay"):
+            check_number(
+                name, getattr(self, name), lambda x: 0 <= x < math.inf, "finite, 0 or more"
+            )
+        # at 0, the weights of a token that the training text lacks would become 0/0
+        check_number("epsilon", self.epsilon, lambda x: 0 < x < math.inf, "finite, above 0")
 
 
 def dynamic_nll(
@@ -70,10 +78,15 @@ def dynamic_nll(
 
     Raises:
       UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
-        or the reset does not fit.
+        the reset does not fit; or `dynamic` is not a Dynamic, or of another model.
       ValueError: the tokens are not integers.
       TypeError: the reset is not a whole number.
     """
+    params = on_device(params)
+    if not isinstance(dynamic, Dynamic):
+        raise UserError(f"dynamic is {a_type(dynamic)}; it must be a Dynamic.")
+    if jax.tree.map(jnp.shape, dynamic.mean_squares) != jax.tree.map(jnp.shape, params):
+        raise UserError("the mean_squares are not of this model; compute them with its parameters.")
     inputs, targets, n = _segments(params, tokens, dynamic.every)
     if reset is not None:
         shorter, longer = sorted((check_whole("reset", reset), dynamic.every))
@@ -83,7 +96,7 @@ def dynamic_nll(
                 f"multiple of the {dynamic.every} tokens between two updates."
             )
     rates = (dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
-    nll = _dynamic_nll(reset, on_device(params), dynamic.mean_squares, rates, inputs, targets)
+    nll = _dynamic_nll(reset, params, dynamic.mean_squares, rates, inputs, targets)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 

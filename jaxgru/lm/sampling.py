@@ -6,9 +6,7 @@ It reproduces the published bug, for comparison only.
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
@@ -22,7 +20,14 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like, check_tokens, check_whole
+from jaxgru.layers.arguments import (
+    as_array,
+    as_carry,
+    carry_like,
+    check_number,
+    check_tokens,
+    check_whole,
+)
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.model import (
@@ -227,7 +232,7 @@ def check_sampling(
       UserError: one is out of range.
       TypeError: top_k is not a whole number.
     """
-    temperature = _number(
+    temperature = check_number(
         "temperature",
         temperature,
         lambda t: 0 <= t < float("inf"),
@@ -236,20 +241,8 @@ def check_sampling(
     if top_k is not None:
         top_k = check_whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
     if top_p is not None:
-        top_p = _number("top_p", top_p, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
+        top_p = check_number("top_p", top_p, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
     return temperature, top_k, top_p
-
-
-def _number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
-    if isinstance(value, Tracer):
-        return value
-    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
-    if not (is_bool or isinstance(value, str | bytes)):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            number = float(value)
-    if not allowed(number):
-        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")
-    return number
 
 
 def _near_zero(dtype: DTypeLike) -> float:

@@ -280,6 +280,25 @@ class TestRefusals:
             with pytest.raises(UserError, match=f"at least 2 tokens; these are {n}"):
                 loss(np.zeros(n, np.int32))
 
+    @pytest.mark.parametrize(
+        "options, says",
+        [
+            ({"learning_rate": -1.0}, "learning_rate is -1.0; it must be finite, 0 or more"),
+            ({"learning_rate": float("nan")}, "learning_rate is nan"),
+            ({"decay": float("inf")}, "decay is inf"),
+            ({"epsilon": 0.0}, "epsilon is 0.0; it must be finite, above 0"),
+        ],
+    )
+    def test_settings_out_of_range(self, params, options, says):
+        with pytest.raises(UserError, match=says):
+            Dynamic(**{"mean_squares": params, "learning_rate": 1e-3, **options})
+
+    def test_settings_of_another_model(self, params, tokens):
+        smaller = dataclasses.replace(params, embedding=params.embedding[:, :-1])
+        for other, says in ((True, "dynamic is a bool"), (Dynamic(smaller, 1e-3), "not of this")):
+            with unchecked(), pytest.raises(UserError, match=says):
+                evaluate(params, tokens, N - 1, dynamic=other)
+
     @pytest.mark.parametrize("loss", [stream_loss, memory_curve, recovery, dynamic_loss])
     @pytest.mark.parametrize(
         "tokens, says",
