@@ -93,7 +93,8 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     """Return the bytes from which `tokenizer_from_bytes` makes the same tokenizer.
 
     Raises:
-      TokenizerError: it could not make one from them, or the tokenizer's class is not registered.
+      TokenizerError: it could not make one from them, the tokenizer's class is not registered, or
+        it does not have a piece for each token.
     """
     if type(tokenizer) not in TOKENIZERS.values():
         known = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
@@ -105,7 +106,13 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
         data = tokenizer.to_bytes()
     except UnicodeEncodeError as error:
         raise TokenizerError(f"the {tokenizer.kind} tokenizer is broken: {error}.") from error
-    tokenizer_from_bytes(tokenizer.kind, data)
+    again = tokenizer_from_bytes(tokenizer.kind, data)
+    size, pieces = getattr(again, "vocab_size", None), getattr(again, "pieces", ())
+    if len(set(pieces)) != size:
+        raise TokenizerError(
+            f"the {tokenizer.kind} tokenizer has a vocab_size of {size} and {len(set(pieces))} "
+            "different pieces; it must have one for each token."
+        )
     return data
 
 

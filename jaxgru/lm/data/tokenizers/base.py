@@ -28,16 +28,26 @@ class Tokenizer(abc.ABC):
     """What every tokenizer does. Tokens are int32.
 
     A class of your own inherits from this one and is made known by `register_tokenizer`.
+
+    Attributes:
+      kind: its name in config.data.tokenizer.
+      file_name: in a run folder; no two kinds share one.
+      about: what it is and what it loses, for the help.
+      is_text: `to_bytes` gives UTF-8, not any bytes.
+      is_sized: `learn` is told by model.vocab_size how many tokens to make.
+      reads_bytes: a file need not be text; what is not UTF-8 is escaped.
+      vocab_size: the number of tokens.
+      pieces: of each token: what it stands for; no two are alike.
     """
 
-    kind: ClassVar[str]  # its name in config.data.tokenizer
-    file_name: ClassVar[str]  # in a run folder; no two kinds share one
-    about: ClassVar[str] = ""  # what it is and what it loses, for the help
-    is_text: ClassVar[bool] = True  # `to_bytes` gives UTF-8, not any bytes
-    is_sized: ClassVar[bool] = False  # `learn` is told by model.vocab_size how many tokens to make
-    reads_bytes: ClassVar[bool] = False  # a file need not be text; what is not UTF-8 is escaped
+    kind: ClassVar[str]
+    file_name: ClassVar[str]
+    about: ClassVar[str] = ""
+    is_text: ClassVar[bool] = True
+    is_sized: ClassVar[bool] = False
+    reads_bytes: ClassVar[bool] = False
     vocab_size: int
-    pieces: list[str]  # of each token: what it stands for; no two are alike
+    pieces: list[str]
 
     @classmethod
     @abc.abstractmethod
