@@ -29,9 +29,9 @@ FIRST_BYTES = {
     b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
     b"PK\x03\x04": "is a ZIP archive, as .docx, .odt and .epub files are; save its text as UTF-8",
     b"%PDF-": "is a PDF file; save its text as UTF-8",
-    b"\xff\xfe\0\0": "is UTF-32; set data.encoding to utf-32, or save it as UTF-8",
-    b"\xff\xfe": "is UTF-16; set data.encoding to utf-16, or save it as UTF-8",
-    b"\xfe\xff": "is UTF-16; set data.encoding to utf-16, or save it as UTF-8",
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8, or train with data.encoding utf-32",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8, or train with data.encoding utf-16",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8, or train with data.encoding utf-16",
 }
 """What a file that is not UTF-8 is, by its first bytes."""
 
@@ -233,8 +233,8 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         at = error.start
         seen = f"byte {at} is 0x{data[at]:02x} ({error.reason})" if at < len(data) else error.reason
         raise CorpusError(
-            f"{name} is not {encoding.upper()}: {seen}; set data.encoding to that of the text, save"
-            " it as UTF-8, choose other files by a pattern, or set data.tokenizer to bytes."
+            f"{name} is not {encoding.upper()}: {seen}; save it in that encoding, choose other "
+            "files by a pattern, or train with its own data.encoding or with data.tokenizer bytes."
         ) from None
     except UnicodeError as error:  # of UTF-16 without a mark
         raise CorpusError(f"{name} is not {encoding.upper()}: {error}.") from None
@@ -243,10 +243,10 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
     if is_utf_8 and "\0" in text:
         nuls = abs(data[0::2].count(0) - data[1::2].count(0))
         raise CorpusError(
-            f"{name} seems to be UTF-16, because every second byte is 0; set data.encoding to "
-            "utf-16-le or utf-16-be, or save it as UTF-8."
+            f"{name} seems to be UTF-16, because every second byte is 0; save it as "
+            "UTF-8, or train with data.encoding utf-16-le or utf-16-be."
             if nuls > len(data) / 4
-            else f"{name} is no text: byte {data.index(0)} is 0; save it as UTF-8, or set "
-            "data.tokenizer to bytes."
+            else f"{name} is no text: byte {data.index(0)} is 0; save it as UTF-8, or "
+            "train with data.tokenizer bytes."
         )
     return text

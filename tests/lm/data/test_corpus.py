@@ -379,8 +379,11 @@ class TestUsersOwnText:
         [
             ("light".encode("utf-16-le"), "seems to be UTF-16, because every second byte is 0"),
             ("light".encode("utf-16-be"), "seems to be UTF-16, because every second byte is 0"),
-            (b"\xff\xfel\0i\0", "is UTF-16; set data.encoding to utf-16, or save it as UTF-8"),
-            ("light".encode("utf-32"), "is UTF-32; set data.encoding to utf-32"),
+            (b"\xff\xfel\0i\0", "is UTF-16; save it as UTF-8, or train with data.encoding utf-16"),
+            (
+                "light".encode("utf-32"),
+                "is UTF-32; save it as UTF-8, or train with data.encoding utf-32",
+            ),
             (b"light\0light", "is no text: byte 5 is 0"),
             (bytes(20), "is no text: byte 0 is 0"),
             (gzip.compress(b"light"), "is compressed by gzip; name it .gz or decompress it first"),
@@ -420,7 +423,7 @@ class TestUsersOwnText:
             ("folder", r"the folder .*mine\.txt has no files to read"),
             (b"", r"mine\.txt is empty"),
             (b"caf\xe9 noir", r"mine\.txt is not UTF-8: byte 3 is 0xe9"),
-            ("ab".encode("utf-16"), r"mine\.txt is UTF-16; set data\.encoding"),
+            ("ab".encode("utf-16"), r"mine\.txt is UTF-16; save it as UTF-8"),
             (b"abc\xe2\x82", r"mine\.txt is not UTF-8: byte 3 is 0xe2"),
         ],
         ids=["missing", "folder", "empty", "Latin-1", "UTF-16", "cut inside a character"],
