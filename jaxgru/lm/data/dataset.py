@@ -15,7 +15,13 @@ from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
 from jaxgru.lm.data.sources import absolute, is_there, joined
-from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, learn_tokenizer, read_tokenizer
+from jaxgru.lm.data.tokenizers import (
+    TOKENIZERS,
+    Tokenizer,
+    TokenizerError,
+    learn_tokenizer,
+    read_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,15 @@ def load_dataset(
     if tokenizer is None:
         text = corpus.text + "".join(other.text for other in others)
         tokenizer = learn_tokenizer(data.tokenizer, text, config.model.vocab_size, data.min_count)
-    train = tokens = tokenizer.encode(corpus.text)
+    try:
+        train = tokens = tokenizer.encode(corpus.text)
+    except TokenizerError as error:
+        if not of_file:
+            raise
+        advice = "a SentencePiece model made with byte_fallback has all characters"
+        raise UserError(
+            f"{data.tokenizer_file}: {str(error).removesuffix('.')}; {advice}."
+        ) from None
     if others:
         text, validation = others[0].text, tokenizer.encode(others[0].text)
         before = validation[:1]

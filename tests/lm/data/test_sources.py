@@ -209,6 +209,10 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     config, dataset = load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
     assert dataset.tokenizer.to_bytes() == tokenizer.to_bytes()
     assert (config.data.tokenizer, config.model.vocab_size) == ("sentencepiece", 50)
+    other = tmp_path / "other.txt"
+    other.write_text("λ" * 200)
+    with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):
+        load_dataset(config_of(other, tokenizer_file=str(path)))
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match="mine.model cannot be read: it is a tokenizer of no kind"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
