@@ -188,6 +188,9 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
     Raises:
       UserError: they are not integers (S,), or one is outside the vocabulary.
     """
+    listed = stop if isinstance(stop, list | tuple) else [stop]
+    if any(isinstance(token, str) for token in listed):
+        raise UserError(f"stop is {shown(stop)}; it must be tokens: stream_text stops at strings.")
     stop = as_array("stop", stop)
     if not stop.size:
         return None

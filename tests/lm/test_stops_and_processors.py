@@ -243,6 +243,8 @@ class TestGenerate:
             ({"stop": [V]}, f"stop has a token {V}; the vocabulary's are 0 to {V - 1}"),
             ({"stop": [-1]}, "stop has a token -1"),
             ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be tokens"),
+            ({"stop": "\n"}, r"stop is '\\n'; it must be tokens: stream_text stops at strings"),
+            ({"stop": [1, "b"]}, r"stop is \[1, 'b'\]; it must be tokens: stream_text"),
             ({"lengths": [4, 0, 3]}, "lengths go from 0 to 4; they must be in 1 … P = 4"),
             ({"lengths": [4, 5, 3]}, "lengths go from 3 to 5; they must be in 1 … P = 4"),
             ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers, one per row"),
