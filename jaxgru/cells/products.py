@@ -107,15 +107,16 @@ _dot.defvjp(_dot_forward, _dot_backward)
 def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]:
     """Split the units of each gate into the blocks of U (n, ...)."""
     n, k = len(U), min(U.shape[1:])
-    x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, n, k), -2, 0)
-    return x.reshape(*x.shape[:-2], -1)
+    gates = x.shape[-1] // (n * k)
+    x = jnp.moveaxis(x.reshape(*x.shape[:-1], gates, n, k), -2, 0)
+    return x.reshape(*x.shape[:-2], gates * k)
 
 
 def blocks_dot(x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]) -> Float[Array, "*n GH"]:
     """Return x·U for block-diagonal weights; if U is transposed, x holds the gates."""
     n, k = len(U), min(U.shape[1:])
     y = contract(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
-    y = jnp.moveaxis(y.reshape(*y.shape[:-1], -1, k), 0, -2)
+    y = jnp.moveaxis(y.reshape(*y.shape[:-1], U.shape[2] // k, k), 0, -2)
     return y.reshape(*x.shape[:-1], n * U.shape[2])
 
 

@@ -201,7 +201,7 @@ def in_blocks(
     T = jax.tree.leaves(inputs)[0].shape[0]
     if length == T:
         return run(carry, inputs)
-    blocks = jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), inputs)
+    blocks = jax.tree.map(lambda a: a.reshape(T // length, length, *a.shape[1:]), inputs)
     carry, outputs = jax.lax.scan(run, carry, blocks)
     return carry, jax.tree.map(lambda h: h.reshape(T, *h.shape[2:]), outputs)
 

@@ -87,9 +87,10 @@ def _columns_of_blocks(
 ) -> Float[Array, "GH B"]:
     """Return `blocks_dot` in columns."""
     (n, rows, _), k, B = U.shape, min(U.shape[1:]), h.shape[1]
-    by_block = h.astype(U.dtype).reshape(-1, n, k, B).swapaxes(0, 1).reshape(n, -1, B)
+    gates = h.shape[0] // (n * k)
+    by_block = h.astype(U.dtype).reshape(gates, n, k, B).swapaxes(0, 1).reshape(n, gates * k, B)
     y = contract(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))
-    return y.reshape(n, -1, k, B).swapaxes(0, 1).reshape(n * rows, B)
+    return y.reshape(n, rows // k, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
 IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)

@@ -320,14 +320,14 @@ def test_what_is_not_asked_for_is_not_computed(kind):
         assert ("select_n" in program) == expected
 
 
-@pytest.mark.parametrize("kind", GRU_OR_LSTM)
+@pytest.mark.parametrize("kind", ["lstm, blocks", *GRU_OR_LSTM])
 def test_a_batch_without_rows(kind):
-    """Empty outputs; weights without a gradient. Its 9 steps are computed as 4, 4 and 1."""
-    layers, x = stack_of(kind, 2), np.zeros((0, 9, F))
-    options = dict(reset=np.zeros((0, 9), bool), lengths=np.zeros(0, int))
+    """Empty outputs; weights without a gradient. Its 12 steps are computed as 6 and 6."""
+    layers, x = stack_of(kind, 2), np.zeros((0, 12, F))
+    options = dict(reset=np.zeros((0, 12), bool), lengths=np.zeros(0, int), remat=True)
     for run in (jaxgru.unroll, partial(jaxgru.unroll, **options)):
         of_layers, (y, carry) = jax.jit(partial(gradients, run))(layers, x)
-        assert y.shape == (0, 9, H)
+        assert y.shape == (0, 12, H)
         chex.assert_tree_shape_prefix(carry, (0, H))
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
