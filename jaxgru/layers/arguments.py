@@ -422,13 +422,13 @@ def in_reading_order(
 ) -> Bool[Array, "T B"]:
     """Return the steps before which a layer that reads backward resets its carry.
 
-    These are the steps after which, in time, the next real step belongs to a later episode. An
-    episode begins where `reset` is True, even if `mask` says that this step is padding.
+    These are the steps after which, in time, the next real step belongs to a later episode; after
+    the last one, it is in the next part of the sequence. An episode begins where `reset` is True,
+    even if `mask` says that this step is padding.
     """
     if mask is None:
         return jnp.pad(reset[1:], ((0, 1), (0, 0)))
-    never = jnp.iinfo(jnp.int32).max
     episode = jnp.cumsum(reset, 0, jnp.int32)
-    read = jax.lax.cummin(jnp.where(mask, episode, never), reverse=True)
-    read = jnp.pad(read[1:], ((0, 1), (0, 0)), constant_values=never)
-    return (read != never) & (read != episode) & mask
+    read = jax.lax.cummin(jnp.where(mask, episode, episode[-1]), reverse=True)
+    read = jnp.concatenate([read[1:], episode[-1:]])
+    return (read != episode) & mask

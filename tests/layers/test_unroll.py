@@ -89,11 +89,9 @@ def one_row(layers, x, carry, resets, real, initial, reverse):
     ends, episodes = [], np.cumsum(resets)
     for layer, c, start in zip(layers, carry, initial, strict=True):
         h = [jnp.zeros(H)] * len(x)
-        read = None  # the episode of the step that was read last
+        read = episodes[-1]  # the episode of the step that was read last, or of the part after x
         for t in reversed(range(len(x))) if reverse else range(len(x)):
-            if (resets[t] and not reverse) or (
-                reverse and real[t] and read not in (None, episodes[t])
-            ):
+            if resets[t] and not reverse or reverse and real[t] and read != episodes[t]:
                 c = start
             if real[t]:
                 c, read = cells.cell(layer, c, x[t][None]), episodes[t]
@@ -988,8 +986,8 @@ def test_each_episode_cut_out(padding, reverse):
 def test_the_carry_after_the_last_step_that_was_read():
     """Backward, that of step 0, though it begins an episode, and that of the first real step.
 
-    Forward, a reset at a padded step counts with a mask, not with lengths; parts of a sequence
-    then give what the whole gives.
+    A reset at a padded step counts with a mask, not with lengths; parts of a sequence then give
+    what the whole gives.
     """
     (layer,), x = stack_of("gru", 1), random_like(np.zeros((1, 4, F)), 1)
     carry, starts = jnp.ones((1, H)), np.array([[True, False, False, True]])
@@ -998,9 +996,7 @@ def test_the_carry_after_the_last_step_that_was_read():
     np.testing.assert_array_equal(end, y[:, 0])
     y, end = run(reverse=True, mask=np.array([[False, False, True, False]]))
     np.testing.assert_array_equal(end, y[:, 2])
-    only = jaxgru.unroll(layer, x[:, 2:3], carry)[
-        0
-    ]  # the flag at step 3 is before all that is read
+    only, _ = jaxgru.unroll(layer, x[:, 2:3])  # the carry is of the episode that begins at step 3
     np.testing.assert_allclose(y[:, 2:3], only, rtol=1e-12)
     _, end = run(mask=np.array([[True, True, True, False]]))
     assert not end.any()
