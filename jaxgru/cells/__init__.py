@@ -54,6 +54,9 @@ def _sizes_of_layer(params: CellParams) -> str:
     hidden = f"hidden {H}"
     if isinstance(params, ProjectedLSTMParams):
         hidden = f"hidden {len(params.P)}, proj_size {H}"
+    of_blocks = (GRUParams, LSTMParams, LayerNormGRUParams, LayerNormLSTMParams)
+    if isinstance(params, of_blocks) and (U := [leaf for leaf in arrays if leaf.ndim == 3]):
+        hidden += f", num_blocks {len(U[0])}"
     parts = [f"in {E}", hidden, *sorted({str(leaf.dtype) for leaf in arrays})]
     static = [f.name for f in dataclasses.fields(params) if f.metadata.get("static")]
     parts += [f"{name}={getattr(params, name)!r}" for name in static]

@@ -109,7 +109,7 @@ class Layer(nnx.Module):
     """
 
     def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
-        """Take one layer's parameters, a list or `ResidualStack`, or a pair, for two directions.
+        """Take one layer's parameters, a list or `ResidualStack`, or a pair of these lists.
 
         Raises:
           InteropError: there is no layer.

@@ -118,6 +118,8 @@ def test_printed_layers_show_sizes():
     assert repr(narrow) == "GRUParams(in 64, hidden 128, bfloat16, float32, reset_gate='after')"
     projected = jaxgru.init_lstm(KEY, 3, 8, proj_size=4)
     assert repr(projected) == "ProjectedLSTMParams(in 3, hidden 8, proj_size 4, float32)"
+    grouped = jaxgru.init_gru(KEY, 3, 8, layer_norm=True, num_blocks=2)
+    assert repr(grouped) == "LayerNormGRUParams(in 3, hidden 8, num_blocks 2, float32)"
     several = jax.tree.map(lambda w: jnp.stack([w, w]), jaxgru.init_rnn(KEY, 3, 4))
     expected = "RNNParams(W float32 (2, 3, 4), U float32 (2, 4, 4), b float32 (2, 4))"
     assert repr(several) == expected
