@@ -97,6 +97,14 @@ class TestOut:
         carry = [f"carry.{way}.0.{part}" for way in ("forward", "backward") for part in "hc"]
         assert [value.name for value in model.graph.input] == ["x", "lengths", *carry]
 
+    @pytest.mark.parametrize("lengths", [False, True])
+    def test_every_constant_is_read(self, lengths):
+        """ONNX Runtime warns of others."""
+        for layers in layer("gru after"), [(layer("gru after"),)] * 2:
+            graph = to_onnx(layers, lengths=lengths).graph
+            read = {name for node in graph.node for name in node.input}
+            assert read.issuperset(constant.name for constant in graph.initializer)
+
     def test_any_of_the_second_biases(self):
         """Where one is absent in one direction, it is absent again there."""
         p = layer("gru after, second bias")

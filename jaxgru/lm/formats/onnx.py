@@ -375,7 +375,7 @@ def _add_layer(
     if isinstance(p, MLPParams):
         return _add_mlp(graph, i, p, x)
     # ONNX's arrays have one more axis, for the directions of a layer
-    axis_0, axis_1 = graph.constant("axis_0", [0]), graph.constant("axis_1", [1])
+    axis_0 = graph.constant("axis_0", [0])
     paths = [_path(i, d, len(layers)) for d in range(len(layers))]
     states = []
     for part in _carry(p):
@@ -394,12 +394,13 @@ def _add_layer(
     for part, last, state in zip(_carry(p), lasts, states, strict=True):
         if lengths:  # of a row without steps, ONNX Runtime returns zeros
             some = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
-            last = graph.node("Where", graph.node("Unsqueeze", some, axis_1), last, state)
+            some = graph.node("Unsqueeze", some, graph.constant("axis_1", [1]))
+            last = graph.node("Where", some, last, state)
         for d, path in enumerate(paths):
             index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
             graph.node("Gather", last, index, axis=0, outputs=[out])
     if len(layers) == 1:
-        return graph.node("Squeeze", y, axis_1)
+        return graph.node("Squeeze", y, graph.constant("axis_1", [1]))
     # (T, 2, B, H) → (T, B, 2·H)
     return graph.node(
         "Reshape", graph.transpose(y, 0, 2, 1, 3), graph.constant("side_by_side", [0, 0, -1])
