@@ -113,8 +113,8 @@ def init_gru(
     if layer_norm:
         if second_bias or reset_gate != "after":
             raise UserError(
-                f"second_bias is {second_bias} and reset_gate is {shown(reset_gate)}; with "
-                "layer_norm they must be False and after."
+                "with layer_norm, second_bias must be False and reset_gate 'after'; they are "
+                f"{second_bias} and {shown(reset_gate)}."
             )
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     p = GRUParams(

@@ -105,8 +105,8 @@ def init_lstm(
     if proj_size is not None:
         if layer_norm or num_blocks != 1:
             raise UserError(
-                f"layer_norm is {layer_norm} and num_blocks is {shown(num_blocks)}; with proj_size "
-                "they must be False and 1."
+                "with proj_size, layer_norm must be False and num_blocks 1; they are "
+                f"{layer_norm} and {shown(num_blocks)}."
             )
         return init_projected_lstm(key, in_features, hidden_dim, proj_size, dtype, **options)
     options["num_blocks"] = num_blocks

@@ -200,10 +200,10 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
         ("gru", {"num_blocks": 4}, "num_blocks is 4; it must divide hidden_dim, 6"),
         ("lstm", {"num_blocks": 0}, "num_blocks is 0; it must be a whole number, 1 or more"),
         ("gru", {"layer_norm": 1}, "layer_norm is an int; it must be True or False"),
-        ("gru", {"layer_norm": True, "reset_gate": "before"}, "with layer_norm they must be False"),
-        ("gru", {"layer_norm": True, "second_bias": True}, "second_bias is True and reset_gate is"),
+        ("gru", {"layer_norm": True, "reset_gate": "before"}, "they are False and 'before'"),
+        ("gru", {"layer_norm": True, "second_bias": True}, "they are True and 'after'"),
         ("lstm", {"proj_size": 0}, "proj_size is 0; it must be a whole number, 1 or more"),
-        ("lstm", {"proj_size": 2, "layer_norm": True}, "with proj_size they must be False and 1"),
+        ("lstm", {"proj_size": 2, "layer_norm": True}, "they are True and 1"),
     ],
 )
 def test_what_no_layer_can_be(init, options, says):
