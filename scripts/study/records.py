@@ -1,6 +1,6 @@
 """What is kept of the study: docs/study.json, and the metrics.jsonl and study.json of each run.
 
-Also docs/early_stopping.json, docs/plateau.json and docs/dynamic.json.
+Also docs/early_stopping.json, docs/plateau.json, docs/dynamic.json and docs/ablation.json.
 """
 
 from __future__ import annotations
@@ -132,6 +132,17 @@ class DynamicEvaluation(Record, kw_only=True):
     def per_character(self, loss: float) -> float:
         """Convert nats per token to nats per character."""
         return in_units(loss, self.num_tokens, self.num_characters)["nats_per_character"]
+
+
+class Ablation(Record, kw_only=True):
+    """One of docs/ablation.json: the loss of best_gru's recipe with a change, nats per token."""
+
+    title: str
+    seed: Whole
+    loss: Number
+    date: str
+    hardware: str
+    commit: str | None = None
 
 
 class Plateau(Record, kw_only=True):
