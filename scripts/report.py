@@ -32,6 +32,7 @@ from pages.markdown import write_page
 from pages.records import dumps, load, load_or
 from study.jobs import NANOGPT, SEEDS, is_measured
 from study.records import (
+    Ablation,
     DynamicEvaluation,
     EarlyStopping,
     Kept,
@@ -60,6 +61,7 @@ def main() -> None:
     stopping = load_or(None, docs / "early_stopping.json", EarlyStopping)
     plateaus = load_or([], docs / "plateau.json", list[Plateau])
     dynamics = load_or([], docs / "dynamic.json", list[DynamicEvaluation])
+    ablations = load_or([], docs / "ablation.json", list[Ablation])
     records = {key(r): r for r in [*kept.runs, *gather(Path(arguments.runs))]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
@@ -74,7 +76,7 @@ def main() -> None:
     try:
         (docs / "figures").mkdir(parents=True, exist_ok=True)
         write_text(docs / "study.json", text)
-        page = Page(runs, ngrams, stopping, plateaus, dynamics)
+        page = Page(runs, ngrams, stopping, plateaus, dynamics, ablations)
         page.draw(docs / "figures")
         write_page(docs / "study.md", page.tables(), expected_sentences(page))
     except OSError as error:

@@ -20,7 +20,7 @@ from rich.console import Console
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm import Config, load, load_config
 from jaxgru.lm.config import override
-from jaxgru.lm.data.corpus import load_corpus, split
+from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.files import write_text
@@ -104,9 +104,10 @@ def trained(title: str, seed: int) -> Ablation:
 def changed(folder: Path, changes: dict[str, Any], seed: int) -> Config:
     """Return the config of a training, whose two texts are written to the folder."""
     text = load_corpus("tiny_shakespeare").text
-    training, held_out = split(split(text, 0.1)[0], 0.1)
-    (folder / "text.txt").write_text(training[-CHARACTERS:], encoding="utf-8")
-    (folder / "held_out.txt").write_text(held_out, encoding="utf-8")
+    validation = int(0.9 * len(text))  # where it begins
+    held_out = int(0.9 * validation)
+    (folder / "text.txt").write_text(text[held_out - CHARACTERS : held_out], encoding="utf-8")
+    (folder / "held_out.txt").write_text(text[held_out:validation], encoding="utf-8")
     texts = {"data.corpus": f"{folder}/text.txt", "data.validation": f"{folder}/held_out.txt"}
     config = load_config("best_gru", SMALLER | texts | {"training.seed": seed})
     return override(config, changes)

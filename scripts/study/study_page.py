@@ -27,7 +27,7 @@ from study.figures import (
     plot_sensitivity,
 )
 from study.jobs import SEEDS, all_jobs
-from study.records import DynamicEvaluation, EarlyStopping, Plateau, Run
+from study.records import Ablation, DynamicEvaluation, EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 DRAWN_MEMORY = "astra_alpha", "elman_alpha", "astra_gamma"  # with more, the lines overlap
@@ -59,7 +59,9 @@ class Page:
         stopping: EarlyStopping | None = None,
         plateaus: Sequence[Plateau] = (),
         dynamics: Sequence[DynamicEvaluation] = (),
+        ablations: Sequence[Ablation] = (),
     ) -> None:
+        self.ablations = grouped(ablations, lambda ablation: ablation.title)
         self.runs, self.ngrams, self.stopping = runs, ngrams, stopping
         self.dynamics = sorted(dynamics, key=lambda record: -record.per_character(record.static))
         self.plateaus = grouped(plateaus, lambda plateau: plateau.config)
@@ -124,6 +126,7 @@ class Page:
                             [[claim, *verdict(self)] for claim, verdict in CLAIMS]),
             "as nanoGPT": table(["model", "seed", "parameters", "last epoch", "best of all epochs",
                                  "minutes of training"], self.as_nanogpt()),
+            "ablation": table(["change", "loss", "difference"], self.ablation()),
             "dynamic": table(["model", "η", "λ", "static", "dynamic", "gain"], self.dynamic()),
             "dynamic resets": table(
                 ["model", *(f"every {k}" for k in self.dynamic_resets), "never"],
@@ -350,6 +353,13 @@ class Page:
             for run in self.plain
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
+
+    def ablation(self) -> list[Row]:
+        """Return a row per change of best_gru's recipe: the mean loss of all seeds."""
+        losses = {title: statistics.mean(run.loss for run in runs)
+                  for title, runs in self.ablations.items()}  # fmt: skip
+        return [[title, f"{loss:.3f}", f"{loss - losses['none']:+.3f}"]
+                for title, loss in losses.items()]  # fmt: skip
 
     def dynamic(self) -> list[Row]:
         """Return a row per model whose weights went on learning, nats per character."""

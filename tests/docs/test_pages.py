@@ -19,7 +19,7 @@ from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill, missing_sentences
 from pages.records import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
-from study.records import DynamicEvaluation, EarlyStopping, Plateau, Study
+from study.records import Ablation, DynamicEvaluation, EarlyStopping, Plateau, Study
 from study.sentences import expected_sentences
 from study.study_page import Page
 
@@ -122,6 +122,7 @@ STUDY = Page(
     load(DOCS / "early_stopping.json", EarlyStopping),
     load(DOCS / "plateau.json", list[Plateau]),
     load(DOCS / "dynamic.json", list[DynamicEvaluation]),
+    load(DOCS / "ablation.json", list[Ablation]),
 )
 
 
