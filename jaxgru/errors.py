@@ -64,6 +64,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 token", "2 tokens" or "12,000 tokens"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 class _Repr(reprlib.Repr):
     """Shows arrays by their dtypes and shapes, also within containers."""
 

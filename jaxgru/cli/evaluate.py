@@ -22,7 +22,7 @@ from jaxtyping import Int
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
-from jaxgru.errors import UserError, needs, printable
+from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
@@ -342,7 +342,7 @@ def _in_units(
     names = ["nats/token", "perplexity" if losses else "bits/token", "nats/char", "bits/char"]
     units = "nats: −ln p of the next token, on average; bits: −log₂ p; less is better"
     table = Table(
-        title=f"{name}: {sizes[0]:,} tokens, {sizes[1]:,} characters",
+        title=f"{name}: {counted(sizes[0], 'token')}, {counted(sizes[1], 'character')}",
         caption=units + "; perplexity: e to the nats per token" * losses,
         caption_justify="left",
     )

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, a_type
+from jaxgru.errors import UserError, a_type, counted
 from jaxgru.layers.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
@@ -110,7 +110,8 @@ def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) ->
     """
     inputs, targets, n = _segments(params, tokens, check_whole("every", every))
     if n < every:
-        raise UserError(f"the text has {n + 1} tokens; a segment of {every} needs {every + 1}.")
+        has = counted(n + 1, "token")
+        raise UserError(f"the text has {has}; a segment of {every} needs {every + 1}.")
     whole = n // every
     return _mean_squares(on_device(params), inputs[:whole], targets[:whole])
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, a_type
+from jaxgru.errors import UserError, a_type, counted
 from jaxgru.layers.arguments import check_whole
 from jaxgru.lm.data.batching import as_text, random_crops, windows
 from jaxgru.lm.data.tokenizers import Tokenizer
@@ -114,7 +114,8 @@ def random_batch_losses(
     batch_size = check_whole("batch_size", batch_size)
     if len(tokens) < window + 2:
         raise UserError(
-            f"the text has {len(tokens)} tokens, but windows of {window} need {window + 2}."
+            f"the text has {counted(len(tokens), 'token')}, but windows of {window} need "
+            f"{window + 2}."
         )
     keys = jax.random.split(key, num_batches)
     nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window)

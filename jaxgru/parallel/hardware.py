@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from jaxgru.errors import counted
+
 MIN_ROWS = 32  # the fewest rows per device of a CPU; with fewer, matrix products are slow
 
 
@@ -23,7 +25,7 @@ def describe_hardware() -> str:
     model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
         model = found[1]  # more precise on Linux
-    return f"{num_cores()} cores of {model}, JAX {jax.__version__}"
+    return f"{counted(num_cores(), 'core')} of {model}, JAX {jax.__version__}"
 
 
 def num_cores() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
 
 ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
 
@@ -26,7 +26,7 @@ def data_mesh(batch_size: int) -> Mesh:
         below = batch_size // n * n
         nearest = f"{below} or {below + n}" if below else str(n)
         raise UserError(
-            f"the batch has {batch_size} rows, but there are {n} devices to share it; "
+            f"the batch has {counted(batch_size, 'row')}, but there are {n} devices to share it; "
             f"the nearest sizes that divide are {nearest}."
         )
     return Mesh(devices, (ROWS,))

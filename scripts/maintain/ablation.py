@@ -43,6 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "none": {},
     "no weight drop": {"training.weight_drop": 0.0},
     "weight drop 0.4": {"training.weight_drop": 0.4},
+    "weight drop 0.6": {"training.weight_drop": 0.6},
     "no dropout": dict.fromkeys(STRONGER, 0.0),
     "twice the dropout": STRONGER,
     "weight drop 0.4 and twice the dropout": STRONGER | {"training.weight_drop": 0.4},
@@ -60,6 +61,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "training.steps_per_epoch": 800,
     },
     "384 units": {"model.hidden_dim": 384},
+    "384 units and weight drop 0.4": {"model.hidden_dim": 384, "training.weight_drop": 0.4},
 }
 """What is changed in the recipe, by the title of its row."""
 

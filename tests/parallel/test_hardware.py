@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from jaxgru.parallel import hardware
+
 FAULTS = """
 import resource
 if {kept}:
@@ -39,3 +41,9 @@ def test_freed_memory_is_kept():
         return int(done.stdout)
 
     assert faults(False) > 5 * 16000 and faults(True) < 100
+
+
+@pytest.mark.parametrize("number, says", [(1, "1 core of "), (2, "2 cores of ")])
+def test_one_core_is_no_plural(number, says, monkeypatch):
+    monkeypatch.setattr(hardware, "num_cores", lambda: number)
+    assert hardware.describe_hardware().startswith(says)

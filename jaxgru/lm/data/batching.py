@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
 from jaxgru.layers.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
@@ -61,7 +61,8 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
         "streams": (B * T + 1, f"{B} streams of sequences of {T}"),
     }[batches]
     if num_tokens < least:
-        raise UserError(f"{name} has {num_tokens} tokens, but {what} need at least {least}.")
+        has = counted(num_tokens, "token")
+        raise UserError(f"{name} has {has}, but {what} need at least {least}.")
 
 
 def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:

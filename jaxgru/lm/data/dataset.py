@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
@@ -104,7 +104,8 @@ def load_dataset(
     check_length(len(train), config.training, data.batches, "the training split")
     if len(validation) < 2:
         raise UserError(
-            f"the validation split has {len(validation)} tokens, but a loss needs at least 2."
+            f"the validation split has {counted(len(validation), 'token')}, but a loss needs at "
+            "least 2."
         )
     config = dataclasses.replace(
         config,

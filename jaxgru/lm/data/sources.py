@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
 from jaxgru.lm.files import read_bytes, resolved
 
 STDIN = "-"
@@ -79,7 +79,7 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
         return _corpus([(str(place), _file(paths[0]))], f"the file {place}", encoding, reads_bytes)
     _check_size(place, paths)
     parts = [(str(path), _file(path)) for path in paths]
-    return _corpus(parts, f"the {len(paths):,} files of {place}", encoding, reads_bytes)
+    return _corpus(parts, f"the {counted(len(paths), 'file')} of {place}", encoding, reads_bytes)
 
 
 def find_files(place: str) -> list[Path]:
@@ -158,7 +158,8 @@ def _check_size(place: str, paths: list[Path]) -> None:
     size = sum(os.stat(path).st_size for path in paths if os.path.exists(path))
     if size > MAX_BYTES:
         raise CorpusError(
-            f"{place} has {size:,} bytes in {len(paths):,} files; at most {MAX_BYTES:,} are read."
+            f"{place} has {size:,} bytes in {counted(len(paths), 'file')}; at most "
+            f"{MAX_BYTES:,} are read."
         )
 
 

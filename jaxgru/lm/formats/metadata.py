@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import tomli_w
 
+from jaxgru.errors import counted
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ConfigError, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
@@ -140,14 +141,15 @@ def check_model(
     # A layer has several tensors; listing far more layers than tensors would take long.
     if config.model.num_layers > len(shapes):
         raise InteropError(
-            f"{where}: its config has {config.model.num_layers} layers, but there are only "
+            f"{where}: its config has {counted(config.model.num_layers, 'layer')}, but there are "
+            "only "
             f"{len(shapes)} tensors."
         )
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     check_shapes(where, shapes, {name: leaf.shape for name, leaf in flatten(like).items()})
     if tokenizer.vocab_size != config.model.vocab_size:
         raise InteropError(
-            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, the config "
+            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, the config "
             f"{config.model.vocab_size}."
         )
     return like

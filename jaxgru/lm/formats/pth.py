@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams
-from jaxgru.errors import a_type, command, shown, warn
+from jaxgru.errors import a_type, command, counted, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -128,7 +128,8 @@ def load_pth(
     if tokenizer is None:
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
-                f"{path} holds no tokenizer, and none is known for {model.vocab_size} tokens: "
+                f"{path} holds no tokenizer, and none is known for "
+                f"{counted(model.vocab_size, 'token')}: "
                 "give the one used in training "
                 f"({command('convert')} {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
@@ -136,7 +137,8 @@ def load_pth(
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
     if tokenizer.vocab_size != model.vocab_size:
         raise InteropError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, but {path} has {model.vocab_size}."
+            f"the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but {path} has "
+            f"{model.vocab_size}."
         )
     return params, _whole_config(Path(path), model, checkpoint, tokenizer.kind), tokenizer
 
@@ -302,7 +304,8 @@ def _config(
     num_layers = _num_layers(layout, tensors)
     if num_layers != fields["num_layers"]:
         raise InteropError(
-            f"{where}: its metadata say {fields['num_layers']} layers, but there are {num_layers}."
+            f"{where}: its metadata say {counted(fields['num_layers'], 'layer')}, but there are "
+            f"{num_layers}."
         )
     try:
         return dataclasses.replace(layout.config, **fields)

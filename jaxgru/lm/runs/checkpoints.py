@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.errors import shown, warn
+from jaxgru.errors import counted, shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.model import Params, flatten, init
@@ -62,8 +62,8 @@ def load_folder(
     tokenizer = load_tokenizer(run)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise RunError(
-            f"the run {run} cannot be used: its tokenizer has {tokenizer.vocab_size} tokens, "
-            f"its config {config.model.vocab_size}."
+            f"the run {run} cannot be used: its tokenizer has "
+            f"{counted(tokenizer.vocab_size, 'token')}, its config {config.model.vocab_size}."
         )
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     now = made_with(config, RunInfo(), tokenizer)

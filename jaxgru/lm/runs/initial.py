@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config, ModelConfig, override
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
@@ -122,11 +122,11 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
     )
     embedding = fresh.embedding.at[ours].set(params.embedding[kept])
     if len(ours) == tokenizer.vocab_size:
-        what = f"all its weights, for {len(ours):,} tokens."
+        what = f"all its weights, for {counted(len(ours), 'token')}."
     else:
         what = (
-            f"its layers, and its embedding and head for the {len(ours):,} tokens that both "
-            f"vocabularies have; for the other {tokenizer.vocab_size - len(ours):,} they are "
+            f"its layers, and its embedding and head for the {counted(len(ours), 'token')} that "
+            f"both vocabularies have; for the other {tokenizer.vocab_size - len(ours):,} they are "
             "random."
         )
     sentence = f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): {what}"

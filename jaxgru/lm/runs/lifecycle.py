@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.errors import command
+from jaxgru.errors import command, counted
 from jaxgru.lm.config import Config, TrainingConfig, dotted_names
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
@@ -124,7 +124,8 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
                     all_or_raise(run.change, overrides, progress)
                 elif progress.is_over(config.training):
                     console.print(
-                        f"{folder} is finished, with {progress.epoch} epochs; --training.epochs N "
+                        f"{folder} is finished, with {counted(progress.epoch, 'epoch')}; "
+                        "--training.epochs N "
                         "beside --resume trains it for more.",
                         soft_wrap=True,
                     )
@@ -166,22 +167,24 @@ class _Run:
             epochs, begun = training.epochs, progress.epoch + bool(progress.epoch_losses)
             if epochs < begun:
                 raise folders.RunError(
-                    f"training.epochs is {epochs}, but {begun} epochs of {run} have begun; it must "
-                    f"be at least {begun}."
+                    f"training.epochs is {epochs}, but {run} has begun {counted(begun, 'epoch')}; "
+                    f"it must be at least {begun}."
                 )
             unchanged = epochs == folders.load_run_config(run).training.epochs
             if progress.finished and unchanged and epochs == progress.epoch:
-                console.print(f"{run} is finished, with {epochs} epochs.", soft_wrap=True)
+                console.print(
+                    f"{run} is finished, with {counted(epochs, 'epoch')}.", soft_wrap=True
+                )
                 return
             if progress.finished and progress.is_over(training):
                 raise folders.RunError(
-                    f"{run} is finished after {progress.epoch} epochs, of which epoch "
+                    f"{run} is finished after {counted(progress.epoch, 'epoch')}, of which epoch "
                     f"{progress.best_epoch} is the best, and remains finished with "
                     f"training.epochs = {epochs} and training.patience = {training.patience}."
                 )
             progress.finished = False
-            console.print(f"The run now has {epochs} epochs{_schedule(training, progress)}.",
-                          soft_wrap=True)  # fmt: skip
+            now = f"The run now has {counted(epochs, 'epoch')}{_schedule(training, progress)}."
+            console.print(now, soft_wrap=True)
             self.info = dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
             if is_first():
                 for path in (run / "samples.txt", run / study_record.FILE_NAME):

@@ -90,7 +90,7 @@ def test_the_shortest_text_that_will_do(tmp_path):
 
 
 def test_a_validation_split_without_a_prediction_is_refused(tiny_text):
-    with pytest.raises(UserError, match="validation split has 1 tokens"):
+    with pytest.raises(UserError, match="validation split has 1 token,"):
         load_dataset(tiny_config(tiny_text, data__validation_fraction=0.0003))
 
 

@@ -177,7 +177,7 @@ class TestLength:
     @pytest.mark.parametrize(
         "overrides, says",
         [
-            ({"training.epochs": 1}, "training.epochs is 1, but 2 epochs of .* have begun"),
+            ({"training.epochs": 1}, "training.epochs is 1, but .* has begun 2 epochs"),
             ({"training.patience": 9}, "training.patience cannot change within a run"),
             ({"training.learning_rate": 1}, "training.learning_rate cannot change within a run"),
             ({"training.epochs": "many"}, "training.epochs is 'many'"),

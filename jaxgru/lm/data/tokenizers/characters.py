@@ -7,6 +7,7 @@ import json
 import numpy as np
 from jaxtyping import Int
 
+from jaxgru.errors import counted
 from jaxgru.lm.data.tokenizers.base import Tokenizer, Tokens, lacks
 
 
@@ -44,7 +45,7 @@ class CharacterTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         if unknown := set(text) - set(self._token_of):
-            raise lacks(f"{self.vocab_size} characters", unknown)
+            raise lacks(counted(self.vocab_size, "character"), unknown)
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
 
     def decode(self, tokens: Tokens) -> str:

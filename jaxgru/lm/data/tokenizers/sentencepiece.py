@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import needs
+from jaxgru.errors import counted, needs
 from jaxgru.lm.data.tokenizers.base import (
     Chunk,
     Start,
@@ -57,7 +57,7 @@ class SentencePieceTokenizer(SentencePieceModel):
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer
 
-        cannot = f"SentencePiece cannot make {vocab_size} pieces of this text"
+        cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
         if "\0" in text:
             raise TokenizerError(f"{cannot}, which has NUL characters.")
         normalize = SentencePieceNormalizer(
@@ -128,7 +128,7 @@ class SentencePieceTokenizer(SentencePieceModel):
             tokens = np.concatenate(parts)
             if (tokens != unk).all() and not unknown:
                 return tokens
-        raise lacks(f"{self.vocab_size} pieces", unknown)
+        raise lacks(counted(self.vocab_size, "piece"), unknown)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text, with single spaces for white space."""
