@@ -56,6 +56,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no row starts from zeros": {"training.reset_probability": 0.0},
     "the learning rate falls once per epoch": {"training.schedule": "cosine"},
     "weight decay 0.2": {"training.weight_decay": 0.2},
+    "twice the steps": {"training.epochs": 16},
+    "twice the steps and weight drop 0.4": {
+        "training.epochs": 16,
+        "training.weight_drop": 0.4,
+    },
     "batches of 32 rows, twice the steps": {
         "training.batch_size": 32,
         "training.steps_per_epoch": 800,
