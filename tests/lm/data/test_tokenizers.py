@@ -227,12 +227,12 @@ class TestSentencePiece:
         )
 
     def test_unknown_characters_are_named(self, scribe):
-        with pytest.raises(TokenizerError, match="vocabulary of 1000 pieces lacks 'λ', 'π'"):
+        with pytest.raises(TokenizerError, match="vocabulary of 1,000 pieces lacks 'λ', 'π'"):
             scribe.encode("the π and the λ")
 
     @pytest.mark.parametrize("text", ["abc", "good night " * 20, "", "\n\n", "good\0night " * 99])
     def test_a_text_too_small_for_the_vocabulary(self, capfd, text):
-        with pytest.raises(TokenizerError, match="cannot make 1000 pieces") as refusal:
+        with pytest.raises(TokenizerError, match="cannot make 1,000 pieces") as refusal:
             SentencePieceTokenizer.learn(text, 1000)
         assert "\n" not in str(refusal.value)
         assert capfd.readouterr() == ("", "")  # the C++ library prints nothing of its own
