@@ -358,7 +358,8 @@ class Page:
         """Return a row per change of best_gru's recipe: the mean loss of all seeds."""
         losses = {title: statistics.mean(run.loss for run in runs)
                   for title, runs in self.ablations.items()}  # fmt: skip
-        return [[title, f"{loss:.3f}", f"{loss - losses['none']:+.3f}"]
+        change = {title: round(loss - losses["none"], 3) + 0.0 for title, loss in losses.items()}
+        return [[title, f"{loss:.3f}", f"{change[title]:+.3f}" if change[title] else "0"]
                 for title, loss in losses.items()]  # fmt: skip
 
     def dynamic(self) -> list[Row]:
