@@ -257,7 +257,7 @@ class TestGenerate:
             ({"logits_processor": lambda logits, counts: logits > 0}, "returned an array, bool"),
             ({"logits_processor": MinP(1), "counts": np.ones((3, 2), int)}, r"counts are \(3, 2\)"),
         ],
-        ids=str,
+        ids=lambda given: given if isinstance(given, str) else "-".join(given),
     )
     def test_refusals(self, params, options, says):
         with unchecked(), pytest.raises(jaxgru.UserError, match=says):
