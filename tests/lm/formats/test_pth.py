@@ -284,7 +284,7 @@ REFUSED = {
     "class missing": (lambda file: file.pop("model_class"), "model_class is None"),
     "the LSTM's class": (_set("model_class", "MyLSTMModel"), "its metadata lack in_features"),
     "one layer more": (_set("num_layers", 3), "say 3 layers, but there are 2"),
-    "one layer less": (_set("num_layers", 1), "say 1 layers, but there are 2"),
+    "one layer less": (_set("num_layers", 1), "say 1 layer, but there are 2"),
     "a billion layers": (_set("num_layers", 10**9), "say 1,000,000,000 layers"),
     "two vocabularies": (_set("n_classes", 6), "n_classes is 6, but it must be the vocab_size, 5"),
     "other hidden_dim": (_set("hidden_dim", 6), "it must be"),
