@@ -23,11 +23,10 @@ from jaxgru.lm.config import override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
-from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.runs.lifecycle import start_run
 from jaxgru.parallel.hardware import describe_hardware
-from pages.records import dumps, load_or
+from pages.records import add_to
 from study.records import Ablation
 
 WINDOW = 256  # of nanoGPT's test
@@ -81,13 +80,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.titles) - CHANGES.keys():
         parser.error(f"there is no change {unknown.pop()!r}; there are: {'; '.join(CHANGES)}.")
+    order = list(CHANGES).index
     for seed in arguments.seeds:
         for title in arguments.titles or CHANGES:
             result = trained(title, seed)
-            rows = load_or([], arguments.output, list[Ablation])
-            rows = [row for row in rows if (row.title, row.seed) != (title, seed)] + [result]
-            rows.sort(key=lambda row: (list(CHANGES).index(row.title), row.seed))
-            write_text(arguments.output, "[\n" + ",\n".join(map(dumps, rows)) + "\n]\n")
+            add_to(arguments.output, result, lambda row: (order(row.title), row.seed))
             Console(highlight=False).print(f"{title}, seed {seed}: {result.loss}")
 
 

@@ -21,10 +21,9 @@ from jaxgru.lm import load
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import stream_nll, window_nll
-from jaxgru.lm.files import write_text
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.parallel.hardware import describe_hardware
-from pages.records import dumps, load_or
+from pages.records import add_to
 from study.records import DYNAMIC_PARTS, DynamicEvaluation
 
 RESETS = (1, 8, 32, 128, 1024)
@@ -40,10 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.models:
         record = measure(name)
-        records = {r.model: r for r in load_or([], arguments.output, list[DynamicEvaluation])}
-        records[name] = record
-        lines = ",\n".join(dumps(records[key]) for key in sorted(records))
-        write_text(arguments.output, f"[\n{lines}\n]\n")
+        add_to(arguments.output, record, lambda record: record.model)
         Console(highlight=False, markup=False).print(
             f"{name}: {record.static:.4f} → {record.dynamic:.4f} nats per token"
         )

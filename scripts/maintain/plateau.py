@@ -34,13 +34,13 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.files import check_writable, write_text
+from jaxgru.lm.files import check_writable
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.training import init_state, train_steps
 from jaxgru.lm.training.step import state_shardings
 from jaxgru.parallel.hardware import describe_hardware
 from jaxgru.parallel.sharding import data_mesh, one_copy, shard
-from pages.records import dumps, load_or
+from pages.records import add_to, load_or
 from study.records import PLATEAU_MEAN, Plateau
 
 NUM_WINDOWS = 8  # of the validation split, in which the states are compared
@@ -105,10 +105,7 @@ def main() -> None:
                             f"{arguments.steps} would replace them.")  # fmt: skip
     for config in configs:
         for run in first_steps(config, arguments.framework, arguments.steps):
-            runs = {other.key: other for other in load_or([], output, list[Plateau])}
-            runs[run.key] = run
-            lines = ",\n".join(dumps(runs[key]) for key in sorted(runs))
-            write_text(output, f"[\n{lines}\n]\n")
+            add_to(output, run, lambda run: run.key)
         Console(highlight=False, markup=False).print(f"{run}\n{output} written")
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jaxgru.errors import UserError
-from jaxgru.lm.files import read_bytes
+from jaxgru.lm.files import read_bytes, write_text
 
 MAX_BYTES = 2**23
 """Size limit of a file; 40,000 epochs fit."""
@@ -52,6 +52,19 @@ def load_lines(path: Path, kind: type[T]) -> list[T]:
 def dumps(record: Any, indent: int | None = None) -> str:
     """Return the record as JSON, in the form of the files in docs/."""
     return json.dumps(msgspec.to_builtins(record), indent=indent)
+
+
+def add_to(path: Path, record: T, key: Callable[[T], Any]) -> None:
+    """Add a record to a JSON file of a list, which is sorted; it replaces one with the same key.
+
+    Raises:
+      RecordError: the file cannot be read, or holds something else.
+      OSError: it cannot be written.
+    """
+    records = {key(other): other for other in load_or([], path, list[type(record)])}
+    records[key(record)] = record
+    lines = ",\n".join(dumps(records[k]) for k in sorted(records))
+    write_text(path, f"[\n{lines}\n]\n")
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
