@@ -65,8 +65,8 @@ def init_layer_norm_gru(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
 ) -> LayerNormGRUParams:
     """Draw initial parameters, with ones as gains. See `init_gru`."""
-    weights, ones = gru_weights(key, E, H, dtype, **options), jnp.ones(H, dtype)
-    gains = dict.fromkeys(("wz", "uz", "wr", "ur", "wn", "un"), ones)
+    weights = gru_weights(key, E, H, dtype, **options)
+    gains = {side + gate: jnp.ones(H, dtype) for gate in "zrn" for side in "wu"}
     return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), **gains)
 
 

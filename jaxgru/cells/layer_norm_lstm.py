@@ -73,9 +73,9 @@ def init_layer_norm_lstm(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
 ) -> LayerNormLSTMParams:
     """Draw initial parameters, with ones as gains. See `init_lstm`."""
-    weights, ones = lstm_weights(key, E, H, dtype, **options), jnp.ones(H, dtype)
-    gains = {side + gate: ones for gate in "fiog" for side in "wu"}
-    return LayerNormLSTMParams(**weights, **gains, wc=ones, bc=jnp.zeros(H, dtype))
+    weights = lstm_weights(key, E, H, dtype, **options)
+    gains = {name: jnp.ones(H, dtype) for name in ("wc", *(s + g for g in "fiog" for s in "wu"))}
+    return LayerNormLSTMParams(**weights, **gains, bc=jnp.zeros(H, dtype))
 
 
 def layer_norm_lstm_cell(

@@ -16,16 +16,17 @@ from annotations import unchecked
 from conftest import slow
 from random_models import random_params
 
+from jaxgru.cells import CELLS, register
+from jaxgru.cells.base import Cell, struct
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import stream_windows
-from jaxgru.lm.model import apply, token_nll
+from jaxgru.lm.model import apply, init, initial_carry, token_nll
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
     Progress,
-    TrainState,
     clip_by_global_norm,
     fit,
     init_state,
@@ -338,12 +339,39 @@ def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
     assert int(state.step) == trained * CONFIG.training.steps_per_epoch
 
 
-def test_the_state_has_a_buffer_for_each_array():
-    """Donation takes each buffer once: none may stand for two parameters."""
-    state = init_state(CONFIG.model, CONFIG.training)
-    assert isinstance(state, TrainState)
-    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.opt_state))]
-    assert len(set(pointers)) == len(pointers)
+@struct
+class LagParams:
+    W: jax.Array
+    U: jax.Array
+
+
+def lag():
+    """A cell of a user's, whose `init` and `zero_carry` return one array twice."""
+    return Cell(
+        "lag",
+        LagParams,
+        init=lambda key, E, H, options, dtype: LagParams(*[jax.random.normal(key, (H, H))] * 2),
+        sizes=lambda p: p.W.shape,
+        step=lambda p, carry, x: (jnp.tanh(x @ p.W + carry[1] @ p.U), carry[0]),
+        zero_carry=lambda p, batch_size: (jnp.zeros((batch_size, len(p.U))),) * 2,
+    )
+
+
+@pytest.mark.parametrize("cell", [*CELLS, "lag"])
+def test_the_state_has_a_buffer_for_each_array(cell):
+    """Donation takes each buffer once: none may stand for two arrays."""
+    if cell == "lag":
+        register(lag())
+    options = {"mlp": {"context_length": 2}, "projected_lstm": {"proj_size": 4}}.get(cell, {})
+    model = ModelConfig(cell, 3, 4, 4, 2, **options)
+    state = init_state(model, dataclasses.replace(CONFIG.training, ema_decay=0.9), "streams")
+    trees = [dataclasses.replace(state, key=state.step + 1)]
+    if cell != "lag":  # for a training loop of a user's
+        params = init(jax.random.key(0), model)
+        trees += [params, initial_carry(params, 2)]
+    for tree in trees:
+        pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)]
+        assert len(set(pointers)) == len(pointers)
 
 
 class TestManyDevices:
