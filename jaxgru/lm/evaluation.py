@@ -303,7 +303,12 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
     """Convert a loss to nats and bits per token and per character.
 
     Losses per character of the same text can be compared between tokenizers.
+
+    Raises:
+      UserError: `num_characters` is below 1, as where a text is one character of several bytes.
     """
+    if num_characters < 1:
+        raise UserError("after its first token the text has no character whose loss could be told.")
     nats_per_character = nats_per_token * num_tokens / num_characters
     return {
         "nats_per_token": nats_per_token,

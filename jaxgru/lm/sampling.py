@@ -106,8 +106,8 @@ def generate(
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: the prompt, `lengths` or `stop` has a wrong shape or dtype, or `counts` a wrong
-        shape; a token is outside the vocabulary, or a length outside [1, P]; num_tokens is below 1
+      UserError: the prompt, `lengths`, `stop` or `counts` has a wrong shape or dtype; a token is
+        outside the vocabulary, a length outside [1, P], or a count below 0; num_tokens is below 1
         or not below 2³¹; the temperature is negative or not finite; top_k is outside [1, V]; top_p
         is outside (0, 1]; one of these is a bool; or a processor is not a function, or
         does not return logits (B, V). Of traced values only the shape and the dtype are checked.
@@ -135,10 +135,7 @@ def generate(
     elif counts is None:
         counts = jnp.zeros((prompt.shape[0], V), jnp.int32)
     else:
-        counts = jnp.asarray(as_array("counts", counts), jnp.int32)
-        if counts.shape != (prompt.shape[0], V):
-            wanted = prompt.shape[0], V
-            raise UserError(f"the counts are {counts.shape}; they must be (B, V), {wanted}.")
+        counts = _as_counts(counts, prompt.shape[0], V)
     traced = isinstance(temperature, Tracer)
     greedy = not traced and temperature == 0
     near_zero = traced or temperature < _near_zero(params.head.bo.dtype)
@@ -180,6 +177,17 @@ def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyA
         if not 1 <= least <= most <= P:
             raise UserError(f"lengths go from {least} to {most}; they must be in 1 … P = {P}.")
     return jnp.asarray(lengths, jnp.int32)
+
+
+def _as_counts(counts: Integer[AnyArray, "B V"], B: int, V: int) -> Integer[Array, "B V"]:
+    counts = as_array("counts", counts)
+    if counts.shape != (B, V) or not jnp.issubdtype(counts.dtype, jnp.integer):
+        raise UserError(
+            f"counts is {counts.dtype} {counts.shape}; it must be integers, (B, V): {(B, V)}."
+        )
+    if not isinstance(counts, Tracer) and counts.size and (least := int(np.min(counts))) < 0:
+        raise UserError(f"counts has {least}; a token occurs 0 times or more.")
+    return jnp.asarray(counts, jnp.int32)
 
 
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:

@@ -210,6 +210,12 @@ class TestEvaluate:
             rel=1e-12,
         )
 
+    def test_a_text_of_one_character_has_no_loss_per_character(self):
+        """Its first byte is read, and the rest stands for no character of its own."""
+        losses = Losses(0.0, 0.0, 0.0, num_tokens=2, num_characters=0)
+        with pytest.raises(UserError, match="no character whose loss"):
+            losses.in_units(1.0)
+
 
 class TestScore:
     """Of a text: the first token is read, all others are scored."""

@@ -255,7 +255,12 @@ class TestGenerate:
                 rf"returned an array, float32 \(3, 2\); it must .* logits \(B, V\), \(3, {V}\)",
             ),
             ({"logits_processor": lambda logits, counts: logits > 0}, "returned an array, bool"),
-            ({"logits_processor": MinP(1), "counts": np.ones((3, 2), int)}, r"counts are \(3, 2\)"),
+            (
+                {"logits_processor": MinP(1), "counts": np.ones((3, 2), int)},
+                r"counts is int64 \(3, 2",
+            ),
+            ({"logits_processor": MinP(1), "counts": np.ones((3, V))}, r"float64 .* be integers"),
+            ({"logits_processor": MinP(1), "counts": -np.ones((3, V), int)}, "counts has -1"),
         ],
         ids=lambda given: given if isinstance(given, str) else "-".join(given),
     )
