@@ -17,12 +17,12 @@ from maintain import ablation
 
 def test_the_validation_text_is_in_neither_text(tmp_path, shakespeare):
     """By hand: of 1,003,854 characters for training, the last tenth begins at 903,468."""
-    config = ablation.changed(tmp_path, ablation.CHANGES["384 units"], 3)
+    config = ablation.changed(tmp_path, ablation.CHANGES["LSTM, 222 units"], 3)
     text = load_corpus("tiny_shakespeare").text
     of = lambda path: Path(path).read_text(encoding="utf-8")
     assert of(config.data.corpus) == text[903_468 - 276_000 : 903_468]
     assert of(config.data.validation) == text[903_468:1_003_854]
-    assert (config.model.hidden_dim, config.training.seed) == (384, 3)
+    assert (config.model.hidden_dim, config.training.seed) == (222, 3)
 
 
 def test_changes_are_of_the_recipe(tmp_path, shakespeare):
@@ -47,10 +47,10 @@ def test_a_loss_is_that_of_windows_from_zeros(tiny_run, tmp_path, monkeypatch, s
         losses.extend(np.log(np.exp(logits).sum(1)) - of_target)
 
     output = tmp_path / "ablation.json"
-    monkeypatch.setattr("sys.argv", ["ablation", "no dropout", "none", f"--output={output}"])
+    monkeypatch.setattr("sys.argv", ["ablation", "no weight drop", "none", f"--output={output}"])
     for _ in range(2):
         ablation.main()
     rows = json.loads(output.read_text())
-    assert [row["title"] for row in rows] == ["none", "no dropout"]
+    assert [row["title"] for row in rows] == ["none", "no weight drop"]
     assert rows[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-4)  # four digits are kept
-    assert [config.training.output_dropout for config in trained] == [0.0, 0.2] * 2
+    assert [config.training.weight_drop for config in trained] == [0.0, 0.2] * 2
