@@ -13,11 +13,13 @@ from jaxgru.cells import (
     LayerNormLSTMParams,
     LSTMParams,
     MinGRUParams,
+    MogrifierGRUParams,
     ProjectedLSTMParams,
     RNNParams,
     init_gru,
     init_lstm,
     init_min_gru,
+    init_mogrifier_gru,
     init_rnn,
 )
 from jaxgru.errors import UserError
@@ -29,7 +31,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Dropout", "GRUParams", "LSTMParams", "LayerNormGRUParams", "LayerNormLSTMParams",
-    "MinGRUParams", "ProjectedLSTMParams", "RNNParams", "ResidualStack", "UserError",
-    "bidirectional", "cells", "init_gru", "init_lstm", "init_min_gru", "init_rnn", "init_stack",
-    "initial_carry", "libraries", "lm", "step", "unroll",
+    "MinGRUParams", "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "ResidualStack",
+    "UserError", "bidirectional", "cells", "init_gru", "init_lstm", "init_min_gru",
+    "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry", "libraries", "lm", "step",
+    "unroll",
 ]  # fmt: skip

@@ -29,14 +29,15 @@ from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
 from jaxgru.cells.lstm_projection import PROJECTED_LSTM, ProjectedLSTMParams
 from jaxgru.cells.min_gru import MIN_GRU, MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
+from jaxgru.cells.mogrifier_gru import MOGRIFIER_GRU, MogrifierGRUParams, init_mogrifier_gru
 from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
     "LayerNormGRUParams", "LayerNormLSTMParams", "MLPParams", "MinGRUParams",
-    "ProjectedLSTMParams", "RNNParams", "cell", "cell_of", "gru_cell", "hidden", "init_gru",
-    "init_lstm", "init_min_gru", "init_mlp", "init_rnn", "lstm_cell", "mlp_cell", "register",
-    "rnn_cell", "sizes", "zero_carry",
+    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "cell", "cell_of", "gru_cell",
+    "hidden", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
+    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
 ]  # fmt: skip
 
 CELLS: dict[str, Cell] = {}
@@ -84,7 +85,17 @@ def register(cell: Cell) -> None:
         cell.params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
 
 
-for _cell in (GRU, LAYER_NORM_GRU, LSTM, LAYER_NORM_LSTM, PROJECTED_LSTM, RNN, MIN_GRU, MLP):
+for _cell in (
+    GRU,
+    LAYER_NORM_GRU,
+    MOGRIFIER_GRU,
+    LSTM,
+    LAYER_NORM_LSTM,
+    PROJECTED_LSTM,
+    RNN,
+    MIN_GRU,
+    MLP,
+):
     register(_cell)
 
 

@@ -87,10 +87,10 @@ def initializers(
     return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b
 
 
-def check_size(name: str, size: Any) -> None:
-    """Raise ValueError if a size is not a positive whole number."""
-    if not is_whole(size) or size < 1:
-        raise ValueError(f"{name} is {shown(size)}; it must be a whole number, 1 or more.")
+def check_size(name: str, size: Any, least: int = 1) -> None:
+    """Raise ValueError if a size is not a whole number, `least` or more."""
+    if not is_whole(size) or size < least:
+        raise ValueError(f"{name} is {shown(size)}; it must be a whole number, {least} or more.")
 
 
 def gru_weights(

@@ -138,6 +138,23 @@ def min_gru(p, h, x):
     return (1 - z) * h + z * (x @ p["Wn"] + p["bn"])
 
 
+def mogrifier(p, h, x):
+    """Equations 1 and 2 of the paper (arXiv 1909.01792) before a GRU, one row."""
+    p = numbers(p)
+    before, rounds = h, p["Qa"].shape[0] + p["Ra"].shape[0]
+    for i in range(1, rounds + 1):
+        if i % 2:
+            Q = p["Qa"][(i - 1) // 2] @ p["Qb"][(i - 1) // 2]
+            x = 2 * sigma(Q.T @ h) * x
+        else:
+            R = p["Ra"][i // 2 - 1] @ p["Rb"][i // 2 - 1]
+            h = 2 * sigma(R.T @ x) * h
+    (Wz, Wr, Wn), (Uz, Ur, Un) = np.split(p["W"], 3, axis=1), np.split(p["U"], 3, axis=1)
+    bz, br, bn = np.split(p["b"], 3)
+    z, r = sigma(x @ Wz + h @ Uz + bz), sigma(x @ Wr + h @ Ur + br)
+    return (1 - z) * before + z * np.tanh(x @ Wn + r * (h @ Un + p["cn"]) + bn)
+
+
 @pytest.mark.parametrize("B, T, E, H, n", [(2, 5, 3, 6, 3), (1, 1, 1, 1, 1), (1, 2, 2, 33, 11)])
 @pytest.mark.parametrize(
     "init, options, equations",
@@ -147,6 +164,11 @@ def min_gru(p, h, x):
         (jaxgru.init_gru, {"layer_norm": True}, layer_norm_gru),
         (jaxgru.init_lstm, {"layer_norm": True}, layer_norm_lstm),
         (jaxgru.init_min_gru, None, min_gru),
+        (jaxgru.init_mogrifier_gru, None, mogrifier),
+        *[
+            (partial(jaxgru.init_mogrifier_gru, num_rounds=rounds, rank=2), None, mogrifier)
+            for rounds in (2, 3, 6)
+        ],
     ],
 )
 def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
@@ -202,6 +224,9 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
         ("gru", {"layer_norm": 1}, "layer_norm is an int; it must be True or False"),
         ("gru", {"layer_norm": True, "reset_gate": "before"}, "they are False and 'before'"),
         ("gru", {"layer_norm": True, "second_bias": True}, "they are True and 'after'"),
+        ("mogrifier_gru", {"num_rounds": 1}, "num_rounds is 1; it must be a whole number, 2 or"),
+        ("mogrifier_gru", {"rank": 0}, "rank is 0; it must be a whole number, 1 or more"),
+        ("mogrifier_gru", {"dtype": int}, "dtype is <class 'int'>; it must be a floating-point"),
         ("lstm", {"proj_size": 0}, "proj_size is 0; it must be a whole number, 1 or more"),
         ("lstm", {"proj_size": 2, "layer_norm": True}, "they are True and 1"),
     ],

@@ -1,0 +1,127 @@
+"""The Mogrifier GRU, whose input and state gate each other before the step of a GRU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.nn import sigmoid
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.base import Cell, Hidden, Size, aligned, struct
+from jaxgru.cells.initial_weights import check_size, gru_weights
+
+
+@struct
+class MogrifierGRUParams:
+    """Parameters of a Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.
+
+    x and h gate each other in turn, x first. Each of these rounds has its own Q or R:
+
+        x ← 2·σ(h·Q) ⊙ x,  Q = Qa·Qb        then        h ← 2·σ(x·R) ⊙ h,  R = Ra·Rb
+
+    The gated x and h, here x' and h', enter the products of a GRU with the reset gate after the
+    product; the state itself is not gated:
+
+        z, r = σ(x'·[Wz Wr] + h'·[Uz Ur] + [bz br])
+        n    = tanh(x'·Wn + r ⊙ (h'·Un + cn) + bn)
+        next = (1 − z) ⊙ h + z ⊙ n
+
+    The rounds are those of Melis et al. 2020 (arXiv 1909.01792, eq. 1 and 2), who apply them to an
+    LSTM, with Q and R of rank k. There are n rounds for x, and n or n − 1 for h.
+    """
+
+    W: Float[Array, "E 3H"]
+    U: Float[Array, "H 3H"]
+    b: Float[Array, "3H"]
+    cn: Float[Array, "H"]
+    Qa: Float[Array, "n H k"]
+    Qb: Float[Array, "n k E"]
+    Ra: Float[Array, "m E k"]
+    Rb: Float[Array, "m k H"]
+
+
+def init_mogrifier_gru(
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    num_rounds: int = 5,
+    rank: int | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> MogrifierGRUParams:
+    """Draw the initial parameters of a Mogrifier GRU layer.
+
+    Each is uniform in ±1/√(its rows), and b in ±1/√E, as in PyTorch's `nn.Linear`; cn is zeros.
+
+    Args:
+      in_features: E, the size of the input at a step.
+      hidden_dim: H, the size of the state.
+      num_rounds: how often x or h is gated, 2 or more. The paper found 5 and 6 best.
+      rank: k, of the products Qa·Qb and Ra·Rb; None: H/8, rounded down, but at least 1.
+      dtype: of the parameters, floating-point.
+
+    Raises:
+      ValueError: a size is not a positive whole number, `num_rounds` is below 2, or the dtype is
+        not floating-point.
+    """
+    E, H = in_features, hidden_dim
+    gates = gru_weights(key, E, H, dtype)
+    side_by_side = lambda name: jnp.concatenate([gates[name + gate] for gate in "zrn"], axis=-1)
+    check_size("num_rounds", num_rounds, least=2)
+    k = max(H // 8, 1) if rank is None else rank
+    check_size("rank", k)
+    keys = jax.random.split(jax.random.fold_in(key, 9), 4)
+
+    def draw(key: PRNGKeyArray, *shape: int) -> Array:
+        bound = shape[1] ** -0.5
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    n, m = -(-num_rounds // 2), num_rounds // 2
+    return MogrifierGRUParams(
+        W=side_by_side("W"), U=side_by_side("U"), b=side_by_side("b"), cn=jnp.zeros(H, dtype),
+        Qa=draw(keys[0], n, H, k), Qb=draw(keys[1], n, k, E),
+        Ra=draw(keys[2], m, E, k), Rb=draw(keys[3], m, k, H),
+    )  # fmt: skip
+
+
+def mogrifier_gru_cell(p: MogrifierGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+    """Compute one step: h → h'."""
+    p, h, x = aligned(p, h, x)
+    state = h
+    for i in range(len(p.Qa) + len(p.Ra)):
+        j = i // 2
+        if i % 2 == 0:
+            x = 2 * sigmoid(h @ p.Qa[j] @ p.Qb[j]) * x
+        else:
+            h = 2 * sigmoid(x @ p.Ra[j] @ p.Rb[j]) * h
+    x_z, x_r, x_n = jnp.split(x @ p.W + p.b, 3, axis=-1)
+    h_z, h_r, h_n = jnp.split(h @ p.U, 3, axis=-1)
+    z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+    n = jnp.tanh(x_n + r * (h_n + p.cn))
+    return (1 - z) * state + z * n
+
+
+def sizes(p: MogrifierGRUParams) -> tuple[int, int] | None:
+    """Return (E, H), or None if the shapes contradict each other."""
+    if not p.W.ndim == p.U.ndim == p.Qa.ndim - 1 == p.Ra.ndim - 1 == 2:
+        return None
+    E, H, (n, _, k), m = len(p.W), len(p.U), p.Qa.shape, len(p.Ra)
+    shapes = (E, 3 * H), (H, 3 * H), (3 * H,), (H,), (n, H, k), (n, k, E), (m, E, k), (m, k, H)
+    fits = all(leaf.shape == shape for leaf, shape in zip(vars(p).values(), shapes, strict=True))
+    return (E, H) if fits and n - m in (0, 1) else None
+
+
+def zero_carry(p: MogrifierGRUParams, batch_size: Size) -> Hidden:
+    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
+    return jnp.zeros((batch_size, *p.cn.shape), p.cn.dtype)
+
+
+MOGRIFIER_GRU = Cell(
+    name="mogrifier_gru",
+    params=MogrifierGRUParams,
+    init=lambda key, E, H, options, dtype: init_mogrifier_gru(key, E, H, dtype=dtype),
+    sizes=sizes,
+    step=mogrifier_gru_cell,
+    zero_carry=zero_carry,
+)
