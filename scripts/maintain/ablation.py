@@ -39,6 +39,7 @@ FIRST = {  # the recipe that all rows change: best_gru's before sequences and la
 }
 
 THREE = {"model.num_layers": 3, "model.hidden_dim": 205}  # as many parameters
+MOGRIFIER = {"model.cell": "mogrifier_gru", "model.hidden_dim": 230}
 LONGER = {"training.sequence_length": 128, "training.batch_size": 32}  # as many tokens
 STRONGER = {
     "training.input_dropout": 0.1,
@@ -66,6 +67,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "three layers, 205 units": THREE,
     "sequences of 128, 32 rows": LONGER,
     "three layers, 205 units; sequences of 128, 32 rows": THREE | LONGER,
+    "input dropout 0.2": {"training.input_dropout": 0.2},
+    "Mogrifier GRU, 230 units": MOGRIFIER,
+    "Mogrifier GRU, 230 units; five eighths of the steps": MOGRIFIER | {"training.epochs": 5},
+    "Mogrifier GRU, 230 units; weight drop 0.4": MOGRIFIER | {"training.weight_drop": 0.4},
+    "Mogrifier GRU, 230 units; weight drop 0.3": MOGRIFIER | {"training.weight_drop": 0.3},
 }
 """What is changed in the recipe, by the title of its row."""
 
