@@ -47,10 +47,12 @@ def test_a_loss_is_that_of_windows_from_zeros(tiny_run, tmp_path, monkeypatch, s
         losses.extend(np.log(np.exp(logits).sum(1)) - of_target)
 
     output = tmp_path / "ablation.json"
+    lost = dict(title="a row of old", seed=0, loss=9.0, date="", hardware="")
+    output.write_text(json.dumps([lost]))
     monkeypatch.setattr("sys.argv", ["ablation", "no weight drop", "none", f"--output={output}"])
     for _ in range(2):
         ablation.main()
     rows = json.loads(output.read_text())
-    assert [row["title"] for row in rows] == ["none", "no weight drop"]
+    assert [row["title"] for row in rows] == ["none", "no weight drop", "a row of old"]
     assert rows[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-4)  # four digits are kept
     assert [config.training.weight_drop for config in trained] == [0.0, 0.2] * 2
