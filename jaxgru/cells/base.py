@@ -130,9 +130,9 @@ class Recurrence(NamedTuple):
     """
 
     gates: int
-    step: Callable[..., tuple[Any, tuple[Array, ...]]]
-    factors: Callable[..., tuple[Array, ...]]
-    step_gradient: Callable[..., tuple[Any, tuple[Array, ...]]]
+    step: Callable[..., tuple[Any, tuple[Any, ...]]]
+    factors: Callable[..., tuple[Any, ...]]
+    step_gradient: Callable[..., tuple[Any, tuple[Any, ...]]]
     gradients: Callable[..., tuple[tuple[Array, ...], Array]]
 
 
@@ -140,15 +140,15 @@ class RecurrentLayer(NamedTuple):
     """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
 
     Attributes:
-      W: (E, G·H), the concatenated input weights.
-      b: (G·H), the summed biases.
+      W: (E, G·H), the concatenated input weights; None: a is x itself, so G·H is E.
+      b: (G·H), the summed biases; None: none.
       U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
       recurrence: what happens at each step.
       norm: a function (T, B, G·H) → (T, B, G·H) of x·W, before b is added; None: there is none.
     """
 
-    W: Array
-    b: Array
+    W: Any  # an array or None, as is b
+    b: Any
     U: tuple[Array, ...]
     recurrence: Recurrence
     norm: Callable[[Array], Array] | None = None

@@ -148,12 +148,14 @@ def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float
 
 
 def product_of_steps(
-    x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]
+    x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"] | None
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return an array (T, B, ...), and a function that maps any slice of its steps to x·W.
 
-    The table of a `Lookup` is multiplied here, once.
+    The table of a `Lookup` is multiplied here, once. Without W, it maps them to x.
     """
+    if W is None:
+        return looked_up(x), lambda x: x
     if isinstance(x, Lookup):
         return x.ids, partial(rows, dot(x.table, W))
     return x, lambda x: dot(x, W)

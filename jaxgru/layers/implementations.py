@@ -89,7 +89,7 @@ def _with_masked_products(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare else None
-    if not isinstance(layer, RecurrentLayer):
+    if not isinstance(layer, RecurrentLayer) or layer.W is None:
         raise ValueError(
             "variational dropout at the state masks h in its products with weights, but jaxgru "
             f"knows no such products in the cell {cell.name}; choose another site or kind."
@@ -137,14 +137,14 @@ def unroll_layer(
     only_masks = steps.update is None and constants.keep is None
     if isinstance(layer, ParallelLayer) and only_masks and (layer.every_option or not marked):
         return layer.all_steps(carry, steps, constants)
-    if not isinstance(layer, RecurrentLayer):
+    if not isinstance(layer, RecurrentLayer) or (layer.W is None and constants.keep is not None):
         return unroll_autodiff(params, carry, steps, constants, return_carries)
     E, H = sizes(params)
     x, times_W = product_of_steps(steps.x, layer.W)
     check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
-    wide = jnp.finfo(layer.W.dtype).bits >= 32
+    wide = jnp.finfo(layer.U[0].dtype).bits >= 32
     T, B = x.shape[:2]
     length = block_length(T, B, H) if wide else T
     steps = steps._replace(x=x)
@@ -391,7 +391,7 @@ def layer_stepper(
     """
     cell = cell_of(params)
     layer = cell.prepare(params) if cell.prepare else None
-    if not isinstance(layer, RecurrentLayer):
+    if not isinstance(layer, RecurrentLayer) or layer.W is None:
         return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
     U = jax.tree.map(IN_ROWS.turn, layer.U)
     gates_of = lambda x: IN_ROWS.gates(layer.plus_bias(dot(x, layer.W)), layer.recurrence.gates)

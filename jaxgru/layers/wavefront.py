@@ -59,14 +59,14 @@ def supports(layers: Sequence[RecurrentLayer], T: Size, carry: Sequence[Carry] =
     """
     if not isinstance(T, int):  # symbolic, within `jax.export`
         return False
+    if any(layer.W is None or layer.norm for layer in layers):
+        return False
     kinds = {
         (id(layer.recurrence), *((a.shape, a.dtype) for a in (layer.b, *layer.U)))
         for layer in layers
     }
     inputs = {(layer.W.shape, layer.W.dtype) for layer in layers[1:]}
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, [layer.b for layer in layers]))}
-    if any(layer.norm for layer in layers):
-        return False
     return len(kinds) == len(inputs) == len(dtypes) == 1 and 1 < part_length(T) < T
 
 

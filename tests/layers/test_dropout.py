@@ -272,8 +272,10 @@ def test_what_is_refused(dropout, says):
 
 
 @pytest.mark.parametrize("implementation", ["scan", "autodiff"])
-def test_a_cell_without_products_of_its_state(implementation):
-    layer = jaxgru.cells.init_mlp(KEY, F, H, 3)
+@pytest.mark.parametrize("cell", ["mlp", "mogrifier_gru"])
+def test_a_cell_without_products_of_its_state(cell, implementation):
+    makers = {"mlp": partial(jaxgru.cells.init_mlp, K=3)}
+    layer = makers.get(cell, jaxgru.init_mogrifier_gru)(KEY, F, H)
     dropout = Dropout(KEY, 0.5, "state", "variational")
-    with unchecked(), pytest.raises(ValueError, match="no such products in the cell mlp;"):
+    with unchecked(), pytest.raises(ValueError, match=f"no such products in the cell {cell};"):
         jaxgru.unroll(layer, np.ones((2, 4, F)), dropout=dropout, implementation=implementation)

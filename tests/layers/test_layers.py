@@ -47,6 +47,7 @@ INIT = {
     "lstm, projected": lambda key, E, H: cells.init_lstm(
         key, E, H + 2, proj_size=H, dtype=jnp.float64
     ),
+    "gru, mogrifier": lambda key, E, H: cells.init_mogrifier_gru(key, E, H, dtype=jnp.float64),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
     "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
@@ -56,7 +57,7 @@ KINDS = [
     "gru",
     "gru, norm",
     "lstm",
-    *slow("gru, blocks", "lstm, norm", "lstm, projected"),
+    *slow("gru, blocks", "gru, mogrifier", "lstm, norm", "lstm, projected"),
     "min_gru",
     "rnn",
     "mlp",

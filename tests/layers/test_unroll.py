@@ -50,11 +50,13 @@ INIT = {
     "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
         key, E, H + 2, proj_size=H, dtype=dtype
     ),
+    "gru, mogrifier": jaxgru.init_mogrifier_gru,
     "rnn": jaxgru.init_rnn,
     "min_gru": lambda key, E, H, dtype: cells.init_min_gru(key, E, H, dtype=dtype),
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
 }
 RECURRENT = [kind for kind in INIT if kind not in ("mlp", "min_gru")]
+EACH_STEP = ["gru", "gru, mogrifier"]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
 OTHERS = [kind for kind in INIT if "," in kind and kind != "gru, reset after"]  # of plain cells
@@ -190,12 +192,13 @@ def check_episodes(kind, resets, padding, reverse, L=2):
     "kind, every, dropout",
     [
         ("lstm", True, "zoneout"),
+        ("gru, mogrifier", False, "each_step"),
         *slow(
             ("gru", False, "each_step"),
             ("min_gru", True, "each_step"),
-            *((kind, False, "each_step") for kind in RECURRENT if kind != "gru"),
+            *((kind, False, "each_step") for kind in RECURRENT if kind not in EACH_STEP),
             ("lstm", True, "each_step"),
-            *((kind, False, "variational") for kind in RECURRENT if kind != "min_gru"),
+            *((kind, False, "variational") for kind in RECURRENT if kind != "gru, mogrifier"),
             ("gru", True, "zoneout"),
             ("min_gru", True, "zoneout"),
             ("lstm, projected", True, "zoneout"),
