@@ -70,7 +70,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "input dropout 0.2": {"training.input_dropout": 0.2},
     "Mogrifier GRU, 230 units": MOGRIFIER,
     "Mogrifier GRU, 230 units; five eighths of the steps": MOGRIFIER | {"training.epochs": 5},
-    "Mogrifier GRU, 230 units; weight drop 0.4": MOGRIFIER | {"training.weight_drop": 0.4},
     "Mogrifier GRU, 230 units; weight drop 0.4, one and a half times the dropout": MOGRIFIER
     | {
         "training.weight_drop": 0.4,

@@ -31,6 +31,7 @@ def test_changes_are_of_the_recipe(tmp_path, shakespeare):
     assert recipe == configs[0] and all(config != recipe for config in configs[1:])
 
 
+@pytest.mark.slow
 def test_a_loss_is_that_of_windows_from_zeros(tiny_run, tmp_path, monkeypatch, shakespeare):
     """Here of 16 tokens, on the run's own validation text; the newest of a seed is kept."""
     trained = []
