@@ -87,12 +87,20 @@ def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "cro
 def starting_from(params: Params, fresh: TrainState, training: TrainingConfig) -> TrainState:
     """Return a fresh state with these parameters; their moving average starts from them, too.
 
-    Training donates the state, so each of its arrays is a buffer of its own, even if a cell's
-    `init` or `zero_carry` returns one array twice.
+    Training donates the state, so an array that a cell's `init` or `zero_carry` returns twice is
+    copied: each needs a buffer of its own.
     """
-    own = lambda tree: jax.tree.map(jnp.copy, tree)
-    ema = own(params) if training.ema_decay else None
-    return dataclasses.replace(fresh, params=own(params), carry=own(fresh.carry), ema=ema)
+    seen: set[int] = set()
+
+    def own(leaf: Array) -> Array:
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    params, carry = jax.tree.map(own, (params, fresh.carry))
+    ema = jax.tree.map(jnp.copy, params) if training.ema_decay else None
+    return dataclasses.replace(fresh, params=params, carry=carry, ema=ema)
 
 
 def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> TrainState:
