@@ -67,9 +67,9 @@ def init_mogrifier_gru(
         not floating-point.
     """
     E, H = in_features, hidden_dim
-    gates = gru_weights(key, E, H, dtype)
-    side_by_side = lambda name: jnp.concatenate([gates[name + gate] for gate in "zrn"], axis=-1)
     check_size("num_rounds", num_rounds, least=2)
+    gates = gru_weights(key, E, H, dtype)  # it checks E, H and the dtype
+    side_by_side = lambda name: jnp.concatenate([gates[name + gate] for gate in "zrn"], axis=-1)
     k = max(H // 8, 1) if rank is None else rank
     check_size("rank", k)
     keys = jax.random.split(jax.random.fold_in(key, 9), 4)

@@ -41,10 +41,11 @@ class Dropout:
       kind: "each_step" draws a new mask at each step. At the state, it drops units of the new h,
         which is also the output (as in the study's code). "variational" draws one mask for all
         steps (Gal & Ghahramani 2016, arXiv 1512.05287). At the state, it drops units of h only in
-        the products with the weights, which a minGRU does not have. "zoneout", for the state alone,
-        draws at each step which units keep their old value (Krueger et al. 2017, arXiv 1606.01305),
-        and scales nothing; h and c of an LSTM have masks of their own, but the same rate. With the
-        key None, each unit takes the mean of both values, as in the paper's evaluation.
+        the products with the weights; a minGRU does not have them, and a Mogrifier GRU refuses
+        this. "zoneout", for the state alone, draws at each step which units keep their old value
+        (Krueger et al. 2017, arXiv 1606.01305), and scales nothing; h and c of an LSTM have masks
+        of their own, but the same rate. With the key None, each unit takes the mean of both values,
+        as in the paper's evaluation.
       first_row: if the batch is part of a larger one, the row at which it starts there. Its masks
         are then those of these rows.
       first_step: likewise the step, if the sequences are parts of longer ones.
