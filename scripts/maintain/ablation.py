@@ -1,4 +1,4 @@
-"""Train best_gru's recipe, of a plain GRU and about a quarter of the size, with one change at a time.
+"""Train best_gru's recipe with plain GRU layers at a quarter of its size, and one thing changed.
 
 The text, the parameters and the steps are 0.27 times as many, so there are as many passes over the
 text and as many parameters for each character of it. The last tenth of the training text is held
@@ -32,7 +32,7 @@ from study.records import Ablation
 WINDOW = 256  # of nanoGPT's test
 CHARACTERS = 276_000
 SMALLER = {"model.hidden_dim": 256, "training.epochs": 8}  # 0.27 times the parameters and steps
-PLAIN = {"model.cell": "gru", "training.weight_drop": 0.2}  # the recipe before the Mogrifier's row
+PLAIN = {"model.cell": "gru", "training.weight_drop": 0.2}  # with which the recipe began
 
 THREE = {"model.num_layers": 3, "model.hidden_dim": 205}  # as many parameters
 MOGRIFIER = {"model.cell": "mogrifier_gru", "model.hidden_dim": 230}
