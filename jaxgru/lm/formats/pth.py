@@ -159,7 +159,6 @@ def save_pth(
         parameters are not float32 or do not fit the config.
       OSError: the file cannot be written.
     """
-    torch = import_torch()
     where = f"{path} cannot be written"
     model_class, layout = _layout_for(where, config.model)
     params = dataclasses.replace(params, layers=tuple(map(_with_second_bias, params.layers)))
@@ -171,6 +170,7 @@ def save_pth(
             raise InteropError(f"{where}: {name} is {leaf.dtype}; it must be float32.")
         tensors[names.get(name, name)] = np.array(_turned(name, np.asarray(leaf)), order="C")
     check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, want)
+    torch = import_torch()
     checkpoint = {
         "state_dict": {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
         "model_class": model_class,

@@ -454,11 +454,13 @@ class TestRefusals:
 
     def test_without_pytorch(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)
-        for call in (
-            lambda: load_pth_model(path),
-            lambda: save_pth(path, random_params(Config().model), Config()),
-        ):
-            with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
+        save = lambda model: save_pth(path, random_params(model), Config("x", model))
+        for call, says in {
+            (lambda: load_pth_model(path)): "PyTorch is needed but not installed",
+            (lambda: save(ModelConfig(reset_gate="before"))): "PyTorch is needed but not installed",
+            (lambda: save(ModelConfig("mogrifier_gru"))): "the study has only GRUs",
+        }.items():
+            with pytest.raises(InteropError, match=says):
                 call()
 
     def test_pytorch_is_not_imported_before_it_is_needed(self):
