@@ -332,13 +332,13 @@ def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
     if isinstance(p, GRUParams):
         check(p)
         kind = f"{kind}, reset {p.reset_gate}"
+    if kind not in _KINDS:
+        raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     if not isinstance(p, MLPParams) and any(leaf.ndim == 3 for leaf in jax.tree.leaves(p)):
         raise InteropError(
             "ONNX has no block-diagonal weights, as num_blocks makes them; "
             "jaxgru.cells.products.dense returns the layer with matrices."
         )
-    if kind not in _KINDS:
-        raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     if backward is not None and (_kind(i, backward), sizes(backward)) != (kind, sizes(p)):
         raise InteropError(f"the two directions of layer {i} must be of one kind and size.")
     return kind

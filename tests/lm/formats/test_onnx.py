@@ -22,6 +22,7 @@ from random_models import model_configs, random_bits, random_params, same_bits
 
 import jaxgru
 from jaxgru.cells import GRUParams
+from jaxgru.cells.products import dense
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
@@ -248,6 +249,24 @@ class TestLayers:
             to_onnx(gru.replace(cn=gru.bn))
         with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(gru)
+
+    def test_what_onnx_lacks(self):
+        """Only for a layer that ONNX has is it said that its blocks must become matrices."""
+        key = jax.random.key(0)
+        for p in (
+            jaxgru.init_mogrifier_gru(key, 3, 4),  # has weights of three axes, but no blocks
+            jaxgru.init_min_gru(key, 3, 4),
+            jaxgru.init_lstm(key, 3, 4, proj_size=2),
+            jaxgru.init_gru(key, 3, 4, layer_norm=True, num_blocks=2),
+            jaxgru.init_lstm(key, 3, 4, layer_norm=True),
+        ):
+            with pytest.raises(InteropError, match=f"an? {type(p).__name__} cannot be converted"):
+                to_onnx(p)
+        for init in jaxgru.init_gru, jaxgru.init_lstm:
+            p = init(key, 3, 4, num_blocks=2)
+            with pytest.raises(InteropError, match="dense returns the layer with matrices"):
+                to_onnx(p)
+            assert same_bits(from_onnx(to_onnx(dense(p))), (dense(p),))
         with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
             huge = np.broadcast_to(np.float32(0), (2**14, 2**15))  # one number in memory
             to_onnx(layer("rnn").replace(W=huge, U=huge, b=huge[:0, 0]))
