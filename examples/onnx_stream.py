@@ -66,23 +66,23 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.prompt or arguments.temperature <= 0:
         parser.error("the prompt needs a character, and the temperature must be above 0.")
-    try:
-        params, config, tokenizer = lm.load(arguments.model)
-        if config.data.tokenizer != "characters":
-            raise UserError(f"{arguments.model} is not a character model.")
-        tokenizer.encode(arguments.prompt)  # which says what it does not know
-    except UserError as error:
-        parser.error(str(error))
-    if folder := arguments.page:
-        folder.mkdir(exist_ok=True)
-        save_onnx(folder / "model.onnx", params, config, tokenizer)
-        (folder / "characters.json").write_text(json.dumps(tokenizer.pieces))
-        shutil.copy(PAGE, folder / "index.html")
-        print(f"python -m http.server --directory {folder}")
-        return
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "model.onnx"
-        save_onnx(path, params, config, tokenizer)
+        try:
+            params, config, tokenizer = lm.load(arguments.model)
+            if config.data.tokenizer != "characters":
+                raise UserError(f"{arguments.model} is not a character model.")
+            tokenizer.encode(arguments.prompt)  # which says what it does not know
+            save_onnx(path, params, config, tokenizer)  # which says what ONNX lacks
+        except UserError as error:
+            parser.error(str(error))
+        if folder := arguments.page:
+            folder.mkdir(exist_ok=True)
+            shutil.copy(path, folder)
+            (folder / "characters.json").write_text(json.dumps(tokenizer.pieces))
+            shutil.copy(PAGE, folder / "index.html")
+            print(f"python -m http.server --directory {folder}")
+            return
         text = stream(path, arguments.prompt, arguments.temperature, arguments.seed)
         print(arguments.prompt, end="")
         for character in itertools.islice(text, arguments.num_tokens):

@@ -525,6 +525,17 @@ class TestOnnxStream:
         assert characters == lm.load("elman_alpha")[2].pieces
         assert len((folder / "index.html").read_text().splitlines()) <= 41
 
+    @pytest.mark.parametrize(
+        "model, says",
+        [("best_gru", "a MogrifierGRUParams cannot be converted"),
+         ("scribe_alpha", "is not a character model")],
+    )  # fmt: skip
+    def test_a_model_that_it_cannot_stream(self, monkeypatch, capsys, tmp_path, model, says):
+        folder = tmp_path / "page"
+        with pytest.raises(SystemExit):
+            run(monkeypatch, capsys, "onnx_stream", "--model", model, "--page", folder)
+        assert says in capsys.readouterr().err and not folder.exists()
+
 
 class TestSequenceLabelling:
     SMALL = labelling.Settings(

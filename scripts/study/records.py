@@ -135,7 +135,7 @@ class DynamicEvaluation(Record, kw_only=True):
 
 
 class Ablation(Record, kw_only=True):
-    """One of docs/ablation.json: the loss of best_gru's recipe with a change, nats per token."""
+    """One of docs/ablation.json: best_gru's recipe with GRU layers and a change; nats per token."""
 
     title: str
     seed: Whole

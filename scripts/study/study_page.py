@@ -355,7 +355,7 @@ class Page:
         ]  # fmt: skip
 
     def ablation(self) -> list[Row]:
-        """Return a row per change of best_gru's recipe: the mean loss of all seeds."""
+        """Return a row per change of best_gru's recipe with GRU layers: the mean of all seeds."""
         losses = {title: statistics.mean(run.loss for run in runs)
                   for title, runs in self.ablations.items()}  # fmt: skip
         change = {title: round(loss - losses["none"], 3) + 0.0 for title, loss in losses.items()}
