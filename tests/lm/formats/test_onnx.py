@@ -249,6 +249,9 @@ class TestLayers:
             to_onnx(gru.replace(cn=gru.bn))
         with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(gru)
+        with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
+            huge = np.broadcast_to(np.float32(0), (2**14, 2**15))  # one number in memory
+            to_onnx(layer("rnn").replace(W=huge, U=huge, b=huge[:0, 0]))
 
     def test_what_onnx_lacks(self):
         """Only for a layer that ONNX has is it said that its blocks must become matrices."""
@@ -267,9 +270,6 @@ class TestLayers:
             with pytest.raises(InteropError, match="dense returns the layer with matrices"):
                 to_onnx(p)
             assert same_bits(from_onnx(to_onnx(dense(p))), (dense(p),))
-        with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
-            huge = np.broadcast_to(np.float32(0), (2**14, 2**15))  # one number in memory
-            to_onnx(layer("rnn").replace(W=huge, U=huge, b=huge[:0, 0]))
 
 
 TOKENIZER = CharacterTokenizer('a"é\n漢')
