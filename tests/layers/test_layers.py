@@ -140,6 +140,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
         return over_time(recurrence, U, carry, steps, *rest)
 
     monkeypatch.setattr(implementations, "over_time", counted)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # on a GPU, all steps are one block
     p, x, carry, _ = problem(kind, T, 2, 3, 4, masked=False)
 
     def scalar(unroll, x):
@@ -158,6 +159,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
 def test_lengths_of_blocks(monkeypatch):
     """About as many steps as have 512 rows, or 1,024 of many units, and if possible a divisor."""
     monkeypatch.undo()
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     length_of = implementations.block_length
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
     assert [length_of(10_000, *size) for size in sizes] == [8, 20, 1, 500, 16, 25]
@@ -165,7 +167,9 @@ def test_lengths_of_blocks(monkeypatch):
         *(1, 12, 7, 6, 10, 8, 8)
     ]
     B, T = jax.export.symbolic_shape("B, T")
-    assert implementations.block_length(T, 4, 8) is T and implementations.block_length(7, B, 8) == 7
+    assert length_of(T, 4, 8) is T and length_of(7, B, 8) == 7
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert length_of(10_000, 64, 128) == 10_000
 
 
 @pytest.mark.parametrize("kind", KINDS)

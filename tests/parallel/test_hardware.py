@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from jaxgru.parallel import hardware
@@ -46,4 +47,6 @@ def test_freed_memory_is_kept():
 @pytest.mark.parametrize("number, says", [(1, "1 core of "), (2, "2 cores of ")])
 def test_one_core_is_no_plural(number, says, monkeypatch):
     monkeypatch.setattr(hardware, "num_cores", lambda: number)
+    cpus = jax.devices("cpu")  # the default may be a GPU
+    monkeypatch.setattr(jax, "devices", lambda: cpus)
     assert hardware.describe_hardware().startswith(says)
