@@ -1,6 +1,6 @@
 """Compute what a training step on n devices holds, sends and computes; see docs/scaling.md.
 
-Nothing is measured: these are formulas. With P parameters, n devices,
+These are formulas, of whose numbers only `Machine.step` was measured. With P parameters, n devices,
 N = training.gradient_accumulation micro-steps, and all numbers in float32:
 
 - A device holds 4·P bytes of parameters and 8·P of AdamW's moments, or 1/n of both if they are
@@ -10,9 +10,9 @@ N = training.gradient_accumulation micro-steps, and all numbers in float32:
   ring all-reduce (Patarasuk & Yuan 2009, J. Parallel Distrib. Comput. 69(2), 117–124). Its two
   halves are a ring's reduce-scatter and all-gather, which sharded parameters need.
 - A device computes the operations of its rows (3 times `timing.operations_per_token`: forward, and
-  backward for inputs and for weights). It also reads U (H × G·H per layer) at each time step,
-  forward and again backward, whatever the number of rows. The longer of the two is the time (the
-  roofline, Williams et al. 2009, Commun. ACM 52(4), 65–76).
+  backward for inputs and for weights). At each time step of each layer, forward and again backward,
+  it also reads U (H × G·H) and launches a few kernels, whatever the number of rows. The longest of
+  the three is the time (after the roofline, Williams et al. 2009, Commun. ACM 52(4), 65–76).
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ COMMAND = "python -m scripts.bench.roofline"
 
 @dataclass(frozen=True)
 class Machine:
-    """Peak rates per second; the defaults are those of an NVIDIA H200 SXM.
+    """Peak rates per second, and the time of a step; the defaults are those of an NVIDIA H200 SXM.
 
     flops: dense TF32, which JAX uses by default for float32 products on recent GPUs (docs.jax.dev,
       "Matmul precision"); half of the data sheet's 989e12, which assume sparsity.
     memory: bytes read, 4.8e12 in the data sheet.
     link: bytes to another device of the node, one way; NVLink's 900e9 are both ways together.
     network: bytes from a device to another node: one 400 Gbit/s port per GPU, as in a DGX H200.
+    step: seconds of a layer's time step in one direction, if there is next to nothing to compute. A
+      training step of astra_gamma, 2 · 3 · 128 of them, took 13.0 ms (docs/performance.md).
     devices_per_node: eight in an HGX or DGX H200.
     """
 
@@ -55,6 +57,7 @@ class Machine:
     memory: float = 4.8e12
     link: float = 450e9
     network: float = 50e9
+    step: float = 17e-6
     devices_per_node: int = 8
 
 
@@ -108,21 +111,19 @@ def estimate(config: Config, devices: int, rows: int | None, machine: Machine) -
         sharded_moments=2 * piece,
         gradients=P,
         sent=sent,
-        computing=max(arithmetic(config, rows, machine), reading(config, machine)),
+        computing=max(seconds_of(config, rows, machine).values()),
         sending=sent / (machine.link if n <= machine.devices_per_node else machine.network),
     )
 
 
-def arithmetic(config: Config, rows: int, machine: Machine) -> float:
-    """Return the seconds of a training step's matrix products on so many rows."""
-    tokens = rows * config.training.sequence_length
-    return 3 * operations_per_token(config.model) * tokens / machine.flops
-
-
-def reading(config: Config, machine: Machine) -> float:
-    """Return the seconds of reading each layer's U, once per time step forward and backward."""
-    U = BYTES * sum(map(math.prod, recurrent_shapes(config.model)))
-    return 2 * config.training.sequence_length * U / machine.memory
+def seconds_of(config: Config, rows: int, machine: Machine) -> dict[str, float]:
+    """Return what a training step takes by each of the three bounds on computing."""
+    T, Us = config.training.sequence_length, recurrent_shapes(config.model)
+    return {
+        "arithmetic": 3 * operations_per_token(config.model) * rows * T / machine.flops,
+        "memory": 2 * T * BYTES * sum(map(math.prod, Us)) / machine.memory,
+        "launches": 2 * T * config.model.num_layers * machine.step,
+    }
 
 
 def first_bound_by_sending(
@@ -168,7 +169,8 @@ def bound(config: Config, step: Estimate, machine: Machine) -> str:
     """Return what takes longest."""
     if step.sending > step.computing:
         return "network" if step.devices > machine.devices_per_node else "link"
-    return "memory" if step.computing > arithmetic(config, step.rows, machine) else "arithmetic"
+    seconds = seconds_of(config, step.rows, machine)
+    return max(seconds, key=lambda name: seconds[name])
 
 
 # --- The command

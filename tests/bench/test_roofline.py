@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from bench import benchmark_page
 from bench.roofline import Machine, estimate, first_bound_by_sending
 from jaxgru.lm import load_config
 
 
 def test_leviathan_on_eight_devices_by_hand():
     """All its arrays divide by 8 but the head's bias, 65 numbers, which each device has."""
-    machine = Machine(flops=1e12, memory=1e12, link=1e9, network=1e8)
+    machine = Machine(flops=1e12, memory=1e12, link=1e9, network=1e8, step=1e-9)
     seen = estimate(load_config("leviathan"), 8, 512, machine)
     P = 24_248_129
     assert (seen.parameters, seen.moments, seen.gradients) == (4 * P, 8 * P, 4 * P)
@@ -30,10 +31,23 @@ def test_leviathan_on_eight_devices_by_hand():
     assert one_row.sending == one_row.sent / 1e8
 
 
+def test_one_step_of_astra_gamma_takes_what_was_measured():
+    """By docs/benchmarks.json: its time on an H200, to 1 %."""
+    data = benchmark_page.load(ROOT / "docs" / "benchmarks.json")
+    (measured,) = (
+        record.median
+        for record in data.records
+        if "H200" in data.runs[record.run].hardware
+        and (record.config, record.contestant) == ("astra_gamma", "jaxgru")
+    )
+    seen = estimate(load_config("astra_gamma"), 1, None, Machine())
+    assert seen.computing == 2 * 3 * 128 * 17e-6 == pytest.approx(measured, rel=0.01)
+
+
 def test_where_sending_takes_over():
-    config = load_config("leviathan")
-    first = first_bound_by_sending(config, Machine(), rows=64)
-    below, at = (estimate(config, n, 64, Machine()) for n in (first - 1, first))
+    config, machine = load_config("leviathan"), Machine(network=5e9)
+    first = first_bound_by_sending(config, machine, rows=64)
+    below, at = (estimate(config, n, 64, machine) for n in (first - 1, first))
     assert below.sending <= below.computing and at.sending > at.computing
     assert at.accumulation == math.ceil(at.sending / at.computing) > 1 == below.accumulation
     assert first_bound_by_sending(config, Machine(network=1e15, link=1e15), rows=64) is None
