@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.contestants import CONTESTANTS
@@ -263,6 +264,11 @@ def in_short(data: Benchmarks) -> str:
 def expected_sentences(data: Benchmarks) -> list[str]:
     """Return what the page says of language models, with the records' numbers."""
     measured = of_the_figure(data)
+    measured["on a GPU", "astra_gamma"] = {
+        r.contestant: r
+        for r in data.records
+        if (r.kind, r.config, r.precision) == ("training", "astra_gamma", "tf32") and not r.failed
+    }
 
     def faster(kind: str, configs: Sequence[str], *names: str, way: str = "") -> str:
         """How many times as fast jaxgru is as these contestants, all `way` on one device."""
@@ -281,6 +287,7 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         for family in ("astra", "scribe")
     )
     (*grus, largest), lstm = [*astra, *scribe], ["leviathan"]
+    gpu = partial(faster, "on a GPU", ["astra_gamma"])
     middle, outer = astra[1:2], astra[::2]
     loops, jax = ("autodiff", "nnx", "haiku"), ("nnx", "haiku")
     unsplit = [
@@ -300,6 +307,8 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         f"{faster('sampling_1', astra, 'haiku', 'torch.nn')} as fast as dm-haiku and `torch.nn`. "
         f"With 64 texts at once, it is {faster('sampling_64', astra, *FIGURE[1:])} as fast as all "
         "three.",
+        f"It is {gpu('nnx')} as fast as with Flax NNX, and {gpu('haiku', 'torch.nn')} as fast as "
+        "with dm-haiku and `torch.nn`",
         f"If the batch is not split, jaxgru is {unsplit[0]} as fast as Flax NNX and dm-haiku for "
         f"the GRUs, and {unsplit[1]} for the LSTM.",
     ]

