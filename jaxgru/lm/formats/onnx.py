@@ -12,11 +12,6 @@ arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both 
 outputs of one call are inputs of the next. Zeros start a text. Tokens are int32, jaxgru's own dtype
 and JavaScript's `Int32Array`.
 
-ONNX's GRU weights the old state with z, so what feeds z has the other sign here; its
-`linear_before_reset` is our `reset_gate` "after". Its operators have an input bias b and a
-recurrent bias c for every gate. See https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise
-LSTM and RNN.
-
 The model's metadata has `format` ("jaxgru"), `layers` (the kind of each, JSON) and `tensors` (the
 names and shapes of our parameters, JSON); a whole model's also what is in `metadata.py`.
 """
@@ -35,21 +30,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import (
-    CELLS,
-    CellParams,
-    GRUParams,
-    LSTMParams,
-    MLPParams,
-    RNNParams,
-    cell_of,
-    sizes,
-)
+from jaxgru.cells import CELLS, CellParams, GRUParams, MLPParams, sizes
 from jaxgru.cells.gru import check
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
-from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.onnx_nodes import ORDER, recurrent_nodes
+from jaxgru.libraries import InteropError, common
+from jaxgru.libraries.onnx_nodes import recurrent_nodes
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -63,6 +49,15 @@ from jaxgru.lm.formats.metadata import (
     read_config,
     read_tokenizer,
 )
+from jaxgru.lm.formats.onnx_graph import (
+    DIRECTIONS,
+    KINDS,
+    Graph,
+    add_layer,
+    carry_parts,
+    layer_path,
+    unpacked,
+)
 from jaxgru.lm.model import HeadParams, LayerNormParams, Params, flatten
 
 with needs("onnx"):
@@ -70,21 +65,7 @@ with needs("onnx"):
     from google.protobuf.message import DecodeError  # onnx depends on protobuf
     from onnx import TensorProto, helper
 
-_OPSET, _IR_VERSION = 17, 8
-"""The oldest versions with all of these operators: LayerNormalization came with opset 17."""
-
 _MAX_BYTES = 2**31 - 1  # in a file: protobuf's limit
-
-_KINDS: dict[str, Callable[..., CellParams]] = {
-    "gru, reset before": partial(GRUParams, reset_gate="before"),
-    "gru, reset after": partial(GRUParams, reset_gate="after"),
-    "lstm": LSTMParams,
-    "rnn": RNNParams,
-    "mlp": MLPParams,
-}
-"""The layers that can be exported, as the metadata name them."""
-
-_DIRECTIONS = ("forward", "backward")
 
 _DTYPES: dict[int, np.dtype] = {
     TensorProto.FLOAT: np.dtype("<f4"),
@@ -198,7 +179,7 @@ def to_onnx(
 
     directions = len(pairs[0])
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
-    graph = _Graph(helper.np_dtype_to_tensor_dtype(np.dtype(dtypes.pop())))
+    graph = Graph(helper.np_dtype_to_tensor_dtype(np.dtype(dtypes.pop())))
     if model:
         V, features = model.embedding.shape
         graph.output("logits", "B", "T", V)
@@ -210,15 +191,15 @@ def to_onnx(
     given = graph.input("lengths", "B", type=TensorProto.INT32) if lengths else ""
     for d, stack in enumerate(zip(*pairs, strict=True)):
         for i, p in enumerate(stack):
-            for part, shape in _carry(p).items():
-                graph.input(f"carry.{_path(i, d, directions)}.{part}", "B", *shape)
-                graph.output(f"carry_out.{_path(i, d, directions)}.{part}", "B", *shape)
+            for part, shape in carry_parts(p).items():
+                graph.input(f"carry.{layer_path(i, d, directions)}.{part}", "B", *shape)
+                graph.output(f"carry_out.{layer_path(i, d, directions)}.{part}", "B", *shape)
     for i, pair in enumerate(pairs):
         E, H = sizes(pair[0])
         if E != features:
             raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
         pair = jax.tree.map(np.asarray, pair)
-        x, features = _add_layer(graph, i, pair, x, given, reverse), H * directions
+        x, features = add_layer(graph, i, pair, x, given, reverse), H * directions
     if model:
         x = graph.transpose(x, 1, 0, 2)
         if model.norm is not None:
@@ -276,63 +257,22 @@ def _read(path: str | Path) -> tuple[str, onnx.ModelProto]:
         raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
 
 
-class _Graph:
-    """A graph under construction. Each method adds something to it and returns its name."""
-
-    def __init__(self, type: int) -> None:
-        self.type = type  # of the weights
-        self.nodes, self.constants, self.inputs, self.outputs = [], {}, [], []
-
-    def input(self, name: str, *shape: int | str, type: int | None = None) -> str:
-        self.inputs.append(helper.make_tensor_value_info(name, type or self.type, shape))
-        return name
-
-    def output(self, name: str, *shape: int | str) -> str:
-        self.outputs.append(helper.make_tensor_value_info(name, self.type, shape))
-        return name
-
-    def constant(self, name: str, value: Any) -> str:
-        self.constants[name] = np.asarray(value)
-        return name
-
-    def node(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
-        """Add a node. Without `outputs` it has one, of a new name; the first is returned."""
-        name = f"{op}.{len(self.nodes)}"
-        outputs = outputs or [f"{name}.out"]
-        self.nodes.append(helper.make_node(op, inputs, outputs, name, **attributes))
-        return outputs[0]
-
-    def transpose(self, x: str, *axes: int, output: str = "") -> str:
-        return self.node("Transpose", x, outputs=[output] if output else (), perm=axes)
-
-    def model(self, **metadata: str) -> onnx.ModelProto:
-        """Return the model; the same weights always give the same bytes."""
-        constants = [onnx.numpy_helper.from_array(c, name) for name, c in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, constants)
-        opsets = [helper.make_opsetid("", _OPSET)]
-        model = helper.make_model(
-            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="jaxgru"
-        )
-        helper.set_model_props(model, metadata)
-        return model
-
-
 def _named(params: Any) -> dict[str, np.ndarray]:
     """Return the weights by path: "embedding", "layers.0.Wz", …; of a pair "forward.0.Wz", …"""
     if is_pair(params):
-        params = dict(zip(_DIRECTIONS, params, strict=True))
+        params = dict(zip(DIRECTIONS, params, strict=True))
     elif not isinstance(params, Params):
         params = {"layers": params}
     return {name: np.asarray(leaf) for name, leaf in flatten(params).items()}
 
 
 def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
-    """Return layer i's name in `_KINDS`. Raises InteropError if it has none."""
+    """Return layer i's name in `KINDS`. Raises InteropError if it has none."""
     kind = next((cell.name for cell in CELLS.values() if cell.params is type(p)), "")
     if isinstance(p, GRUParams):
         check(p)
         kind = f"{kind}, reset {p.reset_gate}"
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")
     if not isinstance(p, MLPParams) and any(leaf.ndim == 3 for leaf in jax.tree.leaves(p)):
         raise InteropError(
@@ -344,18 +284,6 @@ def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
     return kind
 
 
-def _carry(p: CellParams) -> dict[str, tuple[int, ...]]:
-    """Return the parts of a layer's carry, and their shapes without the batch."""
-    E, H = sizes(p)
-    if isinstance(p, MLPParams):
-        return {"h": (H,), "context": (len(p.W) - 1, E)}
-    return {"h": (H,), "c": (H,)} if isinstance(p, LSTMParams) else {"h": (H,)}
-
-
-def _path(i: int, d: int, directions: int) -> str:
-    return f"{_DIRECTIONS[d]}.{i}" if directions == 2 else str(i)
-
-
 def _check_dtypes(name: str, dtypes: set[str]) -> None:
     """Raise InteropError if weights are neither all float32 nor all float64."""
     if len(dtypes) > 1:
@@ -363,116 +291,6 @@ def _check_dtypes(name: str, dtypes: set[str]) -> None:
             f"{name} are {' and '.join(sorted(dtypes))}; they must be all float32 or all float64."
         )
     common.check_dtype(name, *dtypes)
-
-
-def _add_layer(
-    graph: _Graph, i: int, layers: tuple[CellParams, ...], x: str, lengths: str, reverse: bool
-) -> str:
-    """Add a layer's nodes: x (T, B, E) → h of every step (T, B, H), or (T, B, 2·H) of two."""
-    layer, p = f"layers.{i}", layers[0]
-    for name, value in _packed(layers).items():
-        graph.constant(f"{layer}.{name}", value)
-    if isinstance(p, MLPParams):
-        return _add_mlp(graph, i, p, x)
-    # ONNX's arrays have one more axis, for the directions of a layer
-    axis_0 = graph.constant("axis_0", [0])
-    paths = [_path(i, d, len(layers)) for d in range(len(layers))]
-    states = []
-    for part in _carry(p):
-        each = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
-        states.append(each[0] if len(each) == 1 else graph.node("Concat", *each, axis=0))
-    options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
-    if isinstance(p, GRUParams):
-        options["linear_before_reset"] = int(p.reset_gate == "after")
-    if len(layers) == 2 or reverse:
-        options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
-    weights, lasts = [f"{layer}.{name}" for name in "WRB"], [f"{layer}.{n}_out" for n in _carry(p)]
-    y = graph.node(
-        cell_of(p).name.upper(), x, *weights, lengths, *states,
-        outputs=[f"{layer}.y", *lasts], **options,
-    )  # fmt: skip
-    for part, last, state in zip(_carry(p), lasts, states, strict=True):
-        if lengths:  # of a row without steps, ONNX Runtime returns zeros
-            some = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
-            some = graph.node("Unsqueeze", some, graph.constant("axis_1", [1]))
-            last = graph.node("Where", some, last, state)
-        for d, path in enumerate(paths):
-            index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
-            graph.node("Gather", last, index, axis=0, outputs=[out])
-    if len(layers) == 1:
-        return graph.node("Squeeze", y, graph.constant("axis_1", [1]))
-    # (T, 2, B, H) → (T, B, 2·H)
-    return graph.node(
-        "Reshape", graph.transpose(y, 0, 2, 1, 3), graph.constant("side_by_side", [0, 0, -1])
-    )
-
-
-def _add_mlp(graph: _Graph, i: int, p: MLPParams, x: str) -> str:
-    """Add a convolution over time, whose padding is the carry; h in the carry is only returned."""
-    before, after = f"carry.{i}.context", f"carry_out.{i}.context"
-    x_T, context_T = graph.transpose(x, 1, 2, 0), graph.transpose(before, 0, 2, 1)
-    inputs = graph.node("Concat", context_T, x_T, axis=2)  # (B, E, K − 1 + T)
-    T, end = graph.node("Shape", x, end=1), graph.constant("end", [2**63 - 1])
-    last = graph.node("Slice", inputs, T, end, graph.constant("axis_2", [2]))
-    graph.transpose(last, 0, 2, 1, output=after)
-    a = graph.node("Conv", inputs, f"layers.{i}.W", f"layers.{i}.b")
-    h = graph.transpose(graph.node("Tanh", a), 2, 0, 1)
-    graph.node("Gather", h, graph.constant("last", -1), outputs=[f"carry_out.{i}.h"])
-    return h
-
-
-def _packed(layers: tuple[CellParams, ...]) -> dict[str, Any]:
-    """Return the weights of a layer of D directions as ONNX has them.
-
-    W (D, G·H, E), R (D, G·H, H) and B (D, 2·G·H), which has all b, then all c; absent ones are
-    zeros. Of an MLP, a convolution's W (H, E, K) and b (H).
-    """
-    p = layers[0]
-    if isinstance(p, MLPParams):
-        return {"W": p.W.transpose(2, 1, 0), "b": p.b}
-    order = ORDER[cell_of(p).name]
-    each = [
-        common.stacked(common.complement_z(p) if isinstance(p, GRUParams) else p, order)
-        for p in layers
-    ]
-    W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
-    return {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}
-
-
-def _unpacked(
-    where: str, i: int, kind: str, names: Mapping[str, Any], array: Callable[[str], Any]
-) -> tuple[CellParams, ...]:
-    """Invert `_packed`, given the names of our parameters and a function that reads a tensor."""
-    at, cell = f"layers.{i}.", kind.partition(",")[0]
-    if cell == "mlp":
-        W, b = array(f"{at}W"), array(f"{at}b")
-        return (MLPParams(W=W.transpose(2, 1, 0) if W.ndim == 3 else W, b=b),)
-    order, paths = ORDER[cell], _paths(names)
-    packed = {f"{at}{side}": array(f"{at}{side}") for side in "WRB"}
-    (W, R, B), D, G = packed.values(), len(paths), len(order)
-    E, H = W.shape[-1], R.shape[-1]
-    want = {f"{at}W": (D, G * H, E), f"{at}R": (D, G * H, H), f"{at}B": (D, 2 * G * H)}
-    check_shapes(where, {name: w.shape for name, w in packed.items()}, want)
-    layers = []
-    for d, path in enumerate(paths):
-        b, c = np.split(B[d], 2)
-        sides = {"W": W[d], "U": R[d], "b": b, "c": c}
-        p = _KINDS[kind](
-            **{
-                side + gate: part.T
-                for side, weights in sides.items()
-                for gate, part in zip(order, np.split(weights, G), strict=True)
-                if side != "c" or f"{path}.{i}.c{gate}" in names
-            }
-        )
-        layers.append(common.complement_z(p) if isinstance(p, GRUParams) else p)
-    return tuple(layers)
-
-
-def _paths(names: Mapping[str, Any]) -> Sequence[str]:
-    """Return what the names of the layers' parameters begin with, in each direction."""
-    two = any(name.startswith(f"{_DIRECTIONS[0]}.") for name in names)
-    return _DIRECTIONS if two else ("layers",)
 
 
 def _contents(where: str, model: onnx.ModelProto) -> tuple[dict[str, str], dict[str, TensorProto]]:
@@ -494,11 +312,11 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
     if not (isinstance(kinds, list) and kinds and isinstance(shapes, dict)):
         raise InteropError(f"{where}: its metadata name no layers or no tensors.")
     for kind in kinds:
-        if kind not in list(_KINDS):
-            names = "; ".join(_KINDS)
+        if kind not in list(KINDS):
+            names = "; ".join(KINDS)
             raise InteropError(f"{where}: a layer is {shown(kind)}; it must be one of {names}.")
     array: Callable[[str], Any] = partial(_array, where, stored)
-    pairs = [_unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds)]
+    pairs = [unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds)]
     if len({len(pair) for pair in pairs}) > 1:
         raise InteropError(f"{where}: its layers are of one direction and of two.")
     directions = tuple(zip(*pairs, strict=True))
