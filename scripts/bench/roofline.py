@@ -1,6 +1,6 @@
 """Compute what a training step on n devices holds, sends and computes; see docs/scaling.md.
 
-These are formulas, of whose numbers only `Machine.step` was measured. With P parameters, n devices,
+These are formulas; only `Machine.step` was measured. With P parameters, n devices,
 N = training.gradient_accumulation micro-steps, and all numbers in float32:
 
 - A device holds 4·P bytes of parameters and 8·P of AdamW's moments, or 1/n of both if they are
@@ -48,8 +48,8 @@ class Machine:
     memory: bytes read, 4.8e12 in the data sheet.
     link: bytes to another device of the node, one way; NVLink's 900e9 are both ways together.
     network: bytes from a device to another node: one 400 Gbit/s port per GPU, as in a DGX H200.
-    step: seconds of a layer's time step in one direction, if there is next to nothing to compute. A
-      training step of astra_gamma, 2 · 3 · 128 of them, took 13.0 ms (docs/performance.md).
+    step: seconds of a layer's time step in one direction, if there is little to compute. A training
+      step of astra_gamma, which has 2 · 3 · 128 of them, took 13.0 ms (docs/performance.md).
     devices_per_node: eight in an HGX or DGX H200.
     """
 
@@ -156,12 +156,13 @@ def table(config: Config, devices: list[int], rows: int | None, machine: Machine
         slowest = bound(config, e, machine)
         lines.append([e.devices, e.rows, *sizes, *seconds, slowest, e.accumulation])
     first = first_bound_by_sending(config, machine, rows)
+    numbers = "Up to 4,096 devices" if rows else "On any number of devices that divides the batch"
     head = ["devices", "rows per device", "parameters + moments, MB", "sharded, MB",
             "gradients, MB", "sent per step, MB", "computing, ms", "sending, ms", "the bound",
             "accumulation"]  # fmt: skip
     made = markdown_table(head, lines, "r" * 8 + "lr")
     if first is None:
-        return f"{made}\nUp to 4,096 devices, sending never takes longer than computing."
+        return f"{made}\n{numbers}, sending takes no longer than computing."
     return f"{made}\nSending takes longer than computing from {first} devices on."
 
 

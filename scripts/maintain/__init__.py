@@ -1,1 +1,1 @@
-"""Scripts for the maintainers: corpus, planted errors, releases, GPU measurements, playground."""
+"""Scripts for the maintainers: corpus, ablation, planted errors, releases, pages, playground."""
