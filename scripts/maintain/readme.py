@@ -68,7 +68,6 @@ class Records:
         page, run = self.page, self.benchmarks.runs[self.steps[0].run]
         cost = page.first["astra_alpha"].measured
         right, wrong = (100 * math.exp(-loss) for loss in (cost.stream, cost.stateless))
-        best = page.first["best_gru"]
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         torch = re.search(r'"torch==(.*)"', project)[1]
         return [
@@ -84,8 +83,7 @@ class Records:
             f"counts ({page.bigram:.3f})",
             f"**{page.filled([page.first['astra_alpha']])} characters** after a reset",
             f"back to within {FILLED}",
-            f"{best.parameters / 1e6:.1f} million parameters, has a loss of "
-            f"{best.measured.random_batches.mean:.3f};",
+            f"parameters, has a loss of {page.over_seeds_as_nanogpt('best_gru')};",
         ]
 
 

@@ -26,6 +26,7 @@ def expected_sentences(page: Page) -> list[str]:
         *(f"That of {name} learns more slowly" for name in page.slow),
         *_of_models(page),
         *_of_alpha(page),
+        *_as_nanogpt(page),
         *_of_scribe(page),
         *_of_groups(page),
     ]
@@ -83,6 +84,19 @@ def _of_models(page: Page) -> Iterator[str]:
         yield (
             f"costs the models of characters {min(characters):.2f} to {max(characters):.2f} nats "
             f"per character, and those of subwords {min(subwords):.2f} to {max(subwords):.2f}."
+        )
+
+
+def _as_nanogpt(page: Page) -> Iterator[str]:
+    """The losses on nanoGPT's protocol, and how much the seeds of best_gru differ."""
+    if beta := page.over_seeds_as_nanogpt("astra_beta"):
+        yield f"It reaches {beta} nats per character, and the Transformer 1.461 to"
+    if best := page.over_seeds_as_nanogpt("best_gru"):
+        yield f"parameters reaches {best}."
+        streams = sorted(f"{run.measured.stream:.3f}" for run in page.of("best_gru"))
+        yield (
+            f"{best} nats per character on nanoGPT's test, and {streams[0]} to {streams[-1]} over "
+            "the unbroken validation split."
         )
 
 

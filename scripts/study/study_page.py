@@ -354,6 +354,12 @@ class Page:
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
 
+    def over_seeds_as_nanogpt(self, name: str) -> str:
+        """Return the lowest and the highest loss of a model's seeds on nanoGPT's protocol."""
+        losses = sorted(f"{loss.mean:.3f}" for run in self.of(name)
+                        if (loss := run.measured.random_batches))  # fmt: skip
+        return " to ".join(dict.fromkeys(losses[:1] + losses[-1:]))
+
     def ablation(self) -> list[Row]:
         """Return a row per change of best_gru's recipe with GRU layers: the mean of all seeds."""
         losses = {title: statistics.mean(run.loss for run in runs)
