@@ -1,6 +1,6 @@
 """Evaluate models that learn as they read (dynamic evaluation), and write docs/dynamic.json.
 
-For each pretrained model with a state: its settings, chosen on the end of the training text; the
+For each model with a state: its settings, chosen on the end of the training text; the
 losses of the validation split, static and dynamic, in one stream and with the state (never the
 weights) reset every few tokens; and both losses along the text, for the figure.
 """
@@ -34,20 +34,20 @@ def main() -> None:
     parser = Parser(__doc__)
     add = parser.add_argument
     models = ["elman_alpha", "astra_alpha", "scribe_alpha", "astra_beta", "astra_gamma", "best_gru"]
-    add("--models", nargs="+", default=models, help=f"pretrained ones ({' '.join(models)})")
+    add("--models", nargs="+", default=models, help=f"or runs ({' '.join(models)})")
     add("--output", type=Path, default=Path("docs/dynamic.json"), help="(%(default)s)")
     arguments = parser.parse_args()
-    for name in arguments.models:
-        record = measure(name)
+    for model in arguments.models:
+        record = measure(model)
         add_to(arguments.output, record, lambda record: record.model)
         Console(highlight=False, markup=False).print(
-            f"{name}: {record.static:.4f} → {record.dynamic:.4f} nats per token"
+            f"{record.model}: {record.static:.4f} → {record.dynamic:.4f} nats per token"
         )
 
 
-def measure(name: str) -> DynamicEvaluation:
-    """Return the record of one model."""
-    params, config, tokenizer = load(name)
+def measure(model: str) -> DynamicEvaluation:
+    """Return the record of a pretrained model, or of a run, by the name of its config."""
+    params, config, tokenizer = load(model)
     dataset = load_dataset(config, tokenizer)[1]
     tokens = dataset.validation
     chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
@@ -58,7 +58,8 @@ def measure(name: str) -> DynamicEvaluation:
         for every in RESETS
     ]  # fmt: skip
     return DynamicEvaluation(
-        model=name, learning_rate=chosen.learning_rate, decay=chosen.decay, every=chosen.every,
+        model=config.name,
+        learning_rate=chosen.learning_rate, decay=chosen.decay, every=chosen.every,
         static=round(float(static.mean()), 4), dynamic=round(float(dynamic.mean()), 4),
         num_tokens=len(tokens) - 1, num_characters=dataset.num_characters, resets=resets,
         static_parts=parts(static), dynamic_parts=parts(dynamic),
