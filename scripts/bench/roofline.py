@@ -1,7 +1,7 @@
 """Compute what a training step on n devices holds, sends and computes; see docs/scaling.md.
 
-These are formulas; only `Machine.step` was measured. With P parameters, n devices,
-N = training.gradient_accumulation micro-steps, and all numbers in float32:
+These are formulas; only `Machine.step` was measured. With P parameters, n devices, N =
+training.gradient_accumulation micro-steps, and all numbers in float32:
 
 - A device holds 4·P bytes of parameters and 8·P of AdamW's moments, or 1/n of both if they are
   sharded (ZeRO stage 3, Rajbhandari et al. 2020, arXiv 1910.02054); during a step, also 4·P bytes
@@ -156,13 +156,13 @@ def table(config: Config, devices: list[int], rows: int | None, machine: Machine
         slowest = bound(config, e, machine)
         lines.append([e.devices, e.rows, *sizes, *seconds, slowest, e.accumulation])
     first = first_bound_by_sending(config, machine, rows)
-    numbers = "Up to 4,096 devices" if rows else "On any number of devices that divides the batch"
     head = ["devices", "rows per device", "parameters + moments, MB", "sharded, MB",
             "gradients, MB", "sent per step, MB", "computing, ms", "sending, ms", "the bound",
             "accumulation"]  # fmt: skip
     made = markdown_table(head, lines, "r" * 8 + "lr")
     if first is None:
-        return f"{made}\n{numbers}, sending takes no longer than computing."
+        tried = "Up to 4,096 devices" if rows else "On any number of devices that divides the batch"
+        return f"{made}\n{tried}, sending takes no longer than computing."
     return f"{made}\nSending takes longer than computing from {first} devices on."
 
 

@@ -1,8 +1,8 @@
 """Evaluate models that learn as they read (dynamic evaluation), and write docs/dynamic.json.
 
-For each model with a state: its settings, chosen on the end of the training text; the
-losses of the validation split, static and dynamic, in one stream and with the state (never the
-weights) reset every few tokens; and both losses along the text, for the figure.
+For each model with a state: its settings, chosen on the end of the training text; the losses of the
+validation split, static and dynamic, in one stream and with the state (never the weights) reset
+every few tokens; and both losses along the text, for the figure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     parser = Parser(__doc__)
     add = parser.add_argument
     models = ["elman_alpha", "astra_alpha", "scribe_alpha", "astra_beta", "astra_gamma", "best_gru"]
-    add("--models", nargs="+", default=models, help=f"or runs ({' '.join(models)})")
+    add("--models", nargs="+", default=models, help="pretrained, or runs (%(default)s)")
     add("--output", type=Path, default=Path("docs/dynamic.json"), help="(%(default)s)")
     arguments = parser.parse_args()
     for model in arguments.models:

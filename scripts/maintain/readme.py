@@ -20,7 +20,7 @@ from maintain.carry import plot_carry
 from pages.markdown import DOCS, ROOT, table, write_page
 from pages.records import grouped, load
 from study.records import Study
-from study.study_page import FILLED, Page
+from study.study_page import FILLED, Page, lowest_to_highest
 
 COMMAND = "jaxgru sample astra_beta --compare --num-tokens 90"
 WIDTH = "92"  # of the sample, in columns
@@ -83,7 +83,8 @@ class Records:
             f"counts ({page.bigram:.3f})",
             f"**{page.filled([page.first['astra_alpha']])} characters** after a reset",
             f"back to within {FILLED}",
-            f"parameters, has a loss of {page.over_seeds_as_nanogpt('best_gru')};",
+            f"{page.first['best_gru'].parameters / 1e6:.1f} million parameters, has a loss of "
+            f"{lowest_to_highest(page.losses_as_nanogpt('best_gru'))};",
         ]
 
 

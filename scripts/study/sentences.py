@@ -12,7 +12,7 @@ import numpy as np
 from jaxgru.analysis import state_cost
 from jaxgru.lm.runs.published import load_published
 from study.records import EarlyStopping, Run
-from study.study_page import FILLED, Page, per_character
+from study.study_page import FILLED, Page, lowest_to_highest, per_character
 
 
 def expected_sentences(page: Page) -> list[str]:
@@ -89,16 +89,16 @@ def _of_models(page: Page) -> Iterator[str]:
 
 def _as_nanogpt(page: Page) -> Iterator[str]:
     """The losses on nanoGPT's protocol, and how much the seeds of best_gru differ."""
-    if beta := page.over_seeds_as_nanogpt("astra_beta"):
+    if losses := page.losses_as_nanogpt("astra_beta"):
+        beta = lowest_to_highest(losses)
         yield f"It reaches {beta} nats per character, and the Transformer 1.461 to"
-    if best := page.over_seeds_as_nanogpt("best_gru"):
+    if losses := page.losses_as_nanogpt("best_gru"):
+        best, mean = lowest_to_highest(losses), statistics.mean(losses)
+        streams = lowest_to_highest([run.measured.stream for run in page.of("best_gru")])
         yield f"parameters reaches {best}."
-        runs = page.of("best_gru")
-        mean = statistics.mean(run.measured.random_batches.mean for run in runs)
-        streams = sorted(f"{run.measured.stream:.3f}" for run in runs)
         yield (
             f"{best} nats per character on nanoGPT's test ({mean:.3f} in the mean over seeds), and "
-            f"{streams[0]} to {streams[-1]} over the unbroken validation split."
+            f"{streams} over the unbroken validation split."
         )
 
 

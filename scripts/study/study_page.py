@@ -354,11 +354,9 @@ class Page:
             if (loss := run.measured.random_batches)
         ]  # fmt: skip
 
-    def over_seeds_as_nanogpt(self, name: str) -> str:
-        """Return the lowest and the highest loss of a model's seeds on nanoGPT's protocol."""
-        losses = sorted(f"{loss.mean:.3f}" for run in self.of(name)
-                        if (loss := run.measured.random_batches))  # fmt: skip
-        return " to ".join(dict.fromkeys(losses[:1] + losses[-1:]))
+    def losses_as_nanogpt(self, name: str) -> list[float]:
+        """Return the losses of a model's seeds on nanoGPT's protocol."""
+        return [loss.mean for run in self.of(name) if (loss := run.measured.random_batches)]
 
     def ablation(self) -> list[Row]:
         """Return a row per change of best_gru's recipe with GRU layers: the mean of all seeds."""
@@ -499,6 +497,11 @@ def mean_and_range(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{statistics.mean(values):.4f} ({min(values):.4f} … {max(values):.4f})"
+
+
+def lowest_to_highest(values: Sequence[float]) -> str:
+    """Format the range of values in words."""
+    return " to ".join(dict.fromkeys(f"{end:.3f}" for end in (min(values), max(values))))
 
 
 def epoch_table(runs: Sequence[Run], published: PublishedResults) -> str:

@@ -1122,6 +1122,7 @@ def test_a_traced_dropout_rate(kind):
     assert np.isnan(seen[3:, :, 1 if kind == "variational" else 0 :]).all()
     for dtype in ("float16", "bfloat16"):  # the rate is what the dtype makes of 0.3
         rate = jnp.asarray(0.3, dtype)
-        # 1/(1 − p) is rounded once more in a program; on an H200, 1.3 units in the last place off
-        np.testing.assert_allclose(jax.jit(run)(rate), run(float(rate)), rtol=2**-22)
+        # 1/(1 − p); on an H200, a program rounds it once more, 1.3 units in the last place off
+        rtol = 1e-7 if jax.default_backend() == "cpu" else 2**-22
+        np.testing.assert_allclose(jax.jit(run)(rate), run(float(rate)), rtol=rtol)
         np.testing.assert_array_equal(run(np.asarray(rate)[()]), run(float(rate)))
