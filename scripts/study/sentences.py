@@ -29,6 +29,7 @@ def expected_sentences(page: Page) -> list[str]:
         *_as_nanogpt(page),
         *_of_scribe(page),
         *_of_groups(page),
+        *_of_dynamics(page),
     ]
     remembering = [  # from the 193rd prediction after a reset on
         f"{name} ({statistics.mean(excess[192:]):+.4f})"
@@ -127,6 +128,16 @@ def _of_groups(page: Page) -> Iterator[str]:
     if "float32" in groups and "bfloat16" in groups:
         words = _compared(groups["bfloat16"], groups["float32"], ", in the mean over seeds")
         yield f"Evaluated in float32, it is {words}."
+
+
+def _of_dynamics(page: Page) -> Iterator[str]:
+    """What a model gains that goes on learning as it reads, and what the state is worth to it."""
+    if not page.dynamics:
+        return
+    gains = [r.per_character(r.static - r.dynamic) for r in page.dynamics]
+    yield f"its loss falls by {min(gains):.2f} to {max(gains):.2f} nats per character"
+    costs = [r.per_character(r.resets[0][2] - r.dynamic) for r in page.dynamics]
+    yield f"loss stays {min(costs):.2f} to {max(costs):.2f} nats per character above its loss with"
 
 
 def _mean(measure: str, runs: Sequence[Run]) -> float:
