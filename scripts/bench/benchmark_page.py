@@ -145,6 +145,7 @@ FIGURE = "jaxgru", "autodiff", "nnx", "haiku", "torch.nn"
 """The contestants of the figure, each as it is fastest on a CPU: JAX splits the batch, PyTorch the
 products."""
 PANELS = 3  # configs of the figure
+ON_A_GPU = "jaxgru", "wavefront", "nnx", "haiku", "torch.nn"
 
 
 def drawn(data: Benchmarks) -> list[ContestantTime]:
@@ -205,7 +206,8 @@ def tables(data: Benchmarks) -> dict[str, str]:
     contestants = (f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items())
     return {
         "figure": figure(data),
-        "in short": in_short(data),
+        "in short": in_short(of_the_figure(data), FIGURE),
+        "on a GPU": in_short(on_a_gpu(data), ON_A_GPU),
         "contestants": "\n".join(contestants),
         "measurements": "\n".join(_machine(*machine, data) for machine in machines.items()),
     }
@@ -236,39 +238,50 @@ SHORT = {
 """The kinds of the short table, in its order."""
 
 
-def of_the_figure(data: Benchmarks) -> dict[tuple[str, str], dict[str, ContestantTime]]:
-    """Return what the figure's machine measured in float32 beside jaxgru, by kind and config."""
+Measured = dict[tuple[str, str], dict[str, ContestantTime]]
+"""Records by kind and config, and by contestant; jaxgru is one of them."""
+
+
+def of_the_figure(data: Benchmarks) -> Measured:
+    """Return what the figure's machine measured in float32."""
     shown = drawn(data)
     hardware = data.runs[shown[0].run].hardware if shown else None
-    records = [r for r in data.records
-               if data.runs[r.run].hardware == hardware and r.kind in SHORT
-               and r.precision == "float32" and r.failed is None]  # fmt: skip
+    return _measured(
+        r
+        for r in data.records
+        if data.runs[r.run].hardware == hardware and r.precision == "float32"
+    )
+
+
+def on_a_gpu(data: Benchmarks) -> Measured:
+    """Return what was measured in TF32, which only GPUs have."""
+    return _measured(r for r in data.records if r.precision == "tf32")
+
+
+def _measured(records: Iterable[ContestantTime]) -> Measured:
+    records = [r for r in records if r.kind in SHORT and r.failed is None]
     records.sort(key=lambda record: list(SHORT).index(record.kind))
     groups = grouped(records, lambda r: (r.kind, r.config)).items()
     found = {key: {record.contestant: record for record in same} for key, same in groups}
     return {key: contestants for key, contestants in found.items() if "jaxgru" in contestants}
 
 
-def in_short(data: Benchmarks) -> str:
-    """Return jaxgru's times, and how many times as fast as the figure's contestants they are."""
+def in_short(measured: Measured, names: Sequence[str]) -> str:
+    """Return jaxgru's times, and how many times as fast as the other contestants they are."""
     lines = []
-    for (kind, config), of in of_the_figure(data).items():
+    for (kind, config), of in measured.items():
         ours = of["jaxgru"]
         time = f"{_number(_value(ours, ours.median))} {unit(kind)}"
         faster = (f"{of[name].median / ours.median:.2f}×" if name in of else "–"
-                  for name in FIGURE[1:])  # fmt: skip
+                  for name in names[1:])  # fmt: skip
         lines.append([f"{SHORT[kind]}, {config}", time, *faster])
-    return table(["", *(LABELS.get(name, name) for name in FIGURE)], lines, "lr")
+    return table(["", *(LABELS.get(name, name) for name in names)], lines, "lr")
 
 
 def expected_sentences(data: Benchmarks) -> list[str]:
     """Return what the page says of language models, with the records' numbers."""
     measured = of_the_figure(data)
-    measured["on a GPU", "astra_gamma"] = {
-        r.contestant: r
-        for r in data.records
-        if (r.kind, r.config, r.precision) == ("training", "astra_gamma", "tf32") and not r.failed
-    }
+    measured |= {("on a GPU", config): of for (_, config), of in on_a_gpu(data).items()}
 
     def faster(kind: str, configs: Sequence[str], *names: str, way: str = "") -> str:
         """How many times as fast jaxgru is as these contestants, all `way` on one device."""
@@ -287,7 +300,7 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         for family in ("astra", "scribe")
     )
     (*grus, largest), lstm = [*astra, *scribe], ["leviathan"]
-    gpu = partial(faster, "on a GPU", ["astra_gamma"])
+    gpu = partial(faster, "on a GPU", [*grus, largest, *lstm])
     middle, outer = astra[1:2], astra[::2]
     loops, jax = ("autodiff", "nnx", "haiku"), ("nnx", "haiku")
     unsplit = [
@@ -307,8 +320,8 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         f"{faster('sampling_1', astra, 'haiku', 'torch.nn')} as fast as dm-haiku and `torch.nn`. "
         f"With 64 texts at once, it is {faster('sampling_64', astra, *FIGURE[1:])} as fast as all "
         "three.",
-        f"It is {gpu('nnx')} as fast as with Flax NNX, and {gpu('haiku', 'torch.nn')} as fast as "
-        "with dm-haiku and `torch.nn`",
+        f"it is {gpu('nnx')} as fast as with Flax NNX, {gpu('haiku')} as fast as with dm-haiku, "
+        f"and {gpu('torch.nn')} as fast as with `torch.nn`.",
         f"If the batch is not split, jaxgru is {unsplit[0]} as fast as Flax NNX and dm-haiku for "
         f"the GRUs, and {unsplit[1]} for the LSTM.",
     ]

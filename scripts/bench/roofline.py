@@ -11,8 +11,8 @@ training.gradient_accumulation micro-steps, and all numbers in float32:
   halves are a ring's reduce-scatter and all-gather, which sharded parameters need.
 - A device computes the operations of its rows (3 times `timing.operations_per_token`: forward, and
   backward for inputs and for weights). At each time step of each layer, forward and again backward,
-  it also reads U (H × G·H) and launches a few kernels, whatever the number of rows. The longest of
-  the three is the time (after the roofline, Williams et al. 2009, Commun. ACM 52(4), 65–76).
+  it also reads U (H × G·H) and launches a few kernels, whatever the number of rows. A recurrence
+  leaves it nothing to do meanwhile, so the time is the sum of the three.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Machine:
     memory: bytes read, 4.8e12 in the data sheet.
     link: bytes to another device of the node, one way; NVLink's 900e9 are both ways together.
     network: bytes from a device to another node: one 400 Gbit/s port per GPU, as in a DGX H200.
-    step: seconds of a layer's time step in one direction, if there is little to compute. A training
-      step of astra_gamma, which has 2 · 3 · 128 of them, took 13.0 ms (docs/performance.md).
+    step: seconds of a layer's time step in one direction, in which nothing is read or computed. It
+      makes the training steps of four models as long as they were measured, to 9 %
+      (docs/performance.md).
     devices_per_node: eight in an HGX or DGX H200.
     """
 
@@ -57,7 +58,7 @@ class Machine:
     memory: float = 4.8e12
     link: float = 450e9
     network: float = 50e9
-    step: float = 17e-6
+    step: float = 15e-6
     devices_per_node: int = 8
 
 
@@ -111,13 +112,13 @@ def estimate(config: Config, devices: int, rows: int | None, machine: Machine) -
         sharded_moments=2 * piece,
         gradients=P,
         sent=sent,
-        computing=max(seconds_of(config, rows, machine).values()),
+        computing=sum(seconds_of(config, rows, machine).values()),
         sending=sent / (machine.link if n <= machine.devices_per_node else machine.network),
     )
 
 
 def seconds_of(config: Config, rows: int, machine: Machine) -> dict[str, float]:
-    """Return what a training step takes by each of the three bounds on computing."""
+    """Return the three parts of the time that a training step takes."""
     T, Us = config.training.sequence_length, recurrent_shapes(config.model)
     return {
         "arithmetic": 3 * operations_per_token(config.model) * rows * T / machine.flops,

@@ -1,6 +1,5 @@
 """What a step on many devices costs, by formula: against sums by hand, and docs/scaling.md."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -24,24 +23,24 @@ def test_leviathan_on_eight_devices_by_hand():
     assert seen.sending == seen.sent / 1e9
     # 4 gates of (input + hidden) × hidden in 3 layers and the head; 2 operations, 3 passes
     products = 4 * 1024 * ((768 + 1024) + 2 * (1024 + 1024)) + 1024 * 65
-    assert seen.computing == 6 * products * 512 * 128 / 1e12
-    machine = dataclasses.replace(machine, flops=1e15)
-    one_row = estimate(load_config("leviathan"), 9, 1, machine)
-    assert one_row.computing == 2 * 128 * 4 * 3 * 4 * 1024**2 / 1e12  # U, twice a time step
-    assert one_row.sending == one_row.sent / 1e8
+    arithmetic, memory = 6 * products * 512 * 128 / 1e12, 2 * 128 * 4 * 3 * 4 * 1024**2 / 1e12
+    assert seen.computing == pytest.approx(arithmetic + memory + 2 * 128 * 3 * 1e-9, rel=1e-14)
+    two_nodes = estimate(load_config("leviathan"), 9, 1, machine)
+    assert two_nodes.sending == two_nodes.sent / 1e8
 
 
-def test_one_step_of_astra_gamma_takes_what_was_measured():
-    """By docs/benchmarks.json: its time on an H200, to 1 %."""
+@pytest.mark.parametrize("config", ["astra_beta", "astra_gamma", "scribe_beta", "leviathan"])
+def test_a_training_step_takes_what_was_measured(config):
+    """By docs/benchmarks.json: its time on an H200, to 9 %."""
     data = benchmark_page.load(ROOT / "docs" / "benchmarks.json")
     (measured,) = (
         record.median
         for record in data.records
         if "H200" in data.runs[record.run].hardware
-        and (record.config, record.contestant) == ("astra_gamma", "jaxgru")
+        and (record.config, record.contestant) == (config, "jaxgru")
     )
-    seen = estimate(load_config("astra_gamma"), 1, None, Machine())
-    assert seen.computing == 2 * 3 * 128 * 17e-6 == pytest.approx(measured, rel=0.01)
+    seen = estimate(load_config(config), 1, None, Machine())
+    assert seen.computing == pytest.approx(measured, rel=0.09)
 
 
 def test_where_sending_takes_over():
