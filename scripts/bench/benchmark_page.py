@@ -148,15 +148,15 @@ PANELS = 3  # configs of the figure
 ON_A_GPU = "jaxgru", "wavefront", "nnx", "haiku", "torch.nn"
 
 
-def drawn(data: Benchmarks) -> list[ContestantTime]:
-    """Return the training steps that the figure shows: the last in float32 that jaxgru was part of.
+def drawn(data: Benchmarks, precision: str = "float32") -> list[ContestantTime]:
+    """Return the training steps that the figure shows: those of the last machine in float32.
 
-    None if there are none.
+    None if jaxgru took part in none.
     """
     training = [
         r
         for r in data.records
-        if r.kind == "training" and r.precision == "float32" and r.failed is None
+        if r.kind == "training" and r.precision == precision and r.failed is None
     ]
     ours = [r for r in training if r.contestant == "jaxgru"]
     if not ours:
@@ -254,8 +254,8 @@ def of_the_figure(data: Benchmarks) -> Measured:
 
 
 def on_a_gpu(data: Benchmarks) -> Measured:
-    """Return what was measured in TF32, which only GPUs have."""
-    return _measured(r for r in data.records if r.precision == "tf32")
+    """Return the training steps in TF32, which only GPUs have."""
+    return _measured(drawn(data, "tf32"))
 
 
 def _measured(records: Iterable[ContestantTime]) -> Measured:
@@ -320,8 +320,8 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         f"{faster('sampling_1', astra, 'haiku', 'torch.nn')} as fast as dm-haiku and `torch.nn`. "
         f"With 64 texts at once, it is {faster('sampling_64', astra, *FIGURE[1:])} as fast as all "
         "three.",
-        f"it is {gpu('nnx')} as fast as with Flax NNX, {gpu('haiku')} as fast as with dm-haiku, "
-        f"and {gpu('torch.nn')} as fast as with `torch.nn`.",
+        f"they are {gpu('nnx')} as fast as with Flax NNX and {gpu('torch.nn')} as fast as with "
+        f"`torch.nn`; that of astra_gamma is {gpu('haiku')} as fast as with dm-haiku.",
         f"If the batch is not split, jaxgru is {unsplit[0]} as fast as Flax NNX and dm-haiku for "
         f"the GRUs, and {unsplit[1]} for the LSTM.",
     ]

@@ -11,8 +11,8 @@ training.gradient_accumulation micro-steps, and all numbers in float32:
   halves are a ring's reduce-scatter and all-gather, which sharded parameters need.
 - A device computes the operations of its rows (3 times `timing.operations_per_token`: forward, and
   backward for inputs and for weights). At each time step of each layer, forward and again backward,
-  it also reads U (H × G·H) and launches a few kernels, whatever the number of rows. A recurrence
-  leaves it nothing to do meanwhile, so the time is the sum of the three.
+  it also reads U (H × G·H) and launches a few kernels, whatever the number of rows. The time is the
+  sum of the three.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Machine:
     memory: bytes read, 4.8e12 in the data sheet.
     link: bytes to another device of the node, one way; NVLink's 900e9 are both ways together.
     network: bytes from a device to another node: one 400 Gbit/s port per GPU, as in a DGX H200.
-    step: seconds of a layer's time step in one direction, in which nothing is read or computed. It
-      makes the training steps of four models as long as they were measured, to 9 %
+    step: seconds of a layer's time step in one direction, in which nothing is read or computed;
+      chosen so that the training steps of four models take what was measured, to within 9 %
       (docs/performance.md).
     devices_per_node: eight in an HGX or DGX H200.
     """

@@ -136,6 +136,14 @@ def _of_dynamics(page: Page) -> Iterator[str]:
         return
     gains = [r.per_character(r.static - r.dynamic) for r in page.dynamics]
     yield f"its loss falls by {min(gains):.2f} to {max(gains):.2f} nats per character"
+    changes = {
+        r.model: r.per_character(r.static) - per_character(page.first[r.model], "stream")[0]
+        for r in page.dynamics
+        if r.model in page.first
+    }
+    if {"scribe_gamma", "leviathan"} <= changes.keys():
+        yield f"became {changes['scribe_gamma']:.3f} nats per character higher than"
+        yield f"leviathan's {-changes['leviathan']:.3f} lower,"
     costs = [r.per_character(r.resets[0][2] - r.dynamic) for r in page.dynamics]
     yield f"loss stays {min(costs):.2f} to {max(costs):.2f} nats per character above its loss with"
 
@@ -181,7 +189,7 @@ def _of_first_steps(page: Page, run: Run) -> Iterator[str]:
     theirs = load_published(run.config)
     earlier, measured = theirs.earlier_train_loss, run.measured
     unigram = page.ngrams["scribe_alpha"][0] * measured.num_characters / measured.num_tokens
-    yield f"full run (seed {run.seed}) does not reproduce"
+    yield f"Neither of our two trainings of seed {run.seed} reproduces"
     yield (
         f"frequency alone gives {unigram:.2f} on the validation split. Seed {run.seed}'s training "
         f"loss stays near this plateau in epoch 1 ({run.epochs[0].train_loss:.3f} on average)"
@@ -212,10 +220,8 @@ def _of_first_steps(page: Page, run: Run) -> Iterator[str]:
         yield f"In steps 176 to 200, the loss is {_listed(late)}."
     falling = [epoch.train_loss for epoch in run.epochs], theirs.train_loss[0], earlier
     between = [_epochs_between(losses, 4.5, 3.66) for losses in falling]
-    yield (
-        f"From a training loss of 4.5 to one of 3.66, seed {run.seed} takes {between[0]} epochs, "
-        f"the published run {between[1]} and the earlier one {between[2]} ("
-    )
+    yield f"of 4.5 to one of 3.66, seed {run.seed} takes {between[0]} epochs on"
+    yield f"the published run {between[1]} and the earlier one {between[2]} ("
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -102,7 +102,9 @@ class DataConfig(Section):
         known=TOKENIZERS,
     )
     tokenizer_file: str = recipe(
-        "", "a tokenizer to use as it is, such as a .model of SentencePiece; empty: learn one"
+        "",
+        "a tokenizer to use as it is, of any kind, such as a .model of SentencePiece; empty: learn "
+        "one of the kind above",
     )
     min_count: int = recipe(
         2, "words: how often a word must occur to be a token; rarer ones become <unk>", at_least=1
