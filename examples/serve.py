@@ -74,10 +74,12 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
                 if size > MOST_BYTES:
                     raise UserError(f"the question has {size} bytes, more than {MOST_BYTES}.")
                 question = json.loads(self.rfile.read(size))
+                if not (isinstance(question, dict) and "prompt" in question):
+                    raise UserError('the question must be like {"prompt": "ROMEO: "}.')
                 prompt, after = question.pop("prompt"), question.pop("after", None)
                 options = Options(**{"num_tokens": 200, "seed": next(numbers), **question})
                 text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError) as error:
                 self.begin(400, "text/plain")
                 self.wfile.write(f"{error}\n".encode())
                 return

@@ -101,7 +101,7 @@ def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{target / 'jaxgru' / '__init__.py'}\n")
-    assert "jaxgru sample --run " in done.stdout and "order 2" in done.stdout
+    assert "jaxgru sample runs/tiny/v1" in done.stdout and "order 2" in done.stdout
     assert {path.name for path in work.iterdir()} == {"runs", "tiny.safetensors"}
 
     done = subprocess.run(

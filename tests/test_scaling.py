@@ -243,7 +243,7 @@ def test_two_processes_stop_together_and_go_on(tmp_path, tiny_text):
     assert "another" in errors[1] and "died" in errors[1]  # our sentence, or JAX's before it
     codes, outputs, errors = end(tmp_path, two_processes(tmp_path, "--resume", run))
     assert codes == [0, 0], errors
-    assert "Done" in outputs[0] and "Done" not in outputs[1]
+    assert "\nsample  " in outputs[0] and "\nsample  " not in outputs[1]
     assert_as_undisturbed(run)
 
 

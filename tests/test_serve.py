@@ -58,8 +58,8 @@ def test_a_text_goes_on_from_its_state(ask):
         (b'{"prompt": "a", "temperature": -1}', "temperature is -1"),
         (b'{"prompt": "a", "haste": 1}', "haste"),
         (b'{"prompt": "a", "stop": "END"}', "stop is 'END'; it must be a tuple or list"),
-        (b"{}", "prompt"),
-        (b"[]", "str"),
+        (b"{}", "must be like"),
+        (b"[]", "must be like"),
         (b"ROMEO", "Expecting value"),
     ],
 )

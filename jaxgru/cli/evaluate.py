@@ -134,6 +134,9 @@ def main() -> None:
             rows, scores = _scored(params, tokenizer, text, window, arguments, console)
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
+            if tokenizer.unknown is not None:
+                share = scores.pieces.count(tokenizer.pieces[tokenizer.unknown]) / scores.num_tokens
+                console.print(f"{share:.0%} of the tokens stand for words that the model lacks")
         else:
             dataset = load_text(config, tokenizer, sha256, arguments.text)
             name = _title(config.name, arguments.text, "the validation split of ")

@@ -171,8 +171,11 @@ def check_writable(folder: Path) -> None:
     Raises:
       OSError: no file can be created there.
     """
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:  # which names the unnamed file
+        raise type(error)(error.errno, error.strerror, os.fspath(folder)) from None
 
 
 @contextlib.contextmanager

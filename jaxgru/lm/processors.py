@@ -58,7 +58,7 @@ class MinP:
     fraction: float
 
     def __post_init__(self) -> None:
-        _check("the fraction", self.fraction, 1)
+        _check("the fraction of min-p", self.fraction, 1)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         least = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
@@ -80,7 +80,7 @@ class Typical:
     mass: float
 
     def __post_init__(self) -> None:
-        _check("the mass", self.mass, 1)
+        _check("the mass of typical sampling", self.mass, 1)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         if self.mass == 1:

@@ -29,7 +29,8 @@ from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli import evaluate
 from jaxgru.cli.options import run_script
-from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.config import load_config
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, WordTokenizer
 from jaxgru.lm.evaluation import random_batch_losses, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
@@ -226,6 +227,18 @@ class TestEvaluate:
             assert rows[row] == pytest.approx([loss, loss / np.log(2)], abs=1e-4)
         assert "reset at every token, a Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
+
+    def test_words_that_the_model_lacks(self, script, tmp_path):
+        """Four of the six tokens after the first: a comma, that, is, now."""
+        tokenizer = WordTokenizer.learn("to be or not to be")
+        sizes = {"model.vocab_size": tokenizer.vocab_size, "model.hidden_dim": 3}
+        config = load_config("astra_alpha", {"data.tokenizer": "words", **sizes})
+        params = jaxgru.lm.init(jax.random.key(0), config.model)
+        model, text = tmp_path / "words.safetensors", tmp_path / "text.txt"
+        save_safetensors(model, params, config, tokenizer)
+        text.write_text("to be, that is not now")
+        done = script("evaluate", model, "--text", text)
+        assert done.code == 0 and "67% of the tokens stand for words" in done.out
 
     @pytest.mark.parametrize("model", ["run", "onnx", *slow("safetensors", "pretrained")])
     def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, monkeypatch, model):
@@ -562,7 +575,10 @@ class TestEvaluateRefuses:
             (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
             (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
             (["--run", "RUN", "--text", "odd.txt", "--output", "x.tsv"], "it must end in .csv"),
-            (["--run", "RUN", "--output", "no/x.csv"], "no/x.csv cannot be written: No such file"),
+            (
+                ["--run", "RUN", "--output", "no/x.csv"],
+                r"written: No such file or directory \(no\)",
+            ),
         ],
         ids=str,
     )

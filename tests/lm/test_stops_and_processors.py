@@ -274,10 +274,10 @@ class TestGenerate:
     [
         (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite int or float above"),
         (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
-        (lambda: MinP(1.5), r"the fraction is 1.5; it must be an int or float in \(0, 1\]"),
-        (lambda: MinP(np.float32(0.5)), "the fraction is np.float32.*must be an int or float"),
-        (lambda: Typical(0.0), "the mass is 0.0"),
-        (lambda: Typical(True), "the mass is True"),
+        (lambda: MinP(1.5), r"min-p is 1.5; it must be an int or float in \(0, 1\]"),
+        (lambda: MinP(np.float32(0.5)), "min-p is np.float32.*must be an int or float"),
+        (lambda: Typical(0.0), "the mass of typical sampling is 0.0"),
+        (lambda: Typical(True), "the mass of typical sampling is True"),
     ],
 )
 def test_refused_processors(make, says):

@@ -59,12 +59,19 @@ def load_dataset(
 
     Raises:
       UserError: the corpus cannot be read, encoded or learned from, does not have that SHA-256, or
-        is too short for one batch or for validation.
+        is too short for one batch or for validation; or data.tokenizer_file is not of the kind that
+        data.tokenizer names.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
     if of_file:
         tokenizer = read_tokenizer(Path(data.tokenizer_file))
+        if data.tokenizer not in (type(data).tokenizer, tokenizer.kind):
+            raise UserError(
+                f"data.tokenizer is {data.tokenizer}, but {data.tokenizer_file} is a tokenizer of "
+                f"kind {tokenizer.kind}; set data.tokenizer to {tokenizer.kind}, or leave out one "
+                "of the two."
+            )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
     read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
     given = {option: data.corpus}
@@ -119,7 +126,8 @@ def load_dataset(
         ),
     )
     num_characters = len(text) - tokenizer.num_characters(before, text)
-    return config, Dataset(train, validation, tokenizer, corpus.source, num_characters, found)
+    source = " and ".join(read.source for read in (corpus, *others))
+    return config, Dataset(train, validation, tokenizer, source, num_characters, found)
 
 
 def _place(given: str) -> str:

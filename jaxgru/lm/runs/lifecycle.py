@@ -123,12 +123,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
                 if overrides:
                     all_or_raise(run.change, overrides, progress)
                 elif progress.is_over(config.training):
-                    console.print(
-                        f"{folder} is finished, with {counted(progress.epoch, 'epoch')}; "
-                        "--training.epochs N "
-                        "beside --resume trains it for more.",
-                        soft_wrap=True,
-                    )
+                    console.print(_finished(folder, config.training, progress), soft_wrap=True)
                 run.train(state, best, progress, interrupted)
     return folder
 
@@ -177,11 +172,7 @@ class _Run:
                 )
                 return
             if progress.finished and progress.is_over(training):
-                raise folders.RunError(
-                    f"{run} is finished after {counted(progress.epoch, 'epoch')}, of which epoch "
-                    f"{progress.best_epoch} is the best, and remains finished with "
-                    f"training.epochs = {epochs} and training.patience = {training.patience}."
-                )
+                raise folders.RunError(_finished(run, training, progress))
             progress.finished = False
             now = f"The run now has {counted(epochs, 'epoch')}{_schedule(training, progress)}."
             console.print(now, soft_wrap=True)
@@ -415,6 +406,21 @@ def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
     config = folders.load_run_config(run, others)
     corpus = overrides.get("data.corpus", config.data.corpus)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
+
+
+def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
+    """Return why there is nothing left to train, and how to train more all the same."""
+    epochs = counted(progress.epoch, "epoch")
+    if not progress.has_stopped_early(training):
+        return (
+            f"{run} is finished, with {epochs}; --training.epochs N beside --resume trains it for "
+            "more."
+        )
+    return (
+        f"{run} is finished: training.patience = {training.patience} stopped it after {epochs}, of "
+        f"which epoch {progress.best_epoch} is the best; --init {run} trains its model further, in "
+        "another run."
+    )
 
 
 def _schedule(training: TrainingConfig, progress: Progress) -> str:

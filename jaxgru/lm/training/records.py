@@ -50,8 +50,11 @@ class Progress(Struct, forbid_unknown_fields=True):
 
     def is_over(self, training: TrainingConfig) -> bool:
         """Return whether all epochs are finished, or early stopping has ended the training."""
-        waited = self.epoch - self.best_epoch
-        return self.epoch >= training.epochs or 0 < training.patience <= waited
+        return self.epoch >= training.epochs or self.has_stopped_early(training)
+
+    def has_stopped_early(self, training: TrainingConfig) -> bool:
+        """Return whether the validation loss has not improved for `patience` epochs."""
+        return 0 < training.patience <= self.epoch - self.best_epoch
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores; `from_dict` is the inverse."""

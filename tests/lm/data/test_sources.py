@@ -179,9 +179,12 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     assert decode(dataset.train) == tiny_text.read_text()
     assert decode(dataset.validation) == "Zounds! light\n"
     assert dataset.num_characters == len("Zounds! light\n") - 1
+    with pytest.raises(UserError, match="validation_fraction is 0.2, but with data.validation"):
+        config_of(tiny_text, validation=str(other), validation_fraction=0.2)
     hashes = sha256(tiny_text.read_bytes()) + "validation" + sha256(other.read_bytes())
     assert dataset.sha256 == sha256(hashes.encode())
     assert config.data.validation == str(other)
+    assert dataset.source == f"the file {tiny_text} and the file {other}"
     assert load_dataset(config, dataset.tokenizer, dataset.sha256)[1].sha256 == dataset.sha256
 
     other.write_text("Zounds! night\n")
@@ -209,12 +212,15 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     config, dataset = load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
     assert dataset.tokenizer.to_bytes() == tokenizer.to_bytes()
     assert (config.data.tokenizer, config.model.vocab_size) == ("sentencepiece", 50)
+    assert load_dataset(config)[0] == config  # which names its kind
+    with pytest.raises(UserError, match="tokenizer is bytes, but .* of kind sentencepiece; set"):
+        load_dataset(config_of(tiny_text, tokenizer="bytes", tokenizer_file=str(path)))
     other = tmp_path / "other.txt"
     other.write_text("λ" * 200)
     with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):
         load_dataset(config_of(other, tokenizer_file=str(path)))
     path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="mine.model cannot be read: it is a tokenizer of no kind"):
+    with pytest.raises(UserError, match=r"damaged, .* \(subwords, sentencepiece\)"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
     with pytest.raises(UserError, match="must end in .json or .model to be a tokenizer"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))

@@ -194,7 +194,8 @@ class TestLength:
         config = load_config("astra_alpha", {"training.patience": 2})
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
         run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 4)
-        with pytest.raises(RunError, match="of which epoch 1 is the best, and remains finished"):
+        says = "patience = 2 stopped it after 3 epochs, of which epoch 1 is the best; --init"
+        with pytest.raises(RunError, match=says):
             run.change({"training.epochs": 10}, progress)
 
     @pytest.mark.slow

@@ -154,8 +154,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
             return tokenizer_from_bytes(cls.kind, data)
         except TokenizerError as error:
             errors.append(error)
-    error = errors[0] if len(errors) == 1 else "it is a tokenizer of no kind."
-    raise TokenizerError(f"{path} cannot be read: {error}") from errors[-1]
+    if len(errors) == 1:
+        raise TokenizerError(f"{path} cannot be read: {errors[0]}") from errors[0]
+    known = ", ".join(cls.kind for cls in kinds)
+    raise TokenizerError(f"{path} is damaged, or a tokenizer of no known kind ({known}).")
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:

@@ -36,6 +36,7 @@ class Tokenizer(abc.ABC):
       is_text: `to_bytes` gives UTF-8, not any bytes.
       is_sized: `learn` is told by model.vocab_size how many tokens to make.
       reads_bytes: a file need not be text; what is not UTF-8 is escaped.
+      unknown: the token of whatever the vocabulary lacks; None: there is none.
       vocab_size: the number of tokens.
       pieces: of each token: what it stands for; no two are alike.
     """
@@ -46,6 +47,7 @@ class Tokenizer(abc.ABC):
     is_text: ClassVar[bool] = True
     is_sized: ClassVar[bool] = False
     reads_bytes: ClassVar[bool] = False
+    unknown: ClassVar[int | None] = None
     vocab_size: int
     pieces: list[str]
 
@@ -144,7 +146,11 @@ class ByteLevelTokenizer(Tokenizer):
             yield rest
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters begin in these tokens, the first of the text."""
+        """Return how many characters begin in these tokens, the first of the text.
+
+        So a character whose first byte is the last of these tokens is not counted in what follows
+        them, where the rest of its bytes are predicted: at most one character of a text.
+        """
         number = len(self.joined(tokens))
         # `number` characters have that many bytes at least
         data = text[:number].encode(errors="surrogateescape")[:number]

@@ -35,6 +35,7 @@ class WordTokenizer(Tokenizer):
 
     kind = "words"
     file_name = "words.json"
+    unknown = 0
     about = "words and punctuation; those rarer than data.min_count become <unk>"
 
     def __init__(self, words: list[str]) -> None:
