@@ -31,7 +31,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
 
     If the overrides change the corpus, the config is named after both: `astra_alpha-my_text`. The
     tokenizer `sentencepiece` of a config of the package, which loses line breaks, then becomes
-    `subwords`, which loses nothing, unless the overrides name one.
+    `subwords`, which loses nothing, unless the overrides name one, or a tokenizer's file.
 
     Args:
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
@@ -63,6 +63,8 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     config = from_dict({"name": path.stem, **table})
+    if overrides.get("data.tokenizer_file"):  # which says its kind, whatever the config's was
+        overrides.setdefault("data.tokenizer", type(config.data).tokenizer)
     another = overrides.get("data.corpus", config.data.corpus) != config.data.corpus
     if of_study and another and config.data.tokenizer == "sentencepiece":
         overrides.setdefault("data.tokenizer", "subwords")

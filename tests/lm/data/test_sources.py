@@ -215,6 +215,8 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     assert load_dataset(config)[0] == config  # which names its kind
     with pytest.raises(UserError, match="tokenizer is bytes, but .* of kind sentencepiece; set"):
         load_dataset(config_of(tiny_text, tokenizer="bytes", tokenizer_file=str(path)))
+    scribe = {"data.corpus": str(tiny_text), "data.tokenizer_file": str(path)}
+    assert load_dataset(load_config("scribe_beta", scribe))[0].data == config.data
     other = tmp_path / "other.txt"
     other.write_text("λ" * 200)
     with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):
