@@ -136,7 +136,8 @@ def main() -> None:
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
             if tokenizer.unknown is not None:
                 share = scores.pieces.count(tokenizer.pieces[tokenizer.unknown]) / scores.num_tokens
-                console.print(f"{share:.0%} of the tokens stand for words that the model lacks")
+                console.print(f"{share:.1%} of the predicted tokens are <unk>: words or marks that "
+                              "the model lacks")  # fmt: skip
         else:
             dataset = load_text(config, tokenizer, sha256, arguments.text)
             name = _title(config.name, arguments.text, "the validation split of ")

@@ -149,9 +149,9 @@ ON_A_GPU = "jaxgru", "wavefront", "nnx", "haiku", "torch.nn"
 
 
 def drawn(data: Benchmarks, precision: str = "float32") -> list[ContestantTime]:
-    """Return the training steps that the figure shows: those of the last machine in float32.
+    """Return the training steps in a precision on the machine that measured jaxgru last.
 
-    None if jaxgru took part in none.
+    None if jaxgru took part in none. The figure shows those in float32.
     """
     training = [
         r
@@ -322,6 +322,7 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         "three.",
         f"they are {gpu('nnx')} as fast as with Flax NNX and {gpu('torch.nn')} as fast as with "
         f"`torch.nn`; that of astra_gamma is {gpu('haiku')} as fast as with dm-haiku.",
+        f"takes {faster('on a GPU', lstm, 'wavefront')} as long.",
         f"If the batch is not split, jaxgru is {unsplit[0]} as fast as Flax NNX and dm-haiku for "
         f"the GRUs, and {unsplit[1]} for the LSTM.",
     ]

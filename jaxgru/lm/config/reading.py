@@ -63,10 +63,9 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     config = from_dict({"name": path.stem, **table})
-    if overrides.get("data.tokenizer_file"):  # which says its kind, whatever the config's was
-        overrides.setdefault("data.tokenizer", type(config.data).tokenizer)
     another = overrides.get("data.corpus", config.data.corpus) != config.data.corpus
-    if of_study and another and config.data.tokenizer == "sentencepiece":
+    learns = config.data.tokenizer == "sentencepiece" and not overrides.get("data.tokenizer_file")
+    if of_study and another and learns:
         overrides.setdefault("data.tokenizer", "subwords")
     return override(config, overrides)
 
@@ -75,11 +74,19 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return the config with these values changed, named as by `load_config`.
 
     Raises:
-      ConfigError: a field is unknown, or a value cannot be used.
+      ConfigError: a field is unknown, or a value cannot be used; or a fraction to validate on is
+        given beside a text to validate on.
     """
     corpus = config.data.corpus
     table = to_dict(config)
     overrides = dict(overrides)
+    if overrides.get("data.tokenizer_file"):  # it says its kind, whatever the config's was
+        overrides.setdefault("data.tokenizer", type(config.data).tokenizer)
+    if overrides.get("data.validation") and overrides.get("data.validation_fraction"):
+        raise ConfigError(
+            "with data.validation, all of the corpus is for training; leave out "
+            "data.validation_fraction."
+        )
     given_name = overrides.pop("name", None)
     for dotted, value in overrides.items():
         if dotted not in dotted_names():

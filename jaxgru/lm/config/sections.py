@@ -137,11 +137,6 @@ class DataConfig(Section):
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
-        if self.validation and self.validation_fraction != type(self).validation_fraction:
-            raise ConfigError(
-                f"data.validation_fraction is {self.validation_fraction}, but with data.validation "
-                "all of the corpus is for training; leave out one of the two."
-            )
 
 
 @dataclass(frozen=True)

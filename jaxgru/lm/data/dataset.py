@@ -60,7 +60,7 @@ def load_dataset(
     Raises:
       UserError: the corpus cannot be read, encoded or learned from, does not have that SHA-256, or
         is too short for one batch or for validation; or data.tokenizer_file is not of the kind that
-        data.tokenizer names.
+        data.tokenizer names, unless that is the default.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file

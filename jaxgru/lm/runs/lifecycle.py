@@ -417,9 +417,9 @@ def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
             "more."
         )
     return (
-        f"{run} is finished: training.patience = {training.patience} stopped it after {epochs}, of "
-        f"which epoch {progress.best_epoch} is the best; --init {run} trains its model further, in "
-        "another run."
+        f"{run} is finished after {epochs}, of which epoch {progress.best_epoch} is the best, and "
+        f"training.patience = {training.patience} permits no more; "
+        f"{command('train')} --init {run} trains its model further, in another run."
     )
 
 

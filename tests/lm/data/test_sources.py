@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgru.errors import UserError
-from jaxgru.lm.config import load_config
+from jaxgru.lm.config import from_dict, load_config, override, to_dict
 from jaxgru.lm.data import sources
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
@@ -179,8 +179,13 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     assert decode(dataset.train) == tiny_text.read_text()
     assert decode(dataset.validation) == "Zounds! light\n"
     assert dataset.num_characters == len("Zounds! light\n") - 1
-    with pytest.raises(UserError, match="validation_fraction is 0.2, but with data.validation"):
+    with pytest.raises(UserError, match="with data.validation, .* leave out data.validation_frac"):
         config_of(tiny_text, validation=str(other), validation_fraction=0.2)
+    inherited = override(
+        config_of(tiny_text, validation_fraction=0.2), {"data.validation": str(other)}
+    )
+    assert load_dataset(inherited)[1].train.tolist() == dataset.train.tolist()
+    assert from_dict(to_dict(inherited)) == inherited  # such a run can be read
     hashes = sha256(tiny_text.read_bytes()) + "validation" + sha256(other.read_bytes())
     assert dataset.sha256 == sha256(hashes.encode())
     assert config.data.validation == str(other)
@@ -217,6 +222,8 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
         load_dataset(config_of(tiny_text, tokenizer="bytes", tokenizer_file=str(path)))
     scribe = {"data.corpus": str(tiny_text), "data.tokenizer_file": str(path)}
     assert load_dataset(load_config("scribe_beta", scribe))[0].data == config.data
+    again = override(load_config("scribe_beta"), scribe)  # as --init does
+    assert load_dataset(again)[0].data == config.data
     other = tmp_path / "other.txt"
     other.write_text("λ" * 200)
     with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 
 import jax
 import pytest
@@ -194,9 +195,12 @@ class TestLength:
         config = load_config("astra_alpha", {"training.patience": 2})
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
         run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 4)
-        says = "patience = 2 stopped it after 3 epochs, of which epoch 1 is the best; --init"
+        says = "3 epochs, of which epoch 1 is the best, and training.patience = 2 permits no more"
         with pytest.raises(RunError, match=says):
             run.change({"training.epochs": 10}, progress)
+        assert says in lifecycle._finished(run_copy, config.training, progress)
+        patient = replace(config.training, patience=3)
+        assert "--training.epochs N" in lifecycle._finished(run_copy, patient, progress)
 
     @pytest.mark.slow
     def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
