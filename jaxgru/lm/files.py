@@ -175,7 +175,7 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:  # which names the unnamed file
-        raise type(error)(error.errno, error.strerror, os.fspath(folder)) from None
+        raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Compute what a training step on n devices holds, sends and computes; see docs/scaling.md.
 
-These are formulas; only `Machine.step` was measured. With P parameters, n devices, N =
-training.gradient_accumulation micro-steps, and all numbers in float32:
+These are formulas; only `Machine.step` comes from measurements. With P parameters, n devices,
+N = training.gradient_accumulation micro-steps, and all numbers in float32:
 
 - A device holds 4·P bytes of parameters and 8·P of AdamW's moments, or 1/n of both if they are
   sharded (ZeRO stage 3, Rajbhandari et al. 2020, arXiv 1910.02054); during a step, also 4·P bytes

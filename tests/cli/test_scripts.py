@@ -577,7 +577,7 @@ class TestEvaluateRefuses:
             (["--run", "RUN", "--text", "odd.txt", "--output", "x.tsv"], "it must end in .csv"),
             (
                 ["--run", "RUN", "--output", "no/x.csv"],
-                r"written: No such file or directory \(no\)",
+                r"no/x.csv cannot be written: No such file or directory \(no\)",
             ),
         ],
         ids=str,

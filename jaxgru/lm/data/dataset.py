@@ -126,7 +126,7 @@ def load_dataset(
         ),
     )
     num_characters = len(text) - tokenizer.num_characters(before, text)
-    source = " and ".join(read.source for read in (corpus, *others))
+    source = " and ".join(one.source for one in (corpus, *others))
     return config, Dataset(train, validation, tokenizer, source, num_characters, found)
 
 

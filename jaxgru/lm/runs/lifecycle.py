@@ -418,8 +418,7 @@ def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
         )
     return (
         f"{run} is finished after {epochs}, of which epoch {progress.best_epoch} is the best, and "
-        f"training.patience = {training.patience} permits no more; "
-        f"{command('train')} --init {run} trains its model further, in another run."
+        f"training.patience = {training.patience} permits no more; {_started_anew(run, {})}"
     )
 
 

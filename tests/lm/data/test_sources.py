@@ -229,7 +229,7 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):
         load_dataset(config_of(other, tokenizer_file=str(path)))
     path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"damaged, .* \(subwords, sentencepiece\)"):
+    with pytest.raises(UserError, match=r"mine.model is damaged, .* \(subwords, sentencepiece\)"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
     with pytest.raises(UserError, match="must end in .json or .model to be a tokenizer"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))

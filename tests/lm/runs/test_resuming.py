@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -198,7 +199,9 @@ class TestLength:
         says = "3 epochs, of which epoch 1 is the best, and training.patience = 2 permits no more"
         with pytest.raises(RunError, match=says):
             run.change({"training.epochs": 10}, progress)
-        assert says in lifecycle._finished(run_copy, config.training, progress)
+        told = lifecycle._finished(run_copy, config.training, progress)
+        assert says in told and told.endswith(f"train --init {run_copy}")
+        assert lifecycle._finished(Path("a b"), config.training, progress).endswith("--init 'a b'")
         patient = replace(config.training, patience=3)
         assert "--training.epochs N" in lifecycle._finished(run_copy, patient, progress)
 
