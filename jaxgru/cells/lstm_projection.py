@@ -119,7 +119,7 @@ def _step(layout, U, carry, a):
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
     m = o * jnp.tanh(c)
-    return LSTMState(layout.times(P, m), c), (layout.join(f, i, o), g, m)
+    return LSTMState(layout.product(P, m), c), (layout.join(f, i, o), g, m)
 
 
 def _factors(layout, before, after, saved):
@@ -133,7 +133,7 @@ def _factors(layout, before, after, saved):
 
 def _step_gradient(layout, U, d_carry, factors):
     (U, P), (dh, dc), (of_m, of_a, f) = U, d_carry, factors
-    dm = layout.times(P, dh)
+    dm = layout.product(P, dh)
     dc = dc + dm * of_m
     da = layout.join(dc, dc, dm, dc) * of_a
     return LSTMState(layout.times(U, da), dc * f), (da, dh)

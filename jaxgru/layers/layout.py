@@ -17,16 +17,22 @@ from jaxgru.cells.products import contract, dot
 
 
 class Layout(NamedTuple):
-    """How a batch of states is stored as a matrix: the axis of the units, and the product with U.
+    """How a batch of states is stored as a matrix, and the products with weights.
 
     XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
     operand, so the weights are not repacked: faster for large weights and few rows (LSTM of
     H = 1,024, B = 32 on one core: 1.11×). In rows, h (B, H), nothing is transposed, and one product
     uses all cores: faster for many rows (H = 128, B = 1,024: 1.24×), for small ones (H = 128,
     B = 16: 1.2×) and without a gradient.
+
+    Attributes:
+      axis: that of the units.
+      product: (weights, factor) → their product.
+      times: the same of U and h, where dropout may drop units of h.
     """
 
     axis: int
+    product: Callable[[Array, Array], Array]
     times: Callable[[Array, Array], Array]
 
     def turn(self, x: Array) -> Array:
@@ -58,20 +64,18 @@ class Layout(NamedTuple):
         """Return the layout whose products take h without the units that dropout drops.
 
         Args:
-          keep: (B, H) in this layout; None: all. A factor of another shape is not h.
+          keep: (B, H) in this layout; None: all.
           gradient: mask the results instead: the products are with U transposed.
         """
         if keep is None:
             return self
 
         def drop(h: Array) -> Array:
-            if h.shape[-2:] != keep.shape:
-                return h
             return apply_mask(h, jax.lax.broadcast_to_rank(keep, h.ndim), scale)
 
         if gradient:
-            return self._replace(times=lambda U, d: drop(self.times(U, d)))
-        return self._replace(times=lambda U, h: self.times(U, drop(h)))
+            return self._replace(times=lambda U, d: drop(self.product(U, d)))
+        return self._replace(times=lambda U, h: self.product(U, drop(h)))
 
 
 def _columns_dot(
@@ -93,8 +97,9 @@ def _columns_of_blocks(
     return y.reshape(n, rows // k, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
-IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)
-IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (GH, H)
+_rows_dot = lambda U, h: dot(h, U)
+IN_ROWS = Layout(-1, _rows_dot, _rows_dot)  # h (B, H), U (H, GH)
+IN_COLUMNS = Layout(-2, _columns_dot, _columns_dot)  # h (H, B), U (GH, H)
 
 
 def is_small(B: Size, H: int) -> bool:

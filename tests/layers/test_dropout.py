@@ -56,10 +56,17 @@ def lstm(p, carry, x, m):
     return o * np.tanh(c), c
 
 
+def projected_lstm(p, carry, x, m):
+    m_h, c = lstm(p, carry, x, m)
+    return m_h @ p.P, c
+
+
 CELLS = {
     "gru, reset before": (partial(jaxgru.init_gru, reset_gate="before"), gru),
     "gru": (jaxgru.init_gru, gru),
     "lstm": (jaxgru.init_lstm, lstm),
+    # P's factor is as wide as h, but it is not masked
+    "projected lstm": (lambda *a, **k: jaxgru.init_lstm(*a, **k, proj_size=a[2]), projected_lstm),
 }
 
 
@@ -74,7 +81,7 @@ def test_variational_dropout_at_the_state(kind, H):
     m, after, expected = np.asarray(masks.product.keep) / 0.75, carry, []
     for t in range(4):
         after = equations(layer, after, x[:, t], m)
-        expected.append(after[0] if kind == "lstm" else after)
+        expected.append(after[0] if "lstm" in kind else after)
     for implementation in ("scan", "autodiff"):
         y, end = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
         # Some sums of terms of about 1 nearly cancel: a rounding is then relatively large
@@ -105,7 +112,7 @@ def test_zoneout(kind, mean):
         np.testing.assert_allclose(seen, expected, 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["gru", *slow("gru, reset before", "lstm")])
+@pytest.mark.parametrize("kind", ["gru", "projected lstm", *slow("gru, reset before", "lstm")])
 def test_the_gradients_of_variational_dropout(kind):
     layer, x, carry = problem(CELLS[kind][0])
     dropout = Dropout(KEY, 0.25, "state", "variational")
