@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,20 @@ def test_the_settings_with_the_lowest_loss_are_chosen(dtype):
     }
     assert (best.learning_rate, best.decay) == min(loss, key=loss.__getitem__)
     assert len({round(value, 6) for value in loss.values()}) == 5  # without a rate, no decay
+
+
+def test_a_long_text_in_half_precision():
+    """Sums over a thousand segments, and a thousand small updates: as with wide weights."""
+    tokens = np.random.default_rng(0).integers(0, V, 1025).astype(np.int32)
+    params = random_params(np.random.default_rng(5), MODELS["gru"], "float32")
+    narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), narrow)
+    losses = []
+    for model in (narrow, wide):
+        squares = mean_squares(model, tokens, 1)
+        assert {leaf.dtype for leaf in jax.tree.leaves(squares)} == {jnp.dtype("float32")}
+        losses.append(dynamic_nll(model, tokens, Dynamic(squares, 1e-3, every=1))[-512:].mean())
+    np.testing.assert_allclose(*losses, rtol=5e-4)  # 5e-5; with narrow sums and updates, 5e-3
 
 
 def test_what_cannot_be_cut_into_segments():

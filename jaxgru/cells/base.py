@@ -275,8 +275,10 @@ def vary_alike(tree: Any) -> Any:
         return tree
 
     def vary(leaf: Array) -> Array:
-        missing = axes - varying(leaf)
-        return jax.lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+        if not (missing := axes - varying(leaf)):
+            return leaf
+        wide = jax.lax.pcast(at_least_float32(leaf), tuple(missing), to="varying")
+        return wide.astype(leaf.dtype)
 
     return jax.tree.map(vary, tree)
 
@@ -289,6 +291,22 @@ def widest(*arrays: Any) -> DTypeLike:
     """Return the dtype, of arrays or dtypes, that all of them are promoted to."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
+
+
+def at_least_float32(tree: T) -> T:
+    """Return the tree with floating-point arrays of 16 bits widened, as sums of many terms need."""
+    narrow = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if narrow(leaf) else leaf, tree)
+
+
+def rounded_inside(weights: T) -> Callable[[], T]:
+    """Return a function that returns the weights; the body of a loop calls it.
+
+    JAX adds up the gradients of what a loop closes over in its dtype, and of a long sum in bfloat16
+    little is left. So the loop closes over wide weights, and its body rounds them.
+    """
+    wide = at_least_float32(weights)
+    return lambda: jax.tree.map(lambda w, narrow: w.astype(narrow.dtype), wide, weights)
 
 
 def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Array, "*n H"]:

@@ -16,7 +16,7 @@ from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.base import hidden, vary_alike, widest
+from jaxgru.cells.base import at_least_float32, hidden, vary_alike, widest
 
 
 class Lookup(NamedTuple):
@@ -45,7 +45,9 @@ def rows(
     """Return the rows with these numbers; NaN where the number is negative or too large."""
     if ids.dtype == bool:
         ids = ids.astype(jnp.int32)  # JAX would take booleans for a mask
-    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    wide = at_least_float32(table)  # the gradient of a row is a sum over many steps
+    found = wide.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return found.astype(table.dtype)
 
 
 def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike, batch: tuple = ((), ())) -> Array:

@@ -35,6 +35,7 @@ from jaxgru.cells.base import (
     Size,
     Steps,
     apply_mask,
+    rounded_inside,
     vary_alike,
 )
 from jaxgru.cells.products import Lookup, blocks_dot, dot, looked_up, matmul, product_of_steps, rows
@@ -42,7 +43,7 @@ from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
 from jaxgru.layers.dropout import Dropouts, LayerMasks, at_step, dropout_masks
-from jaxgru.layers.layout import IN_ROWS
+from jaxgru.layers.layout import IN_ROWS, Layout
 from jaxgru.layers.over_time import advance, over_time
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
@@ -63,14 +64,13 @@ def unroll_autodiff(
     return_carries: bool = False,
 ) -> tuple[Any, Any]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
-    cell = cell_of(params)
-
-    def plainly(carry: Any, x: Array) -> tuple[Any, Any]:
-        return cell.step(params, carry, x), None
-
-    equations = plainly if constants.keep is None else _with_masked_products(params, constants)
+    cell, weights = cell_of(params), rounded_inside(params)
 
     def step(carry: Any, now: Steps) -> tuple[Any, Any]:
+        params = weights()
+        equations = lambda carry, x: (cell.step(params, carry, x), None)
+        if constants.keep is not None:
+            equations = _with_masked_products(params, constants)
         carry, _, _ = advance(IN_ROWS, equations, carry, now, constants)
         return carry, carry if return_carries else hidden(carry)
 
@@ -94,15 +94,16 @@ def _with_masked_products(
             "variational dropout at the state masks h in its products with weights, but jaxgru "
             f"knows no such products in the cell {cell.name}; choose another site or kind."
         )
-    in_rows = IN_ROWS._replace(times=lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U))
-    layout, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
+    product = lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
+    in_rows = Layout(-1, product, product)
+    masked, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
     recurrence = layer.recurrence
 
     def equations(carry: Any, x: Array) -> tuple[Any, Any]:
         dtype = hidden(carry).dtype
         a = layer.plus_bias(matmul(x, layer.W)).astype(dtype)
         wide = tuple(leaf.astype(dtype) for leaf in U)
-        return recurrence.step(layout, wide, carry, layout.gates(a, recurrence.gates))
+        return recurrence.step(masked, wide, carry, masked.gates(a, recurrence.gates))
 
     return equations
 
@@ -324,10 +325,10 @@ def run_in_segments(
     With `reverse`, the steps come from the last to the first, and so do the masks.
     """
     layers, x, carry, reset, initial, real = vary_alike((layers, x, carry, reset, initial, real))
-    T, B = x.shape[:2]
+    (T, B), weights = x.shape[:2], rounded_inside(layers)
 
     def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
-        steps, x, reset, real = of_segment
+        layers, (steps, x, reset, real) = weights(), of_segment
         first = at_step(dropout, steps[-1 if reverse else 0])
         masks = dropout_masks(layers, first, B, len(steps), reverse)
         options = implementation, return_carries, residual

@@ -37,6 +37,7 @@ from jaxgru.cells.base import (
     apply_mask,
     hidden,
     plus,
+    rounded_inside,
     vary_alike,
 )
 from jaxgru.cells.products import Lookup, product
@@ -99,10 +100,11 @@ def unroll_stack(
         lambda U, carry, steps: over_time(recurrence, U, carry, steps, Constants(scale=scale))
     )
     input_product = jax.vmap(lambda x, W, b: plus(product(x, W), b))
-    layer = jnp.arange(L)
+    layer, weights = jnp.arange(L), rounded_inside((W, b, U))
 
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:
         (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
+        W, b, U = weights()
         a = jnp.concatenate([first_a[None], input_product(below, W, b)])
         h, new_carry = run(U, carry, Steps(a, state_keep))
         busy = (layer <= number) & (number < layer + C)

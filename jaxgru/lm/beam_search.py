@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.base import AnyArray, at_least_float32
 from jaxgru.layers.arguments import as_array, as_carry, carry_like, check_whole
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.model import (
     ModelCarry,
     Params,
     apply,
-    at_least_float32,
     initial_carry,
     on_device,
     stepper,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.base import AnyArray, at_least_float32
 from jaxgru.errors import UserError, a_type, counted
 from jaxgru.layers.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
@@ -169,7 +169,7 @@ def _dynamic_nll(
     inputs: Int[Array, "M 1 T"],
     targets: Int[Array, "M 1 T"],
 ) -> Float[Array, "M T"]:
-    rate, decay, epsilon = rates
+    (rate, decay, epsilon), wide = rates, at_least_float32(trained)
     every = inputs.shape[2]
     rows = 1 if reset is None else max(every // reset, 1)  # more if the state is reset within
     zero = initial_carry(trained, rows)
@@ -187,14 +187,15 @@ def _dynamic_nll(
             start = rows > 1 or i % max(reset // every, 1) == 0
             carry = jax.tree.map(lambda zero, c: jnp.where(start, zero, c), zero, carry)
         cut = lambda tokens: tokens.reshape(rows, -1)
+        rounded = jax.tree.map(lambda p, narrow: p.astype(narrow.dtype), params, trained)
         gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
-            params, cut(inputs), cut(targets), carry
+            rounded, cut(inputs), cut(targets), carry
         )
-        params = jax.tree.map(updated, params, trained, gradient, roots)
+        params = jax.tree.map(updated, params, wide, at_least_float32(gradient), roots)
         return (params, carry), nll.ravel()
 
     numbers = jnp.arange(len(inputs))
-    return jax.lax.scan(segment, (trained, zero), (numbers, inputs, targets))[1]
+    return jax.lax.scan(segment, (wide, zero), (numbers, inputs, targets))[1]
 
 
 @jax.jit
@@ -204,8 +205,9 @@ def _mean_squares(
     def segment(before: tuple, now: tuple) -> tuple[tuple, None]:
         total, carry = before
         gradient, (_, carry) = jax.grad(_loss, has_aux=True)(params, *now, carry)
-        return (jax.tree.map(lambda t, g: t + g * g, total, gradient), carry), None
+        squared = jax.tree.map(jnp.square, at_least_float32(gradient))
+        return (jax.tree.map(jnp.add, total, squared), carry), None
 
-    start = jax.tree.map(jnp.zeros_like, params), initial_carry(params, 1)
+    start = at_least_float32(jax.tree.map(jnp.zeros_like, params)), initial_carry(params, 1)
     (total, _), _ = jax.lax.scan(segment, start, (inputs, targets))
     return jax.tree.map(lambda t: t / len(inputs), total)

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
-from jaxgru.cells.base import AnyArray, Size, aligned, exportable, plus, struct, widest
+from jaxgru.cells.base import AnyArray, Size, aligned, at_least_float32, exportable, plus, struct
 from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_carry, as_jax, as_tokens, carry_like
@@ -301,11 +301,6 @@ def _logits(
     if params.norm is not None:
         x = layer_norm(params.norm, x)
     return plus(multiply(x, params.head.Wo), params.head.bo)
-
-
-def at_least_float32(logits: Float[Array, "*n V"]) -> Float[Array, "*n V"]:
-    """Widen logits of 16 bits, which have too few digits to add up probabilities."""
-    return logits.astype(widest(logits, jnp.float32))
 
 
 def token_nll(

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
-from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.arguments import (
@@ -34,7 +34,6 @@ from jaxgru.lm.model import (
     ModelCarry,
     Params,
     apply,
-    at_least_float32,
     initial_carry,
     on_device,
     stepper,

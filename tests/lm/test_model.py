@@ -16,6 +16,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
+from jaxgru.cells.products import rows
 from jaxgru.lm import ModelConfig, apply, step
 from jaxgru.lm.model import flatten, layer_norm, round_weights, stepper, token_nll
 
@@ -273,6 +274,12 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     assert {leaf.dtype for leaf in jax.tree.leaves((near, near_carry))} == {jnp.dtype("float32")}
     error = np.abs(near - logits).max() / np.abs(logits).max()
     assert 0 < error < 4 * 2**-8, error  # a bfloat16 is within 2⁻⁹; some products follow each other
+
+
+def test_an_embedding_in_half_precision_adds_up_the_gradients_of_many_tokens():
+    table, ids = jnp.ones((2, 1), jnp.bfloat16), jnp.zeros(1024, jnp.int32)
+    seen = jax.grad(lambda table: rows(table, ids).astype(jnp.float32).sum())(table)
+    assert seen.tolist() == [[1024], [0]]  # where bfloat16 adds ones, their sum ends at 256
 
 
 @pytest.mark.parametrize("T", [1, *slow(2, 3)])

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.cells.base import struct
+from jaxgru.cells.base import at_least_float32, rounded_inside, struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step
 from jaxgru.layers.implementations import in_segments
@@ -139,10 +139,12 @@ def loss_fn(
             f"inputs must be (B, T) with B and T at least 1 for remat; these are {inputs.shape}."
         )
 
+    weights = rounded_inside(params)
+
     def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
         steps, inputs, targets = of_segment
         here = at_step(dropout, steps[0])
-        logits, carry = apply(params, inputs.T, carry, here, implementation)
+        logits, carry = apply(weights(), inputs.T, carry, here, implementation)
         return carry, token_nll(logits, targets.T).T
 
     B, T = inputs.shape
@@ -293,14 +295,14 @@ def mean_of_micro_batches(
     def add(total: Any, micro_batch: tuple) -> tuple[Any, Any]:
         rows, first_row = micro_batch
         means, new_rows = of_rows(*rows, first_row)
-        return jax.tree.map(jnp.add, total, means), new_rows
+        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, means), new_rows
 
     one = jax.tree.map(lambda x: x[0], micro_batches)
     means, _ = jax.eval_shape(of_rows, *one, first_row)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
+    zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
     total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
     joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
-    return jax.tree.map(lambda x: x / number, total), joined
+    return jax.tree.map(lambda t, x: (t / number).astype(x.dtype), total, means), joined
 
 
 @partial(jax.jit, static_argnames=("training", "mesh"), donate_argnames="state")
