@@ -12,9 +12,11 @@ from jaxgru.cells import (
     LayerNormGRUParams,
     LayerNormLSTMParams,
     LSTMParams,
+    LSTMState,
     MinGRUParams,
     MogrifierGRUParams,
     ProjectedLSTMParams,
+    ResetBeforeGRUParams,
     RNNParams,
     init_gru,
     init_lstm,
@@ -30,9 +32,9 @@ from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 __version__ = "0.1.0"
 
 __all__ = [
-    "Dropout", "GRUParams", "LSTMParams", "LayerNormGRUParams", "LayerNormLSTMParams",
-    "MinGRUParams", "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "ResidualStack",
-    "UserError", "bidirectional", "cells", "init_gru", "init_lstm", "init_min_gru",
-    "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry", "libraries", "lm", "step",
-    "unroll",
+    "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams",
+    "MinGRUParams", "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams",
+    "ResetBeforeGRUParams", "ResidualStack", "UserError", "bidirectional", "cells", "init_gru",
+    "init_lstm", "init_min_gru", "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry",
+    "libraries", "lm", "step", "unroll",
 ]  # fmt: skip

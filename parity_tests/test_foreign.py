@@ -48,8 +48,7 @@ class Case:
         ]
         if after:  # only this variant has a bias that its reset gate multiplies
             params = [
-                p.replace(reset_gate="after", cn=random_array(rng, (H,), dtype, 0.5))
-                for p in params
+                cells.GRUParams(**vars(p), cn=random_array(rng, (H,), dtype, 0.5)) for p in params
             ]
         self.layers: tuple[CellParams, ...] = tuple(params)
         self.x = random_array(rng, (B, T, E), dtype)

@@ -22,7 +22,7 @@ from jaxgru.cells.base import (
     hidden,
     sizes_of_fields,
 )
-from jaxgru.cells.gru import GRU, GRUParams, gru_cell, init_gru
+from jaxgru.cells.gru import GRU, AnyGRU, GRUParams, ResetBeforeGRUParams, gru_cell, init_gru
 from jaxgru.cells.layer_norm_gru import LAYER_NORM_GRU, LayerNormGRUParams
 from jaxgru.cells.layer_norm_lstm import LAYER_NORM_LSTM, LayerNormLSTMParams
 from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
@@ -35,7 +35,8 @@ from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
     "LayerNormGRUParams", "LayerNormLSTMParams", "MLPParams", "MinGRUParams",
-    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "cell", "cell_of", "gru_cell",
+    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams",
+    "ResetBeforeGRUParams", "cell", "cell_of", "gru_cell",
     "hidden", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
     "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
 ]  # fmt: skip
@@ -55,7 +56,7 @@ def _sizes_of_layer(params: CellParams) -> str:
     hidden = f"hidden {H}"
     if isinstance(params, ProjectedLSTMParams):
         hidden = f"hidden {len(params.P)}, proj_size {H}"
-    of_blocks = (GRUParams, LSTMParams, LayerNormGRUParams, LayerNormLSTMParams)
+    of_blocks = (AnyGRU, LSTMParams, LayerNormGRUParams, LayerNormLSTMParams)
     if isinstance(params, of_blocks) and (U := [leaf for leaf in arrays if leaf.ndim == 3]):
         hidden += f", num_blocks {len(U[0])}"
     parts = [f"in {E}", hidden, *sorted({str(leaf.dtype) for leaf in arrays})]
@@ -73,16 +74,17 @@ def register(cell: Cell) -> None:
     Raises:
       ValueError: another cell has the same name or class of parameters.
     """
-    place = lambda cell: (cell.name, cell.params.__module__, cell.params.__qualname__)
+    place = lambda cell: (cell.name, *((c.__module__, c.__qualname__) for c in cell.classes))
     for other in CELLS.values():
-        same = other.name == cell.name or other.params is cell.params
+        same = other.name == cell.name or not {*other.classes}.isdisjoint(cell.classes)
         if same and place(other) != place(cell):
             raise ValueError(f"the cell {other.name} has the same name or class of parameters.")
-    if cell.name not in CELLS:
-        exportable(cell.params)
+    for params in cell.classes:
+        if cell.name not in CELLS:
+            exportable(params)
+        if params.__repr__ is sizes_of_fields:
+            params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
     CELLS[cell.name] = cell
-    if cell.params.__repr__ is sizes_of_fields:
-        cell.params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
 
 
 for _cell in (
@@ -106,7 +108,7 @@ def cell_of(params: CellParams) -> Cell:
       TypeError: no cell has parameters of this class.
     """
     for cell in CELLS.values():
-        if type(params) is cell.params:
+        if type(params) in cell.classes:
             return cell
     raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
 

@@ -88,7 +88,8 @@ class Cell:
 
     Attributes:
       name: the value of `model.cell` in a config.
-      params: the class of one layer's parameters, a `struct` or a `flax.struct.dataclass`.
+      params: the class of one layer's parameters, a `struct` or a `flax.struct.dataclass`; or, if
+        a cell has several kinds of layers, their classes.
       init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
       sizes: params → (E, H), the sizes of the input and of h; None if the parameters' shapes
         contradict each other. The other parts of a carry can be wider than h.
@@ -101,13 +102,18 @@ class Cell:
     """
 
     name: str
-    params: type
+    params: type | tuple[type, ...]
     init: Callable[[PRNGKeyArray, int, int, Any, DTypeLike], Any]
     sizes: Callable[[Any], tuple[int, int] | None]
     step: Callable[[Any, Any, Array], Any]
     zero_carry: Callable[[Any, int], Any]
     options: frozenset[str] = frozenset()
     prepare: Callable[[Any], RecurrentLayer | ParallelLayer] | None = None
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The classes of one layer's parameters."""
+        return self.params if isinstance(self.params, tuple) else (self.params,)
 
 
 class Recurrence(NamedTuple):
@@ -175,7 +181,7 @@ class ParallelLayer(NamedTuple):
 class LSTMState(NamedTuple):
     """The carry of an LSTM: the output h and the cell state c, (B, H) each.
 
-    With a projection, h is (B, p). Functions that take an `LSTMState` also take a pair (h, c).
+    With a projection, h is (B, p). PyTorch, Keras and Haiku have the same order, Flax has (c, h).
     """
 
     h: Array
@@ -183,6 +189,21 @@ class LSTMState(NamedTuple):
 
 
 export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
+
+
+def check_named(name: str, state: Any, wanted: type) -> None:
+    """Raise ValueError if a layer's state has named parts, and this one does not name them.
+
+    By position, a pair in Flax's order, (c, h), would be taken for (h, c).
+    """
+    fields = getattr(wanted, "_fields", None)
+    if fields and not isinstance(state, wanted):
+        seen = f"an array {state.shape}" if hasattr(state, "shape") else a_type(state)
+        parts = ", ".join(f"{field}=…" for field in fields)
+        how = ", restored with initial_carry's as the target" if isinstance(state, dict) else ""
+        raise ValueError(
+            f"{name} of a layer is {seen}; it must be {wanted.__name__}({parts}){how}."
+        )
 
 
 class Mask(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -31,22 +31,11 @@ from jaxgru.errors import UserError, shown
 
 
 @struct
-class GRUParams:
-    """Parameters of a GRU layer: W for the input, U for the state, b and c the biases.
+class AnyGRU:
+    """What the two kinds of GRU have in common: W for the input, U for the state, the biases b, c.
 
-        z  = σ(x·Wz + h·Uz + bz + cz)               update gate
-        r  = σ(x·Wr + h·Ur + br + cr)               reset gate
-        n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      candidate, if `reset_gate` is "after"
-        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate, if `reset_gate` is "before"
-        h' = (1 − z) ⊙ h + z ⊙ n
-
-    "after" is the GRU of PyTorch, cuDNN and Keras; "before" is that of Cho et al. 2014 (arXiv
-    1406.1078) and of the study. z weights the new value n, as in Chung et al. 2014 (arXiv
-    1412.3555). In PyTorch and ONNX, z weights the old state: it is 1 minus ours.
-
-    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. A c that is None acts as
-    zeros; with "before", `cn` must be None. `cz` and `cr`, which PyTorch and the study have, are
-    redundant in the equations, but AdamW updates them separately from bz and br.
+    Each kind has a class of its own, and one has a leaf that the other lacks, so that no library
+    restores the weights of one as the other.
     """
 
     Wz: Float[Array, "E H"]
@@ -60,8 +49,46 @@ class GRUParams:
     bn: Float[Array, "H"]
     cz: Float[Array, "H"] | None = None
     cr: Float[Array, "H"] | None = None
-    cn: Float[Array, "H"] | None = None
-    reset_gate: str = field(metadata={"static": True}, default="after")
+    reset_gate: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class _InnerBias:
+    """The bias that a reset gate multiplies: the first leaf, as Equinox reads leaves in order."""
+
+    cn: Float[Array, "H"] = field(kw_only=True)
+
+
+@struct
+class GRUParams(AnyGRU, _InnerBias):
+    """Parameters of a GRU layer whose reset gate comes after the product.
+
+        z  = σ(x·Wz + h·Uz + bz + cz)               update gate
+        r  = σ(x·Wr + h·Ur + br + cr)               reset gate
+        n  = tanh(x·Wn + r ⊙ (h·Un + cn) + bn)      candidate
+        h' = (1 − z) ⊙ h + z ⊙ n
+
+    This is the GRU of PyTorch, cuDNN and Keras. z weights the new value n, as in Chung et al. 2014
+    (arXiv 1412.3555). In PyTorch and ONNX, z weights the old state: it is 1 minus ours.
+
+    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. `cz` and `cr`, which
+    PyTorch and the study have, are redundant in the equations, but AdamW updates them separately
+    from bz and br. None acts as zeros.
+    """
+
+    reset_gate = "after"
+
+
+@struct
+class ResetBeforeGRUParams(AnyGRU):
+    """Parameters of a GRU layer whose reset gate comes before the product: as `GRUParams`, but
+
+        n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate
+
+    This is the GRU of Cho et al. 2014 (arXiv 1406.1078) and of the study.
+    """
+
+    reset_gate = "before"
 
 
 def init_gru(
@@ -77,7 +104,7 @@ def init_gru(
     bias_init: Initializer | None = None,
     layer_norm: bool = False,
     num_blocks: int = 1,
-) -> GRUParams | LayerNormGRUParams:
+) -> GRUParams | ResetBeforeGRUParams | LayerNormGRUParams:
     """Draw the initial parameters of a GRU layer.
 
     W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in PyTorch's `nn.Linear`; cz, cr and
@@ -88,7 +115,7 @@ def init_gru(
       hidden_dim: H, the size of the state.
       second_bias: also return cz and cr.
       dtype: of the parameters, floating-point.
-      reset_gate: "after" or "before", as in `GRUParams`.
+      reset_gate: "after" for `GRUParams`, "before" for `ResetBeforeGRUParams`.
       kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead.
@@ -117,45 +144,38 @@ def init_gru(
                 f"{second_bias} and {shown(reset_gate)}."
             )
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
-    p = GRUParams(
-        **gru_weights(key, in_features, hidden_dim, dtype, **options),
-        cz=jnp.zeros(hidden_dim, dtype) if second_bias else None,
-        cr=jnp.zeros(hidden_dim, dtype) if second_bias else None,
-        cn=jnp.zeros(hidden_dim, dtype) if reset_gate == "after" else None,
-        reset_gate=reset_gate,
+    if reset_gate not in ("before", "after"):
+        raise UserError(f"reset_gate is {shown(reset_gate)}; it must be before or after.")
+    weights = gru_weights(key, in_features, hidden_dim, dtype, **options)
+    zeros = lambda: jnp.zeros(hidden_dim, dtype)
+    if second_bias:
+        weights |= {"cz": zeros(), "cr": zeros()}
+    return (
+        GRUParams(**weights, cn=zeros())
+        if reset_gate == "after"
+        else ResetBeforeGRUParams(**weights)
     )
-    check(p)
-    return p
 
 
-def check(p: GRUParams) -> None:
-    """Raise UserError if the parameters contradict each other."""
-    if p.reset_gate not in ("before", "after"):
-        raise UserError(f"reset_gate is {shown(p.reset_gate)}; it must be before or after.")
-    if p.reset_gate == "before" and p.cn is not None:
-        raise UserError("cn is given; only a GRU with reset_gate='after' has this bias.")
-
-
-def gru_cell(p: GRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+def gru_cell(p: GRUParams | ResetBeforeGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
-    check(p)
     p, h, x = aligned(dense(p), h, x)
     z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
     r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
-    if p.reset_gate == "before":
+    if isinstance(p, ResetBeforeGRUParams):
         n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
     else:
-        n = jnp.tanh(x @ p.Wn + r * plus(h @ p.Un, p.cn) + p.bn)
+        n = jnp.tanh(x @ p.Wn + r * (h @ p.Un + p.cn) + p.bn)
     return (1 - z) * h + z * n
 
 
-def sizes(p: GRUParams) -> tuple[int, int] | None:
+def sizes(p: GRUParams | ResetBeforeGRUParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    second = [c for c in (p.cz, p.cr, p.cn) if c is not None]
+    second = [c for name in ("cz", "cr", "cn") if (c := getattr(p, name, None)) is not None]
     return sizes_of_gates([p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, *second])
 
 
-def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
+def zero_carry(p: GRUParams | ResetBeforeGRUParams, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the biases' dtype."""
     return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
 
@@ -163,15 +183,14 @@ def zero_carry(p: GRUParams, batch_size: Size) -> Hidden:
 # --- Many steps. a (T, B, 3H) is x·W + b of z, r, n.
 
 
-def prepare(p: GRUParams) -> RecurrentLayer:
+def prepare(p: GRUParams | ResetBeforeGRUParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    check(p)
     W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
     b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
-    if p.reset_gate == "before":
+    if isinstance(p, ResetBeforeGRUParams):
         return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=-1), p.Un), RESET_BEFORE)
     U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
-    return RecurrentLayer(W, b, (U, jnp.zeros_like(p.bn) if p.cn is None else p.cn), RESET_AFTER)
+    return RecurrentLayer(W, b, (U, p.cn), RESET_AFTER)
 
 
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).
@@ -249,7 +268,7 @@ RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _
 
 GRU = Cell(
     name="gru",
-    params=GRUParams,
+    params=(GRUParams, ResetBeforeGRUParams),
     init=lambda key, E, H, options, dtype: init_gru(
         key,
         E,

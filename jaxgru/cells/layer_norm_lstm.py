@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
-    Hidden,
     LSTMState,
     Recurrence,
     RecurrentLayer,
     Size,
     StateWeights,
     aligned,
+    check_named,
     sizes_of_gates,
     struct,
 )
@@ -79,9 +79,10 @@ def init_layer_norm_lstm(
 
 
 def layer_norm_lstm_cell(
-    p: LayerNormLSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]
+    p: LayerNormLSTMParams, carry: LSTMState, x: Float[Array, "B E"]
 ) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
+    check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(dense(p), carry, x)
     gates = lambda *parts: jnp.concatenate(parts, axis=-1)
     LN = lambda a: standardized(a)[0]

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
-    Hidden,
     LSTMState,
     Recurrence,
     RecurrentLayer,
@@ -20,6 +19,7 @@ from jaxgru.cells.base import (
     StateWeights,
     aligned,
     check_flags,
+    check_named,
     sizes_of_gates,
     struct,
 )
@@ -115,8 +115,9 @@ def init_lstm(
     return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
 
 
-def lstm_cell(p: LSTMParams, carry: tuple[Hidden, Hidden], x: Float[Array, "B E"]) -> LSTMState:
+def lstm_cell(p: LSTMParams, carry: LSTMState, x: Float[Array, "B E"]) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
+    check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(dense(p), carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
     i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)

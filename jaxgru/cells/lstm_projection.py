@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
-    Hidden,
     LSTMState,
     Recurrence,
     RecurrentLayer,
     Size,
     aligned,
+    check_named,
     sizes_of_gates,
     struct,
 )
@@ -72,10 +72,11 @@ def init_projected_lstm(
 
 def projected_lstm_cell(
     p: ProjectedLSTMParams,
-    carry: tuple[Hidden, Float[Array, "B units"]],
+    carry: LSTMState,
     x: Float[Array, "B E"],
 ) -> LSTMState:
     """Compute one step: (h, c) → (h', c')."""
+    check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(p, carry, x)
     f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
     i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Size, described, widest
+from jaxgru.cells.base import AnyArray, Size, check_named, described, widest
 from jaxgru.errors import UserError, a_type, shown
 from jaxgru.layers.stack import ResidualStack
 
@@ -290,17 +290,16 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
 def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> tuple:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
-    Lists and tuples without names are taken, too.
-
     Args:
       one: the carry is that of a single layer, not in a tuple.
       alone: the carry is that of one sequence, without the batch axis.
 
     Raises:
-      ValueError: its shapes do not fit the layers and the batch; its dtype is not floating-point or
-        is narrower than the layers'; or the parts of an entry have different dtypes.
+      ValueError: the state of an LSTM is no `LSTMState`; its shapes do not fit the layers and the
+        batch; its dtype is not floating-point or is narrower than the layers'; or the parts of an
+        entry have different dtypes.
     """
-    carry, seen = _arrays("the carry", carry, one)
+    carry, seen = _arrays("the carry", carry, like, one)
     wanted = jax.tree.map(lambda leaf: leaf.shape[alone:], _as_tuples(like))
     if seen != wanted:
         if one:
@@ -331,9 +330,10 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
       carry: `initial` is converted to its dtypes; None: to those of `like`.
 
     Raises:
-      ValueError: its shapes do not fit, or it is not floating-point.
+      ValueError: the state of an LSTM is no `LSTMState`; the shapes do not fit; or it is not
+        floating-point.
     """
-    initial, seen = _arrays("initial", initial, one)
+    initial, seen = _arrays("initial", initial, like, one)
     wanted = jax.tree.map(jnp.shape, _as_tuples(like))
     without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], _as_tuples(like))
     if seen not in (wanted, without_batch):
@@ -353,9 +353,13 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
     return jax.tree.map(widened, initial, like if carry is None else carry)
 
 
-def _arrays(name: str, carry: Any, one: bool) -> tuple[list[AnyArray], tuple]:
+def _arrays(name: str, carry: Any, like: Any, one: bool) -> tuple[list[AnyArray], tuple]:
     """Return a carry's arrays, and their shapes in tuples with an entry per layer."""
-    arrays = jax.tree.map(partial(as_array, name), _as_tuples((carry,) if one else carry))
+    carry = (carry,) if one else carry
+    if isinstance(carry, list | tuple):
+        for entry, like_entry in zip(carry, like, strict=False):
+            check_named(name, entry, type(like_entry))
+    arrays = jax.tree.map(partial(as_array, name), _as_tuples(carry))
     return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
 
 

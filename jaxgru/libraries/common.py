@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,9 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
+from jaxgru.cells import CellParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array, is_pair
@@ -129,8 +130,11 @@ def dtype_of_biases(layer: CellParams) -> jnp.dtype:
     return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype
 
 
+SomeGRU = TypeVar("SomeGRU", bound=AnyGRU)
+
+
 @jax.jit
-def complement_z(p: GRUParams) -> GRUParams:
+def complement_z(p: SomeGRU) -> SomeGRU:
     """Return the GRU whose z is 1 minus this one's: z's weights and biases change sign.
 
     In PyTorch, Flax, Equinox, Keras and ONNX, z weights the old state; here, the new value.
@@ -151,31 +155,26 @@ def _added(b: AnyArray, c: AnyArray) -> Array:
     return jnp.where(c == 0, b, b + c)
 
 
-def single_bias(p: GRUParams) -> GRUParams:
+def single_bias(p: SomeGRU) -> SomeGRU:
     """Return the GRU with cz and cr added to bz and br: their sum is what a layer computes with."""
     return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
 
 
-def without_inner_bias(p: GRUParams, theirs: str, hint: str = "") -> GRUParams:
-    """Return the GRU without cn.
-
-    Raises:
-      InteropError: cn is not zero, or is not known because it is traced.
-    """
+def check_inner_bias(p: CellParams, theirs: str, hint: str = "") -> None:
+    """Raise InteropError if a GRU's cn is not zero, or not known because it is traced."""
     if isinstance(p.cn, Tracer):
         raise InteropError(
-            f"{theirs} has no bias like cn, which must be None or zeros, but is not known under a "
-            "transformation: convert outside, or remove cn."
+            f"{theirs} has no bias like cn, which must be zeros, but is not known under a "
+            "transformation: convert outside."
         )
-    if p.cn is not None and jnp.any(p.cn != 0):
+    if jnp.any(p.cn != 0):
         raise InteropError(
             f"{theirs} has no bias like cn, so a GRU whose cn is not zero cannot be "
             f"converted{hint}."
         )
-    return dataclasses.replace(p, cn=None)
 
 
-def check_reset_gate(p: GRUParams, reset_gate: str, theirs: str) -> None:
+def check_reset_gate(p: AnyGRU, reset_gate: str, theirs: str) -> None:
     """Raise InteropError if a GRU's reset gate is not where the other library has it."""
     if p.reset_gate != reset_gate:
         raise InteropError(

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams
+from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
@@ -88,7 +89,7 @@ def dynamic_unroll(
         outputs, *states = unroll_layers(
             common.cast(layer, products, dtype),
             inputs,
-            tuple(state) if pair else state,
+            LSTMState(*state) if pair else state,
             reset=None if resets is None else jnp.asarray(resets, bool),
             reverse=reverse,
             time_major=time_major,
@@ -228,8 +229,9 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     if "w_h" in weights:
         E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
         check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
-        gru = partial(GRUParams, reset_gate="before")
-        return common.layer_of(gru, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"])
+        return common.layer_of(
+            ResetBeforeGRUParams, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"]
+        )
     H = weights["b"].size // 4
     E = max((*shapes["w"][:1], H + 1)) - H
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
@@ -249,7 +251,7 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "after".
     """
     match layer:
-        case GRUParams():
+        case AnyGRU():
             common.check_reset_gate(layer, "before", "hk.GRU")
             W, U, b = (common.joined(common.single_bias(layer), side, "zrn") for side in "WUb")
             return {"w_i": W, "w_h": U, "b": b}

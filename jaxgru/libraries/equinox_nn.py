@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
@@ -70,9 +71,9 @@ def unroll(
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
     if state is not None:
-        state = common.as_state(
-            "the state", state, isinstance(layer, LSTMParams), (*batch, H), (B, H)
-        )
+        pair = isinstance(layer, LSTMParams)
+        state = common.as_state("the state", state, pair, (*batch, H), (B, H))
+        state = LSTMState(*state) if pair else state
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
     ys, *states = unroll_layers(
         common.cast(layer, dtype, dtype),
@@ -133,7 +134,7 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
     if lstm:
         return common.layer_of(LSTMParams, "ifgo", **weights)
-    gru = partial(GRUParams, cn=given.get("bias_n"))
+    gru = partial(GRUParams, cn=given.get("bias_n", jnp.zeros(H, weights["W"].dtype)))
     return common.complement_z(common.layer_of(gru, "rzn", **weights))
 
 
@@ -144,14 +145,14 @@ _STATIC = ("input_size", "hidden_size", "use_bias")
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
 
-    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
-    `from_equinox` returns the other values bit for bit.
+    A GRU's second biases cz and cr are added to bz and br. `from_equinox` returns the
+    other values bit for bit.
 
     Raises:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "before".
     """
     match layer:
-        case GRUParams():
+        case AnyGRU():
             common.check_reset_gate(layer, "after", "equinox.nn.GRUCell")
             p, make, order = common.complement_z(common.single_bias(layer)), eqx.nn.GRUCell, "rzn"
         case LSTMParams():
@@ -163,6 +164,6 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     W, U, b = (common.joined(p, side, order) for side in "WUb")
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
     if isinstance(p, GRUParams):
-        arrays["bias_n"] = jnp.zeros_like(p.bn) if p.cn is None else p.cn
+        arrays["bias_n"] = p.cn
     fields = lambda cell: [getattr(cell, name) for name in arrays]
     return eqx.tree_at(fields, cell, list(arrays.values()))

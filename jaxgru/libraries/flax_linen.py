@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -240,18 +241,17 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     """Return the parameters of a GRUCell, of either LSTM cell, or of a SimpleCell.
 
-    A GRU's second biases cz and cr are added to bz and br, and cn is zeros if there is none.
-    `from_linen` returns the other values bit for bit.
+    A GRU's second biases cz and cr are added to bz and br. `from_linen` returns the
+    other values bit for bit.
 
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
     match layer:
-        case GRUParams():
+        case AnyGRU():
             common.check_reset_gate(layer, "after", "flax.linen.GRUCell")
             p = common.complement_z(common.single_bias(layer))
-            inner = jnp.zeros_like(p.bn) if p.cn is None else p.cn
-            gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": inner}
+            gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": p.cn}
         case LSTMParams():
             p, gates, biases = layer, "ifgo", {f"h{g}": getattr(layer, f"b{g}") for g in "ifgo"}
         case RNNParams():

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -174,7 +177,8 @@ def from_nnx(cell: Any) -> CellParams:
     b = cell.dense_i.bias[...]
     if kind is nnx.SimpleCell:
         return RNNParams(W=W, U=U, b=b)
-    return common.complement_z(common.layer_of(GRUParams, "rzn", W=W, U=U, b=b))
+    gru = partial(GRUParams, cn=jnp.zeros(len(U), U.dtype))
+    return common.complement_z(common.layer_of(gru, "rzn", W=W, U=U, b=b))
 
 
 def _check_weights(cell: Any) -> None:
@@ -228,11 +232,11 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         )
     order, bias = "ifgo", "dense_h"
     match layer:
-        case GRUParams():
+        case AnyGRU():
             common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
             hint = "; it runs as it is in jaxgru.libraries.flax_nnx.Layer"
-            layer = common.without_inner_bias(common.single_bias(layer), "flax.nnx.GRUCell", hint)
-            p = common.complement_z(layer)
+            common.check_inner_bias(layer, "flax.nnx.GRUCell", hint)
+            p = common.complement_z(common.single_bias(layer))
             make, order, bias = nnx.GRUCell, "rzn", "dense_i"
         case LSTMParams():
             p, make = layer, lstm

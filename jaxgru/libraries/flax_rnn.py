@@ -17,7 +17,7 @@ from flax.serialization import from_state_dict, register_serialization_state, to
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CELLS, CellParams, LSTMParams, sizes
+from jaxgru.cells import CELLS, CellParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
@@ -48,7 +48,7 @@ def _arrays(layer: Any) -> dict[str, Any]:
 
 
 # Once this or another module of Flax's is imported
-for _params in (ResidualStack, *(cell.params for cell in CELLS.values())):
+for _params in (ResidualStack, *(params for cell in CELLS.values() for params in cell.classes)):
     register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
 
 
@@ -128,7 +128,7 @@ def rnn(
 
     def ours(carry: Any) -> Any:
         carry = jax.tree.map(lambda c: c.astype(states), carry)
-        return carry[::-1] if pair else carry
+        return LSTMState(*carry[::-1]) if pair else carry
 
     x = inputs.reshape(*steps, inputs.shape[-1])
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -115,10 +116,8 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     if isinstance(layer, keras.layers.SimpleRNN):
         return common.layer_of(RNNParams, [""], W=W, U=U, b=b)
     if not layer.reset_after:
-        return common.complement_z(
-            common.layer_of(partial(GRUParams, reset_gate="before"), "zrn", W=W, U=U, b=b)
-        )
-    b, c = (None, None) if b is None else (b[0], b[1])
+        return common.complement_z(common.layer_of(ResetBeforeGRUParams, "zrn", W=W, U=U, b=b))
+    b, c = np.zeros((2, W.shape[1]), W.dtype) if b is None else b
     return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
 
 
@@ -205,14 +204,15 @@ def _made(layer: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
     (E, H), dtype = sizes(p), common.dtype_of_biases(p)
     common.check_dtype("the layer's weights", str(dtype))
     match p:
-        case GRUParams():
-            make, order = partial(keras.layers.GRU, reset_after=p.reset_gate == "after"), "zrn"
+        case AnyGRU():
+            after = isinstance(p, GRUParams)
+            make, order = partial(keras.layers.GRU, reset_after=after), "zrn"
         case LSTMParams():
             make, order = keras.layers.LSTM, "ifgo"
         case _:
             make, order = keras.layers.SimpleRNN, [""]
     W, U, b = (common.joined(p, side, order) for side in "WUb")
-    if isinstance(p, GRUParams) and p.reset_gate == "after":
+    if isinstance(p, GRUParams):
         b = jnp.stack([b, common.joined(p, "c", order)])
     made = make(H, dtype=str(dtype), **options)
     made.build((None, None, E))
@@ -232,14 +232,14 @@ OF_A_STACK = {"go_backwards", "name", "return_state"}
 
 def _as_in_keras(layer: CellParams) -> CellParams:
     """Return the layer with Keras's z, and with exactly the biases that Keras has."""
-    if not isinstance(layer, (GRUParams, LSTMParams, RNNParams)):
+    if not isinstance(layer, (AnyGRU, LSTMParams, RNNParams)):
         raise common.refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
-    if not isinstance(layer, GRUParams):
+    if not isinstance(layer, AnyGRU):
         return layer
     p = common.complement_z(layer)
-    if p.reset_gate == "before":
+    if not isinstance(p, GRUParams):
         return common.single_bias(p)
-    second = {name: getattr(p, name) for name in ("cz", "cr", "cn")}
+    second = {name: getattr(p, name) for name in ("cz", "cr")}
     return dataclasses.replace(
         p, **{name: jnp.zeros_like(p.bn) if c is None else c for name, c in second.items()}
     )

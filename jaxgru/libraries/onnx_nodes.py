@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams
 from jaxgru.errors import needs, shown
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -191,9 +191,11 @@ def _layer(
     b, c = (None, None) if B is None else np.split(B[d], 2)
     weights, order = dict(W=W.T, U=R.T, b=b), ORDER[cell]
     if cell == "gru":
+        c = np.zeros(len(R), R.dtype) if c is None else c
         p = common.complement_z(common.layer_of(GRUParams, order, **weights, c=c))
         if given.get("linear_before_reset"):
             return p
-        return dataclasses.replace(p, bn=common.added(p.bn, p.cn), cn=None, reset_gate="before")
+        fields = {name: value for name, value in vars(p).items() if name != "cn"}
+        return ResetBeforeGRUParams(**fields | {"bn": common.added(p.bn, p.cn)})
     weights["b"] = None if b is None else common.added(b, c)
     return common.layer_of(LSTMParams if cell == "lstm" else RNNParams, order, **weights)

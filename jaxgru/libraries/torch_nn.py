@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
@@ -240,6 +241,7 @@ def _array(weight: Any) -> np.ndarray:
 def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
     weights = dict(W=W.T, U=U.T, b=b)
     if cell == "gru":
+        c = np.zeros(U.shape[0], U.dtype) if c is None else c
         return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
     weights["b"] = None if b is None else common.added(b, c)
     if P is not None:
@@ -253,7 +255,7 @@ def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     match p:
-        case GRUParams():
+        case AnyGRU():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
             return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():

@@ -26,10 +26,10 @@ def bias(x):
 
 def test_gru_step_by_hand():
     """The equations in Python floats, one unit, every parameter different."""
-    p = cells.GRUParams(
+    p = cells.ResetBeforeGRUParams(
         Wz=scalar(0.3), Uz=scalar(-0.2), bz=bias(0.1),
         Wr=scalar(-0.5), Ur=scalar(0.7), br=bias(-0.4),
-        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2), reset_gate="before",
+        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2),
     )  # fmt: skip
     x, h = 0.6, -0.8
     z = sigmoid(0.3 * x - 0.2 * h + 0.1)
@@ -52,7 +52,7 @@ def test_lstm_step_by_hand():
     o = sigmoid(0.8 * x + 0.6 * h + 0.5)
     g = math.tanh(0.9 * x + 1.1 * h + 0.2)
     c_expected = f * c + i * g
-    h_new, c_new = cells.lstm_cell(p, (scalar(h), scalar(c)), scalar(x))
+    h_new, c_new = cells.lstm_cell(p, cells.LSTMState(scalar(h), scalar(c)), scalar(x))
     assert float(c_new[0, 0]) == pytest.approx(c_expected, rel=1e-6)
     assert float(h_new[0, 0]) == pytest.approx(o * math.tanh(c_expected), rel=1e-6)
 

@@ -3,10 +3,16 @@
 import dataclasses
 import pickle
 
+import equinox
+import flax.serialization
 import flax.struct
 import jax
+import orbax.checkpoint
 import pytest
+from random_models import same_bits
 
+import jaxgru
+import jaxgru.libraries.flax_rnn  # for Flax's serialization
 from jaxgru.cells.base import struct
 
 
@@ -47,3 +53,42 @@ def test_the_same_dataclass(cls):
         value.W = 2
     with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
         value.replace(c=1)
+
+
+# --- Saved and restored
+
+
+def orbax_(folder, saved, template):
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "layer", saved)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(folder / "layer", template)
+
+
+def equinox_(folder, saved, template):
+    equinox.tree_serialise_leaves(folder / "layer.eqx", saved)
+    return equinox.tree_deserialise_leaves(folder / "layer.eqx", template)
+
+
+def flax_(folder, saved, template):
+    return flax.serialization.from_bytes(template, flax.serialization.to_bytes(saved))
+
+
+def fields(folder, saved, template):
+    return type(template)(**vars(saved))
+
+
+@pytest.mark.parametrize("second_bias", [False, True])
+@pytest.mark.parametrize("restored", [orbax_, equinox_, flax_, fields])
+def test_a_gru_is_not_restored_as_the_other(tmp_path, restored, second_bias):
+    """Their equations differ, so no way of saving may take one for the other."""
+    grus = [
+        jaxgru.init_gru(jax.random.key(i), 4, 4, reset_gate=gate, second_bias=second_bias)
+        for i, gate in enumerate(("before", "after"))
+    ]
+    for saved, template in (grus, grus[::-1]):
+        (folder := tmp_path / type(saved).__name__).mkdir()
+        with pytest.raises(Exception, match="cn|changed shape|Error at leaf"):
+            restored(folder, saved, template)
+    after = grus[1]
+    assert same_bits(restored(tmp_path, after, jax.tree.map(jax.numpy.zeros_like, after)), after)

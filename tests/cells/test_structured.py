@@ -45,7 +45,7 @@ def test_an_lstm_with_a_projection_is_pytorchs(B, T, E, H, p):
     weight = lambda y: torch.cos(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
     sum(torch.sum(y * weight(y)) for y in outputs).backward()
 
-    layers, carry = from_torch(module), ((h[0], c[0]), (h[1], c[1]))
+    layers, carry = from_torch(module), tuple(map(jaxgru.LSTMState, h, c))
     seen, gradients = value_and_gradients(jaxgru.unroll, layers, jnp.asarray(x), carry)
     expected = [y.detach().numpy() for y in outputs]
     chex.assert_trees_all_close(jax.tree.leaves(seen), expected, rtol=1e-10, atol=1e-11)
@@ -89,9 +89,7 @@ def block_diagonal(U):
 
 def numbers(p):
     """The layer's parameters in NumPy, by name, the recurrent weights as matrices."""
-    p = {
-        name: np.asarray(leaf, np.float64) for name, leaf in vars(p).items() if name != "reset_gate"
-    }
+    p = {name: np.asarray(leaf, np.float64) for name, leaf in vars(p).items()}
     return {name: block_diagonal(leaf) if name[0] == "U" else leaf for name, leaf in p.items()}
 
 
@@ -210,10 +208,9 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
     for convert in (to_torch, to_linen, to_nnx):
         with pytest.raises(InteropError, match="LayerNorm"):
             convert(make(layer_norm=True))
-    blocks = layer.replace(cn=None) if init is jaxgru.init_gru else layer
-    matrices = dense(blocks)
+    matrices = dense(layer)
     for convert in (to_linen, lambda p: from_nnx(to_nnx(p)), lambda p: from_torch(to_torch(p))):
-        chex.assert_trees_all_equal(convert(blocks), convert(matrices))
+        chex.assert_trees_all_equal(convert(layer), convert(matrices))
 
 
 @pytest.mark.parametrize(

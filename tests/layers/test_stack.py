@@ -113,9 +113,9 @@ def test_residual_stacks_that_are_refused(residual, call, says):
 
 def test_printed_layers_show_sizes():
     layer = jaxgru.init_gru(KEY, 64, 128)
-    assert repr(layer) == "GRUParams(in 64, hidden 128, float32, reset_gate='after')"
+    assert repr(layer) == "GRUParams(in 64, hidden 128, float32)"
     narrow = jax.tree.map(lambda w: w.astype("bfloat16") if w.ndim > 1 else w, layer)
-    assert repr(narrow) == "GRUParams(in 64, hidden 128, bfloat16, float32, reset_gate='after')"
+    assert repr(narrow) == "GRUParams(in 64, hidden 128, bfloat16, float32)"
     projected = jaxgru.init_lstm(KEY, 3, 8, proj_size=4)
     assert repr(projected) == "ProjectedLSTMParams(in 3, hidden 8, proj_size 4, float32)"
     grouped = jaxgru.init_gru(KEY, 3, 8, layer_norm=True, num_blocks=2)

@@ -4,7 +4,6 @@ import functools
 import json
 import subprocess
 import sys
-from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
@@ -490,23 +489,17 @@ def test_layers_of_a_stack_may_differ_in_precision(dtypes):
     assert tuple(h.dtype for h in carry) == dtypes
 
 
-def test_a_carry_may_be_a_list_or_a_named_tuple():
-    """Such as Haiku's LSTMState: (h, c) by position; lists of numbers are arrays. It is returned
-    with names, and is still a pair."""
-    State = namedtuple("State", "hidden cell")
+def test_lists_are_arrays():
     layer = stack_of("lstm", 1)[0]
     x = random_like(np.zeros((2, 3, F)), 1)
-    h, c = (random_like(np.zeros((2, H)), i) for i in (2, 3))
+    carry = jaxgru.LSTMState(*(random_like(np.zeros((2, H)), i) for i in (2, 3)))
     flags = jnp.array([[False, True, False], [False] * 3])
-    expected = jaxgru.unroll(
-        layer, x, (h, c), reset=flags, lengths=jnp.array([3, 2]), initial=(h, c)
-    )
-    for pair in (State(h, c), [h, c]):
-        with unchecked():  # the annotations say arrays
-            seen = jaxgru.unroll(layer, x, pair, reset=flags.tolist(), lengths=[3, 2], initial=pair)
-        chex.assert_trees_all_equal(seen, expected)
-    h, c = seen[1]
-    assert type(seen[1]) is cells.LSTMState and seen[1] == (seen[1].h, seen[1].c) == (h, c)
+    run = partial(jaxgru.unroll, layer, x)
+    expected = run(carry, reset=flags, lengths=jnp.array([3, 2]), initial=carry)
+    lists = jaxgru.LSTMState(*(part.tolist() for part in carry))
+    with unchecked():  # the annotations say arrays
+        seen = run(lists, reset=flags.tolist(), lengths=[3, 2], initial=lists)
+    chex.assert_trees_all_equal(seen, expected)
 
 
 KEY = jax.random.key(0)
@@ -532,7 +525,24 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
         (lambda x: jaxgru.unroll([], x), "there are no layers"),
         (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))), "the carry's shapes are (3, 4), but"),
-        (lambda x: jaxgru.unroll(LSTM, x, jnp.zeros((2, H))), "the carry's shapes are (2, 4), but"),
+        *[
+            (
+                lambda x, run=run, state=state: run(x, state),
+                f"is {seen}; it must be LSTMState(h=…, c=",
+            )
+            for state, seen in (
+                ((jnp.zeros((2, H)),) * 2, "a tuple"),  # Flax has (c, h)
+                (jnp.zeros((2, 2, H)), "an array (2, 2, 4)"),
+                ({"c": jnp.zeros((2, H)), "h": jnp.zeros((2, H))}, "a dict"),
+            )
+            for run in (
+                partial(jaxgru.unroll, LSTM),
+                lambda x, state: jaxgru.unroll(LSTM, x, initial=state),
+                lambda x, state: jaxgru.step([LSTM], x[:, 0], [state]),
+                lambda x, state: jaxgru.bidirectional(LSTM, LSTM, x, (state, state)),
+                lambda x, state: cells.cell(LSTM, state, x[:, 0]),
+            )
+        ],
         (
             lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), jnp.bfloat16)),
             "the carry's dtype is bfloat16; these layers' is float32",
@@ -624,7 +634,9 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the carry's dtype is complex128; these layers' is float32",
         ),
         (
-            lambda x: jaxgru.unroll(LSTM, x, (jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))),
+            lambda x: jaxgru.unroll(
+                LSTM, x, jaxgru.LSTMState(jnp.zeros((2, H), "float32"), jnp.zeros((2, H)))
+            ),
             "a layer's carry has parts of float32 and float64; it must have one dtype",
         ),
         (lambda x: jaxgru.unroll([GRU], x, 0.0), "the carry's shapes are (), but"),
@@ -799,8 +811,8 @@ def test_the_arrays_of_other_libraries():
 def test_parameters_that_contradict_each_other_are_refused_in_use_only():
     """A tree of them may hold anything: linen's `tabulate` and `tree.map` put other leaves in."""
     jax.tree.map(lambda leaf: 0, GRU, is_leaf=lambda leaf: leaf is None)
-    wrong = GRU.replace(reset_gate="before")
-    with pytest.raises(ValueError, match="cn is given; only a GRU with reset_gate='after' has"):
+    wrong = GRU.replace(cn=jnp.zeros(5))
+    with pytest.raises(ValueError, match="the parameters of layer 0 do not fit together"):
         jaxgru.unroll(wrong, jnp.ones((1, 1, F)))
 
 

@@ -141,7 +141,6 @@ def test_weights_there_and_back(kind):
     q = from_equinox(to_equinox(p))
     if kind == "GRUCell":
         assert same_bits((q.bz, q.br, q.cn), (p.bz + p.cz, p.br + p.cr, p.cn))
-        assert not from_equinox(to_equinox(layer("gru after").replace(cn=None))).cn.any()
     else:
         assert same_bits(q, p)
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import random_params, same_bits
 
-from jaxgru import bidirectional, cells, initial_carry, step, unroll
+from jaxgru import LSTMState, bidirectional, cells, initial_carry, step, unroll
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
 from jaxgru.lm import ModelConfig, num_params
@@ -87,14 +87,6 @@ class TestResetAfter:
         assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
         (again,) = from_torch(to_torch(p))
         assert same_bits(again.replace(cz=None, cr=None), p)
-        assert cells.init_gru(jax.random.key(0), 2, 3, reset_gate="before").cn is None
-
-    def test_what_a_gru_cannot_be(self):
-        p = random_params(ModelConfig(embedding_dim=3, hidden_dim=4)).layers[0]
-        with pytest.raises(ValueError, match="cn is given; only .* reset_gate='after'"):
-            cells.gru_cell(p.replace(reset_gate="before"), jnp.ones((1, 4)), jnp.ones((1, 3)))
-        with pytest.raises(ValueError, match="reset_gate is 'During'; it must be before or after"):
-            cells.gru_cell(p.replace(reset_gate="During"), jnp.ones((1, 4)), jnp.ones((1, 3)))
 
 
 class TestTwoDirections:
@@ -134,7 +126,7 @@ class TestTwoDirections:
         sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
 
         def scalar(directions, x, states):
-            carries = [tuple(s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
+            carries = [LSTMState(*s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
             options = dict(lengths=lengths and jnp.array(lengths), time_major=True)
             y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), **options)
             ends = [end for pair in zip(*ends, strict=True) for end in pair]
@@ -213,12 +205,12 @@ class TestThereAndBack:
 
     def test_single_biases_become_second_ones_of_zero(self):
         config = ModelConfig(embedding_dim=3, hidden_dim=4, num_layers=2)
-        layers = [layer.replace(cn=None) for layer in random_params(config).layers]
+        layers = random_params(config).layers
         again = from_torch(to_torch(layers))
         for layer, second in zip(layers, again, strict=True):
-            for name in ("cz", "cr", "cn"):
+            for name in ("cz", "cr"):
                 assert not np.asarray(getattr(second, name)).any()
-            assert same_bits(second.replace(cz=None, cr=None, cn=None), layer)
+            assert same_bits(second.replace(cz=None, cr=None), layer)
 
     def test_options_that_change_no_weight(self):
         plain = module("lstm", 3, 4, 2)
@@ -332,7 +324,7 @@ def test_cells(kind, E, H, bias):
         after = theirs(torch.from_numpy(x), tuple(as_torch) if kind == "lstm" else as_torch[0])
     p = from_torch(theirs)
     assert same_bits(from_torch(theirs.state_dict(), cell=kind), p)
-    h, carry = step(p, x, tuple(states) if kind == "lstm" else states[0])
+    h, carry = step(p, x, LSTMState(*states) if kind == "lstm" else states[0])
     for ours, other in zip(
         jax.tree.leaves(carry), after if kind == "lstm" else [after], strict=True
     ):

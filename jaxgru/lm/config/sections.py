@@ -306,7 +306,7 @@ class Config:
 
 def recurrent_matrices(cell: str) -> list[str]:
     """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
-    return [f.name for f in dataclasses.fields(CELLS[cell].params) if f.name.startswith("U")]
+    return [f.name for f in dataclasses.fields(CELLS[cell].classes[0]) if f.name.startswith("U")]
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

@@ -80,7 +80,7 @@ def check_params(
     if jax.tree.structure(params) != jax.tree.structure(like):
         raise InteropError(
             f"{where}: the parameters are not those of such a config, though their names and "
-            "shapes are; for instance, a GRU's reset_gate is another."
+            "shapes are: a field that is no array is another."
         )
     return tensors
 

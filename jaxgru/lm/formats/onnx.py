@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CELLS, CellParams, GRUParams, MLPParams, sizes
-from jaxgru.cells.gru import check
+from jaxgru.cells import CellParams, MLPParams, cell_of, sizes
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
 from jaxgru.libraries import InteropError, common
@@ -268,9 +268,8 @@ def _named(params: Any) -> dict[str, np.ndarray]:
 
 def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
     """Return layer i's name in `KINDS`. Raises InteropError if it has none."""
-    kind = next((cell.name for cell in CELLS.values() if cell.params is type(p)), "")
-    if isinstance(p, GRUParams):
-        check(p)
+    kind = cell_of(p).name
+    if isinstance(p, AnyGRU):
         kind = f"{kind}, reset {p.reset_gate}"
     if kind not in KINDS:
         raise common.refusal(p, "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP")

@@ -9,12 +9,21 @@ LSTM and RNN.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, MLPParams, RNNParams, cell_of, sizes
+from jaxgru.cells import (
+    CellParams,
+    GRUParams,
+    LSTMParams,
+    MLPParams,
+    ResetBeforeGRUParams,
+    RNNParams,
+    cell_of,
+    sizes,
+)
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs
 from jaxgru.libraries import check_shapes, common
 from jaxgru.libraries.onnx_nodes import ORDER
@@ -27,8 +36,8 @@ _OPSET, _IR_VERSION = 17, 8
 """The oldest versions with all of these operators: LayerNormalization came with opset 17."""
 
 KINDS: dict[str, Callable[..., CellParams]] = {
-    "gru, reset before": partial(GRUParams, reset_gate="before"),
-    "gru, reset after": partial(GRUParams, reset_gate="after"),
+    "gru, reset before": ResetBeforeGRUParams,
+    "gru, reset after": GRUParams,
     "lstm": LSTMParams,
     "rnn": RNNParams,
     "mlp": MLPParams,
@@ -109,8 +118,8 @@ def add_layer(
         each = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
         states.append(each[0] if len(each) == 1 else graph.node("Concat", *each, axis=0))
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
-    if isinstance(p, GRUParams):
-        options["linear_before_reset"] = int(p.reset_gate == "after")
+    if isinstance(p, AnyGRU):
+        options["linear_before_reset"] = int(isinstance(p, GRUParams))
     if len(layers) == 2 or reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     weights = [f"{layer}.{name}" for name in "WRB"]
@@ -160,7 +169,7 @@ def _packed(layers: tuple[CellParams, ...]) -> dict[str, Any]:
         return {"W": p.W.transpose(2, 1, 0), "b": p.b}
     order = ORDER[cell_of(p).name]
     each = [
-        common.stacked(common.complement_z(p) if isinstance(p, GRUParams) else p, order)
+        common.stacked(common.complement_z(p) if isinstance(p, AnyGRU) else p, order)
         for p in layers
     ]
     W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
@@ -193,7 +202,7 @@ def unpacked(
                 if side != "c" or f"{path}.{i}.c{gate}" in names
             }
         )
-        layers.append(common.complement_z(p) if isinstance(p, GRUParams) else p)
+        layers.append(common.complement_z(p) if isinstance(p, AnyGRU) else p)
     return tuple(layers)
 
 

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams
+from jaxgru.cells import CellParams
+from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, command, counted, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
@@ -409,7 +410,7 @@ def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
 
 def _with_second_bias(p: CellParams) -> CellParams:
     """Return a GRU with zeros for missing second biases, and any other layer unchanged."""
-    if not isinstance(p, GRUParams):
+    if not isinstance(p, AnyGRU):
         return p
     cz = jnp.zeros_like(p.bz) if p.cz is None else p.cz
     cr = jnp.zeros_like(p.br) if p.cr is None else p.cr

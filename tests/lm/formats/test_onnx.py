@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import shutil
@@ -211,12 +210,11 @@ class TestLayers:
 
     def test_any_of_the_second_biases(self):
         """Where one is absent, ONNX has zeros; it is absent again. Also −0, NaN and infinity."""
-        config = ModelConfig(**SIZES, second_bias=True)
-        (p,) = random_bits(config).layers
-        for reset_gate, absent in itertools.product(("before", "after"), range(8)):
-            without = {name: None for i, name in enumerate(("cz", "cr", "cn")) if absent >> i & 1}
-            if reset_gate == "after" or "cn" in without:
-                q = dataclasses.replace(p, reset_gate=reset_gate, **without)
+        for reset_gate in ("before", "after"):
+            config = ModelConfig(**SIZES, second_bias=True, reset_gate=reset_gate)
+            (p,) = random_bits(config).layers
+            for without in ({}, {"cz": None}, {"cr": None}, {"cz": None, "cr": None}):
+                q = p.replace(**without)
                 assert same_bits(from_onnx(to_onnx(q)), (q,))
 
     def test_refused(self):
@@ -245,8 +243,6 @@ class TestLayers:
             to_onnx([gru.replace(Wz=gru.Wz.astype(jnp.bfloat16))])
         with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             to_onnx(as_float64(gru))
-        with pytest.raises(ValueError, match="only a GRU with reset_gate='after' has"):
-            to_onnx(gru.replace(cn=gru.bn))
         with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(gru)
         with pytest.raises(InteropError, match="4,294,967,296 bytes; an ONNX file can have 2 GiB"):
@@ -409,7 +405,7 @@ REFUSED = {
     ),
     "tensors of numbers": (_metadata("tensors", '{"embedding": 3}'), "that its metadata name"),
     "another reset": (
-        _metadata("layers", lambda t: t.replace("before", "after")), "a GRU's reset_gate is",
+        _metadata("layers", lambda t: t.replace("before", "after")), "layers.0.cn is missing",
     ),
     "another config": (
         _metadata("config", lambda t: t.replace("second_bias = true", "second_bias = false")),
