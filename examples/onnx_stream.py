@@ -8,9 +8,9 @@ jaxgru exports a model to an .onnx file. The file's inputs are tokens and the ca
 are logits and the next carry. Each call writes one character, and takes the carry that the call
 before returned.
 
-`--page` makes a folder with the file, its characters, and `examples/onnx_page.html`, in which
-onnxruntime-web does the same. The page loads that package from cdn.jsdelivr.net and the model from
-the folder, so any file server can serve it.
+`--page` makes a folder with the file, its characters and these options, and
+`examples/onnx_page.html`, in which onnxruntime-web does the same. The page loads that package from
+cdn.jsdelivr.net and the model from the folder, so any file server can serve it.
 
 It needs two packages, `pip install onnx onnxruntime`. Once the file is written, only the second is
 needed.
@@ -19,6 +19,7 @@ needed.
 import argparse
 import itertools
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -59,27 +60,31 @@ def main() -> None:
     add = parser.add_argument
     add("--model", default="astra_beta", help="name, run or file; default: %(default)s")
     add("--prompt", default="ROMEO: ", help="default: %(default)r")
-    add("--num-tokens", type=int, default=300, help="default: %(default)s")
+    add("--num-tokens", type=int, default=1000, help="default: %(default)s")
     add("--temperature", type=float, default=0.8, help="above 0; default: %(default)s")
-    add("--seed", type=int, default=0, help="default: %(default)s")
+    add("--seed", type=int, default=0, help="not of the page, which has none; default: %(default)s")
     add("--page", type=Path, help="a new folder, in which to make the page")
     arguments = parser.parse_args()
-    if not arguments.prompt or arguments.temperature <= 0:
-        parser.error("the prompt needs a character, and the temperature must be above 0.")
+    if not arguments.prompt or not 0 < arguments.temperature < math.inf:
+        parser.error("the prompt needs a character, and the temperature must be finite, above 0.")
+    if min(arguments.num_tokens, arguments.seed) < 0:
+        parser.error("--num-tokens and --seed must be 0 or more.")
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "model.onnx"
         try:
             params, config, tokenizer = lm.load(arguments.model)
             if config.data.tokenizer != "characters":
                 raise UserError(f"{arguments.model} is not a character model.")
-            tokenizer.encode(arguments.prompt)  # which says what it does not know
+            prompt = tokenizer.encode(arguments.prompt)  # which says what it does not know
             save_onnx(path, params, config, tokenizer)  # which says what ONNX lacks
         except UserError as error:
             parser.error(str(error))
         if folder := arguments.page:
             folder.mkdir(exist_ok=True)
             shutil.copy(path, folder)
-            (folder / "characters.json").write_text(json.dumps(tokenizer.pieces))
+            page = dict(characters=tokenizer.pieces, prompt=prompt.tolist())
+            page |= dict(temperature=arguments.temperature, num_tokens=arguments.num_tokens)
+            (folder / "page.json").write_text(json.dumps(page))
             shutil.copy(PAGE, folder / "index.html")
             print(f"python -m http.server --directory {folder}")
             return

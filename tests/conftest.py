@@ -108,6 +108,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
 sys.path.append(str(SCRIPTS))  # where scripts find startup.py and each other
 
+NODE_MODULES = Path(os.environ.get("JAXGRU_NODE_MODULES", ROOT / "playground" / "node_modules"))
+needs_web = pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE_MODULES / "onnxruntime-web").is_dir(),
+    reason="Node, or onnxruntime-web in JAXGRU_NODE_MODULES or playground/node_modules, is missing",
+)
+
 TINY = {
     "model.embedding_dim": 5,
     "model.hidden_dim": 9,

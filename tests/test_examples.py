@@ -3,11 +3,14 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 
 import chex
 import jax
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
-from conftest import ROOT
+from conftest import NODE_MODULES, ROOT, needs_web
 from flax import linen as nn
 
 import jaxgru
@@ -24,6 +27,22 @@ from jaxgru.libraries.flax_linen import ScannedRNN, from_linen
 from jaxgru.lm.generation import Options
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+OPEN_PAGE = """
+import { launch } from "./browser.mjs";
+const [folder, modules] = process.argv.slice(1);
+const browser = await launch();
+const page = await browser.newPage();
+await page.route("**", (route) => {  // the page's folder, and the packages that it loads
+  const { host, pathname } = new URL(route.request().url());
+  const package_ = modules + pathname.replace("/npm", "").replace(/@[0-9.]+/, "");
+  return route.fulfill({ path: host === "page" ? folder + pathname : package_ });
+});
+await page.goto("http://page/index.html");
+await page.waitForFunction(() => document.querySelector("#text").textContent.length === 39);
+console.log(JSON.stringify(await page.textContent("#text")));
+await browser.close();
+"""
 
 
 def example(name):
@@ -519,11 +538,40 @@ class TestOnnxStream:
 
     def test_the_page(self, monkeypatch, capsys, tmp_path):
         folder = tmp_path / "page"
-        run(monkeypatch, capsys, "onnx_stream", "--model", "elman_alpha", "--page", folder)
-        assert {p.name for p in folder.iterdir()} == {"index.html", "model.onnx", "characters.json"}
-        characters = json.loads((folder / "characters.json").read_text())
-        assert characters == lm.load("elman_alpha")[2].pieces
+        run(
+            monkeypatch, capsys, "onnx_stream", "--model", "elman_alpha", "--page", folder,
+            "--prompt", "JULIET: ", "--num-tokens", 30, "--temperature", 0.5,
+        )  # fmt: skip
+        _, _, tokenizer = lm.load("elman_alpha")
+        assert {p.name for p in folder.iterdir()} == {"index.html", "model.onnx", "page.json"}
+        assert json.loads((folder / "page.json").read_text()) == {
+            "characters": tokenizer.pieces, "prompt": tokenizer.encode("JULIET: ").tolist(),
+            "num_tokens": 30, "temperature": 0.5,
+        }  # fmt: skip
         assert len((folder / "index.html").read_text().splitlines()) <= 41
+
+    @needs_web
+    @pytest.mark.skipif(
+        not (ROOT / "playground/node_modules/playwright-core").is_dir()
+        or not Path(CHROMIUM).is_file(),
+        reason=f"needs `npm ci` in playground/ and Chromium ({CHROMIUM})",
+    )
+    @pytest.mark.parametrize("model", ["elman_alpha", "bengio_mlp"])
+    def test_the_page_in_a_browser(self, monkeypatch, capsys, tmp_path, model):
+        """It goes on from the prompt as jaxgru does, also with a carry of other sizes than (H,)."""
+        run(
+            monkeypatch, capsys, "onnx_stream", "--model", model, "--page", tmp_path,
+            "--prompt", "\nJULIET: ", "--num-tokens", 30, "--temperature", 1e-4,
+        )  # fmt: skip
+        done = subprocess.run(
+            ["node", "--input-type=module", "-e", OPEN_PAGE, tmp_path, NODE_MODULES],
+            cwd=ROOT / "playground" / "tests-browser", capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        params, _, tokenizer = lm.load(model)
+        options = Options(num_tokens=30, temperature=0)
+        wanted = "".join(lm.stream_text(params, tokenizer, "\nJULIET: ", options))
+        assert json.loads(done.stdout) == wanted
 
     @pytest.mark.parametrize(
         "model, says",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import LAYERS, layer
+from conftest import NODE_MODULES, needs_web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import model_configs, random_bits, random_params, same_bits
@@ -38,13 +37,6 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 from jaxgru.lm.formats.onnx import from_onnx, load_onnx, save_onnx, to_onnx  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-NODE_MODULES = Path(
-    os.environ.get("JAXGRU_NODE_MODULES", HERE.parents[1] / "playground" / "node_modules")
-)
-needs_web = pytest.mark.skipif(
-    shutil.which("node") is None or not (NODE_MODULES / "onnxruntime-web").is_dir(),
-    reason="Node, or onnxruntime-web in JAXGRU_NODE_MODULES or playground/node_modules, is missing",
-)
 
 SIZES = dict(vocab_size=5, embedding_dim=3, hidden_dim=4)
 CONFIGS = {
