@@ -144,6 +144,8 @@ def test_the_guides_dreamer_gru(n):
             candidate, update = np.tanh(sigmoid(reset) * candidate), sigmoid(update - 1)
             h = update * candidate + (1 - update) * h
             np.testing.assert_allclose(y[row, t], h, atol=1e-12)
+    drawn = names["init_dreamer"](jax.random.key(0), 64, 512, None, jnp.float32, n).W
+    np.testing.assert_allclose(drawn.std(), (512 + n * 64) ** -0.5, rtol=0.005)  # 5 σ
 
 
 @pytest.mark.slow
