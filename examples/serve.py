@@ -64,24 +64,28 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
     states, numbers = OrderedDict(), itertools.count(1)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds for which a client may neither send nor read
+
         def do_GET(self):
             self.begin(200, "text/html")
             self.wfile.write(PAGE.encode())
 
         def do_POST(self):
             try:
-                size = int(self.headers.get("Content-Length", 0))
-                if size > MOST_BYTES:
-                    raise UserError(f"the question has {size} bytes, more than {MOST_BYTES}.")
-                question = json.loads(self.rfile.read(size))
+                size = self.headers.get("Content-Length", "")
+                if not size.isdecimal() or int(size) > MOST_BYTES:
+                    raise UserError(f"Content-Length is {size!r}; it must be 0 to {MOST_BYTES}.")
+                question = json.loads(self.rfile.read(int(size)))
                 if not (isinstance(question, dict) and "prompt" in question):
                     raise UserError('the question must be like {"prompt": "ROMEO: "}.')
                 prompt, after = question.pop("prompt"), question.pop("after", None)
+                if type(after) not in (int, type(None)):  # `stream_text` checks all else
+                    raise UserError(f"after is {after!r}; it must be a number that State gave.")
                 options = Options(**{"num_tokens": 200, "seed": next(numbers), **question})
                 text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError, TimeoutError) as error:
                 self.begin(400, "text/plain")
-                self.wfile.write(f"{error}\n".encode())
+                self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
                 return
             state = next(numbers)
             self.begin(200, "text/plain", State=state)

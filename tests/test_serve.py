@@ -25,11 +25,13 @@ def ask():
         # straight to it, whatever proxy the environment names
         open_ = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
-        def ask(question=None, raw=None):
+        def ask(question=None, raw=None, **headers):
             data = raw if question is None else json.dumps(question).encode()
-            with open_(f"http://127.0.0.1:{server.server_port}/", data, timeout=60) as answer:
+            address = f"http://127.0.0.1:{server.server_port}/"
+            with open_(urllib.request.Request(address, data, headers), timeout=60) as answer:
                 return answer.read().decode(), answer.headers["State"]
 
+        ask.handler = server.RequestHandlerClass
         yield ask
         server.shutdown()
         thread.join()
@@ -61,9 +63,32 @@ def test_a_text_goes_on_from_its_state(ask):
         (b"{}", "must be like"),
         (b"[]", "must be like"),
         (b"ROMEO", "Expecting value"),
+        (b"[" * 20_000, "maximum recursion depth"),
+        (b'{"prompt": "a", "\\ud800": 1}', "\\ud800"),
+        *(
+            (b'{"prompt": "a", "after": %s}' % after, f"after is {seen}; it must be a number")
+            for after, seen in [(b"[1]", "[1]"), (b"{}", "{}"), (b"true", "True"), (b'"1"', "'1'")]
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said(ask, raw, says):
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(raw=raw)
+    assert refused.value.code == 400 and says in refused.value.read().decode()
+
+
+@pytest.mark.parametrize(
+    "headers, says",
+    [
+        ({"Content-length": "-1"}, "Content-Length is '-1'; it must be 0 to 65536"),
+        ({"Content-length": "+2"}, "Content-Length is '+2'"),
+        ({"Content-length": "65537"}, "Content-Length is '65537'"),
+        ({"Content-length": ""}, "Content-Length is ''"),  # as if there were none
+        ({"Content-length": "3"}, "timed out"),
+    ],
+)
+def test_a_size_other_than_the_questions_is_refused(ask, monkeypatch, headers, says):
+    monkeypatch.setattr(ask.handler, "timeout", 1)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(raw=b"{}", **headers)
     assert refused.value.code == 400 and says in refused.value.read().decode()
