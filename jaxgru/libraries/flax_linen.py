@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
@@ -25,7 +26,7 @@ from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
+from jaxgru.libraries.flax_rnn import check_cell, check_names, chosen, names, rnn, step_shape
 
 CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
 
@@ -188,17 +189,45 @@ class ScannedRNN(nn.Module):
 class Layer(nn.Module):
     """jaxgru layers of any kind as a linen module, whose parameter `layers` holds their weights.
 
+    It is a nested dict with the names of the layers' fields and, at the end of each path, "kernel",
+    "bias" or "scale", as in linen's own modules.
+
     Attributes:
       make: a function from a key to one layer's parameters, a list of layers, or a pair of lists,
         for two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
+
+    Raises:
+      InteropError: the parameters are those of layers of another kind.
+      ScopeParamShapeError: they are those of layers of another size.
     """
 
     make: Callable[[Array], Any]
 
-    @nn.compact
+    def setup(self) -> None:
+        """Draw or find the parameters."""
+        like = meta.unbox(jax.eval_shape(self.make, jax.random.key(0)))
+        paths = names(like)
+        if self.has_variable("params", "layers"):
+            check_names(self.get_variable("params", "layers"), paths)
+
+        def draw(key: Array) -> dict[str, Any]:
+            boxed = lambda part: isinstance(part, meta.AxisMetadata)
+            weights = jax.tree.leaves(self.make(key), is_leaf=boxed)
+            return unflatten_dict(dict(zip(paths, weights, strict=True)))
+
+        weights = flatten_dict(self.param("layers", draw))
+        self._layers = jax.tree.unflatten(jax.tree.structure(like), map(weights.get, paths))
+
+    def layer(self) -> Any:
+        """Return the parameters as they are now: one layer, or tuples of them.
+
+        `jaxgru.step(module.bind(variables).layer(), x, carry)` is one step of the module.
+        """
+        return self._layers
+
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
         """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(self.param("layers", self.make), x, carry, **options)
+        return common.run_layers(self._layers, x, carry, **options)
 
 
 def from_linen(params: Mapping[str, Any]) -> CellParams:

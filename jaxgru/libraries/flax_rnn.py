@@ -1,7 +1,8 @@
-"""What `flax.nnx.RNN` and `flax.linen.RNN` have in common: how they call a cell over time.
+"""What the modules for `flax.nnx` and `flax.linen` share: names, and a cell over time.
 
-Their carry of an LSTM is (c, h). They compute padding like any other step; `seq_lengths` only says
-which step's carry is returned and how sequences are reversed. `rnn` returns the same numbers.
+The carry of Flax's LSTMs is (c, h). Its RNNs compute padding like any other step; `seq_lengths`
+only says which step's carry is returned and how sequences are reversed. `rnn` returns the same
+numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.serialization import from_state_dict, register_serialization_state, to_state_dict
+from flax.traverse_util import flatten_dict
+from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
@@ -23,7 +26,7 @@ from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.layers.unroll import unroll
-from jaxgru.libraries import InteropError, common
+from jaxgru.libraries import InteropError, check_shapes, common
 
 
 def _to_state_dict(layer: Any) -> dict[str, Any]:
@@ -50,6 +53,31 @@ def _arrays(layer: Any) -> dict[str, Any]:
 # Once this or another module of Flax's is imported
 for _params in (ResidualStack, *(params for cell in CELLS.values() for params in cell.classes)):
     register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
+
+
+def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
+    """Return a path for each array of the layers, in the order of `jax.tree.leaves`.
+
+    A stack has ("0", "LSTMParams", "Wf", "kernel") and so on. The last name is "kernel", "bias" or
+    "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer
+    and the optional fields that it has are in the path, because Flax restores whatever names it
+    looks for and ignores the others: a GRU's fields include those of a minGRU.
+    """
+    if hasattr(layers, "ndim"):
+        vector = "bias" if above[-1].startswith(("b", "c")) else "scale"
+        return ((*above, "kernel" if layers.ndim > 1 else vector),)
+    if dataclasses.is_dataclass(layers):
+        optional = [f.name for f in dataclasses.fields(layers) if f.default is None]
+        present = [name for name in optional if getattr(layers, name) is not None]
+        above = (*above, "_".join([type(layers).__name__, *present]))
+    parts, _ = tree_flatten_with_path(layers, is_leaf=lambda x: x is not layers and x is not None)
+    return tuple(path for k, part in parts for path in names(part, *above, keystr(k, simple=True)))
+
+
+def check_names(params: Any, wanted: Sequence[tuple[str, ...]]) -> None:
+    """Raise InteropError unless the nested dict of a Layer's parameters has exactly these paths."""
+    paths = [dict.fromkeys(map("/".join, each), ()) for each in (flatten_dict(params), wanted)]
+    check_shapes("a Layer's parameters", *paths)
 
 
 def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:

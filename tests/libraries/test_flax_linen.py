@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from against import (
     FLAX_CASES,
@@ -26,10 +27,12 @@ from against import (
 from annotations import unchecked
 from flax import linen as nn
 from flax import serialization
-from flax.errors import ScopeCollectionNotFound
+from flax.errors import ScopeCollectionNotFound, ScopeParamShapeError
+from flax.traverse_util import flatten_dict, path_aware_map
 from random_models import same_bits
 
 import jaxgru
+from jaxgru import init_gru, init_lstm, init_min_gru, init_rnn
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_linen import CELLS, RNN, Layer, ScannedRNN, from_linen, to_linen
 
@@ -221,6 +224,11 @@ def test_partitioned_parameters():
     assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
     theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
+    weights, boxed = layer("gru"), lambda w: nn.Partitioned(w, (None,) * w.ndim)
+    module = Layer(lambda key: jax.tree.map(boxed, weights))
+    variables = module.init(jax.random.key(0), x)
+    assert nn.get_partition_spec(variables)["params"]["layers"]["GRUParams"]["Wz"]["kernel"]
+    assert same_bits(module.bind(variables).layer(), weights)
 
 
 def test_strict_promotion():
@@ -421,13 +429,71 @@ def test_jaxgru_layers_are_modules():
     stack = (layer("gru after"), layer("lstm", 6))
     pair = ((layer("rnn"),), (layer("lstm"),))
     x = normal(3, 5, 4, dtype=np.float32)
-    for weights in (stack, pair, layer("gru")):
+    for weights in (stack, pair, layer("gru"), jaxgru.ResidualStack(stack)):
         module = Layer(lambda key, weights=weights: weights)
         variables = module.init(jax.random.key(0), x)
-        assert same_bits(variables["params"]["layers"], weights)
+        assert same_bits(module.bind(variables).layer(), weights)
         run = jaxgru.bidirectional if weights is pair else jaxgru.unroll
         args = weights if weights is pair else (weights,)
         assert same_bits(module.apply(variables, x), run(*args, x))
+
+
+X = normal(3, 5, 4, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "decayed",
+    [
+        lambda path, _: path[-1] == "kernel",
+        lambda path, _: path[-1] not in ("bias", "scale"),
+        lambda _, weight: weight.ndim > 1,
+    ],
+)
+def test_weight_decay_of_matrices_alone(decayed):
+    """What Flax's users write for their Dense and LayerNorm modules, too."""
+    module = Layer(
+        lambda key: [init_lstm(key, 4, 6, layer_norm=True), init_gru(key, 6, 6, num_blocks=2)]
+    )
+    variables = module.init(jax.random.key(0), X)
+    mask = flatten_dict(path_aware_map(decayed, variables))
+    assert mask == {path: path[-2][0] in "WU" for path in mask}
+    assert {path[-1] for path in mask} == {"kernel", "bias", "scale"}
+
+
+def test_each_layer_of_a_stack_has_names_of_its_own():
+    module = Layer(lambda key: (init_rnn(key, 4, 6), init_rnn(key, 6, 6)))
+    variables = module.init(jax.random.key(0), X)
+    names = {"W/kernel", "U/kernel", "b/bias"}
+    paths = {f"layers/{i}/RNNParams/{name}" for i in "01" for name in names}
+    assert flatten_dict(variables["params"], sep="/").keys() == paths
+
+
+def test_restored_by_flax_and_orbax(tmp_path):
+    """Into what has its names and shapes alone: a GRU has all that a minGRU has."""
+    module = Layer(lambda key: init_gru(key, 4, 6))
+    saved = module.init(jax.random.key(0), X)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "it", saved)
+        checkpointer.wait_until_finished()
+        from_orbax = lambda like: checkpointer.restore(tmp_path / "it", like)
+        from_bytes = lambda like: serialization.from_bytes(like, serialization.to_bytes(saved))
+        for restored in (from_orbax, from_bytes):
+            again = restored(module.init(jax.random.key(1), X))
+            assert same_bits(module.apply(again, X), module.apply(saved, X))
+            for make in (
+                lambda key: init_min_gru(key, 4, 6),
+                lambda key: init_gru(key, 4, 6, reset_gate="before"),
+                lambda key: init_gru(key, 4, 6, second_bias=True),
+                lambda key: [init_gru(key, 4, 6)],
+            ):
+                other = Layer(make)
+                with pytest.raises(ValueError, match="match"):
+                    restored(other.init(jax.random.key(1), X))
+                with pytest.raises(InteropError, match="is missing|does not belong there"):
+                    other.apply(saved, X)
+            wider = Layer(lambda key: init_gru(key, 4, 8))
+            with pytest.raises((ScopeParamShapeError, ValueError), match="shape"):
+                wider.apply(restored(wider.init(jax.random.key(1), X)), X)
 
 
 @pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
