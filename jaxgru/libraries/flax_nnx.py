@@ -9,23 +9,25 @@ state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recur
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, cell_of, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, shown
+from jaxgru.layers.arguments import as_stack, is_pair
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.flax_rnn import check_cell, chosen, rnn, step_shape
+from jaxgru.libraries.flax_rnn import check_cell, check_names, chosen, names, rnn, step_shape
 
 CELLS = (nnx.GRUCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.SimpleCell)
 
@@ -108,43 +110,35 @@ class RNN(nnx.RNN):
 class Layer(nnx.Module):
     """jaxgru layers of any kind as an nnx module: each weight and bias is an `nnx.Param`.
 
-    In `nnx.data(init_gru(…))` they would be no parameters, and an optimizer would not train them.
+    Their paths, in `layers`, have the names of the layers' fields and end in "kernel", "bias" or
+    "scale", as those of nnx's own modules. In `nnx.data(init_gru(…))` they would be no parameters,
+    and an optimizer would not train them.
     """
 
     def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
         """Take one layer's parameters, a list or `ResidualStack`, or a pair of these lists.
 
         Raises:
-          InteropError: there is no layer.
-          TypeError: they are not the parameters of a layer.
+          ValueError: there is no layer, or something is not the parameters of a layer.
         """
-        self.residual = isinstance(layers, ResidualStack)
-        layers = layers.layers if isinstance(layers, ResidualStack) else layers
-        if isinstance(layers, Sequence):
-            if not layers:
-                raise InteropError("there is no layer; a Layer holds one, a stack or a pair.")
-            self.layers = nnx.List([Layer(layer) for layer in layers])
-            return
-        cell_of(layers)
-        self.params = type(layers)
-        for field in dataclasses.fields(layers):
-            value = getattr(layers, field.name)
-            setattr(self, field.name, nnx.Param(value) if hasattr(value, "dtype") else value)
+        stacks: Any = layers if is_pair(layers) else [layers]
+        for stack in stacks:
+            as_stack("layers", stack)
+        self.names, self.structure = names(layers), jax.tree.structure(layers)
+        params = map(nnx.Param, jax.tree.leaves(layers))
+        self.layers = nnx.data(unflatten_dict(dict(zip(self.names, params, strict=True))))
 
     def layer(self) -> Any:
-        """Return the parameters as they are now: one layer, or tuples of them.
+        """Return the parameters as they are now, in the structure of those that it was made of.
 
         `jaxgru.step(module.layer(), x, carry)` is one step of the module.
+
+        Raises:
+          InteropError: `nnx.update` gave it the parameters of layers of another kind.
         """
-        if hasattr(self, "layers"):
-            layers = tuple(layer.layer() for layer in self.layers)
-            return ResidualStack(layers) if self.residual else layers
-        values = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self.params)
-        }
-        return self.params(
-            **{name: v[...] if isinstance(v, nnx.Param) else v for name, v in values.items()}
-        )
+        check_names(self.layers, self.names)
+        params: Any = flatten_dict(self.layers)
+        return jax.tree.unflatten(self.structure, [params[path][...] for path in self.names])
 
     def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
         """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""

@@ -246,6 +246,8 @@ def test_a_layer_of_our_own_is_a_module_of_params(kind):
     module = Layer(weights)
     x = normal(3, 5, 4, dtype=np.float32)
     assert same_bits(module.layer(), weights)
+    matrices = nnx.to_flat_state(nnx.state(module, nnx.PathContains("kernel"))).leaves
+    assert [m.ndim for m in matrices] == [w.ndim for w in jax.tree.leaves(weights) if w.ndim > 1]
     reset = resets(3, 5)
     ours = nnx.jit(lambda module, x: module(x, reset=reset))(module, x)
     assert same_bits(ours, jax.jit(lambda p, x: jaxgru.unroll(p, x, reset=reset))(weights, x))
@@ -446,10 +448,14 @@ class TestRefusals:
             RNN(made(nnx.GRUCell))(np.ones(4, np.float32))
 
     def test_layers(self):
-        with unchecked(), pytest.raises(TypeError, match="no cell has parameters of type dict"):
+        with unchecked(), pytest.raises(ValueError, match="no cell has parameters of type dict"):
             Layer({})
-        with unchecked(), pytest.raises(InteropError, match="there is no layer; a Layer holds on"):
+        with unchecked(), pytest.raises(ValueError, match="there are no layers in layers"):
             Layer([])
+        module = Layer(jaxgru.init_min_gru(jax.random.key(0), 4, 6))
+        nnx.update(module, nnx.state(Layer(layer("gru"))))  # its fields include those of the minGRU
+        with pytest.raises(InteropError, match="GRUParams that does not belong there"):
+            module.layer()
         with unchecked(), pytest.raises(InteropError, match="a list .* convert its layers one by"):
             to_nnx([layer("gru")])
         with pytest.raises(
