@@ -224,10 +224,10 @@ def test_partitioned_parameters():
     assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
     theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
-    weights, boxed = layer("gru"), lambda w: nn.Partitioned(w, (None,) * w.ndim)
+    weights, boxed = layer("rnn"), lambda w: nn.Partitioned(w, (None,) * w.ndim)
     module = Layer(lambda key: jax.tree.map(boxed, weights))
     variables = module.init(jax.random.key(0), x)
-    assert nn.get_partition_spec(variables)["params"]["layers"]["GRUParams"]["Wz"]["kernel"]
+    assert nn.get_partition_spec(variables)["params"]["layers"]["RNNParams"]["W"]["kernel"]
     assert same_bits(module.bind(variables).layer(), weights)
 
 
