@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,6 +13,7 @@ from jaxtyping import Int, Shaped
 
 from jaxgru.errors import UserError
 from jaxgru.layers.arguments import check_whole
+from jaxgru.lm.data.tokenizers.words import marks
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop
 
@@ -76,17 +78,22 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
     return len(set(ngrams)) / len(ngrams)
 
 
-_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")  # [^\W\d_] is a letter of any script
+@functools.cache
+def _word() -> re.Pattern[str]:
+    letter = r"[^\W\d_]"  # of any script
+    letters = f"{letter}+(?:[{marks()}]+{letter}*)*"
+    return re.compile(f"{letters}(?:'{letters})*")
 
 
 def words(text: str) -> list[str]:
     """Return the words of a text in order, in lower case: letters, with single apostrophes inside.
 
-    "o'er" and "know'st" are words. An apostrophe at the edge of a word is dropped, because it may
-    be a quotation mark: "'tis" is tis, "i' the" is i and the, "lovers'" is lovers. Every other
-    character separates words: "well-known" is two words.
+    Combining marks and joiners belong to their letters. "o'er" and "know'st" are words. An
+    apostrophe at the edge of a word is dropped, because it may be a quotation mark: "'tis" is tis,
+    "i' the" is i and the, "lovers'" is lovers. Every other character separates words: "well-known"
+    is two words.
     """
-    return [word.lower() for word in _WORD.findall(text)]
+    return [word.lower() for word in _word().findall(text)]
 
 
 def known_word_share(text: str, vocabulary: AbstractSet[str]) -> float:
@@ -102,9 +109,9 @@ def known_word_share(text: str, vocabulary: AbstractSet[str]) -> float:
     Raises:
       UserError: the text has no whole word.
     """
-    found = words(text)
-    if _WORD.match(text.removesuffix("'")[-1:]):
+    found = list(_word().finditer(text))
+    if found and found[-1].end() >= len(text.removesuffix("'")):
         found.pop()
     if not found:
         raise UserError(f"there is no whole word in {text[:40]!r}.")
-    return sum(word in vocabulary for word in found) / len(found)
+    return sum(match[0].lower() in vocabulary for match in found) / len(found)

@@ -118,6 +118,8 @@ class TestWords:
             ("th'o'er'ta'en", ["th'o'er'ta'en"]),
             ("ROMEO:\n3 KING_HENRY8th", ["romeo", "king", "henry", "th"]),
             ("Café ÉTÉ", ["café", "été"]),
+            ("E\u0301te\u0301's தமிழ் மொழி", ["e\u0301te\u0301's", "தமிழ்", "மொழி"]),
+            ("می\u200cروم, שָׁלוֹם-عَلَيْهِمْ", ["می\u200cروم", "שָׁלוֹם", "عَلَيْهِمْ"]),
             ("", []),
             (" '' -- 42.", []),
         ],
@@ -148,6 +150,7 @@ class TestKnownWordShare:
             ("what ligt through", 1 / 2),  # known or not, the last word is left out
             ("what ligt o'", 1 / 2),  # and so is one that may continue after its apostrophe
             ("what ligt o'e", 1 / 2),
+            ("what ligt cafe\u0301", 1 / 2),  # and after an accent of its own
             ("what light '", 1.0),  # an apostrophe that is no part of a word cuts none
             ("what ligh 3", 1 / 2),
         ],

@@ -18,7 +18,9 @@ from jaxgru.lm.data.tokenizers import (
 )
 
 VERSE = "The cat, the dog:\nthe cat's  tail.\n\tthe cat"
-odd = st.sampled_from(["the", " the", " cat", "<unk>", " <unk>", "\n", "  ", "\t", "don’t", "日本"])
+odd = st.sampled_from(
+    ["the", " the", " cat", "<unk>", " <unk>", "\n", "  ", "\t", "don’t", "日本", "\u0301"]
+)
 texts = st.lists(odd | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)).map("".join)
 
 
@@ -33,6 +35,26 @@ def test_by_hand():
     assert tokenizer.decode(tokenizer.encode(VERSE)) == (
         " <unk> cat <unk> <unk> <unk> <unk>\nthe <unk>  <unk> <unk>\n\tthe cat"
     )
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("தமிழ் மொழி, a", ["தமிழ்", " மொழி", ",", " a"]),
+    ("क्\u200dष हिन्दी।", ["क्\u200dष", " हिन्दी", "।"]),
+    ("می\u200cروم عَلَيْهِمْ שָׁלוֹם", ["می\u200cروم", " عَلَيْهِمْ", " שָׁלוֹם"]),
+    ("น้ำดี cafe\u0301’s", ["น้ำดี", " cafe\u0301’s"]),
+    ("co\u00adop und\u200bso", ["co\u00adop", " und", "\u200b", "so"]),
+    ("I ❤\ufe0f!\n\u0301葛\U000e0100", ["I", " ❤\ufe0f", "!", "\n", "\u0301", "葛\U000e0100"]),
+])  # fmt: skip
+def test_marks_belong_to_their_letters(text, expected):
+    """As by Unicode's UAX 29, but for Thai, whose words only a dictionary could part."""
+    tokenizer = WordTokenizer.learn(text)
+    assert [tokenizer.pieces[token] for token in tokenizer.encode(text)] == expected
+
+
+def test_a_vocabulary_that_has_marks_apart_stays_as_it_was():
+    data = '{"words": [" <unk>", "cafe", "\u0301"]}'.encode()
+    tokenizer = tokenizer_from_bytes("words", data)
+    assert tokenizer.encode("cafe\u0301").tolist() == [1, 2] and tokenizer.to_bytes() == data
 
 
 @given(texts)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
+import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -20,17 +23,49 @@ from jaxgru.lm.data.tokenizers.base import (
 )
 
 UNKNOWN = " <unk>"
-TOKEN = re.compile(r" ?<unk>| ?\w+(?:['’]\w+)*| ?[^\w\s]|\s")
+
+# Unicode's format characters, joiners and those marks that `marks` does not look for; not U+200B,
+# the zero-width space, which parts words
+FORMAT = (
+    "\u00ad\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0001-\U000e01ef"
+)
+
+
+@functools.cache
+def marks() -> str:
+    """Return, as ranges for a set of `re`, what belongs to the character before it.
+
+    Those are combining marks, such as most vowel signs of India, joiners and format characters:
+    rule WB4 of Unicode's text segmentation (UAX 29). `\\w` of `re` has none of them.
+    """
+    # two letters each; higher planes have only those in FORMAT
+    categories = "".join(map(unicodedata.category, map(chr, range(0x20000))))
+    runs = re.finditer("(?:M[nce])+", categories)
+    return FORMAT + "".join(f"{chr(r.start() // 2)}-{chr(r.end() // 2 - 1)}" for r in runs)
+
+
+@functools.cache
+def _token(joins_marks: bool) -> re.Pattern[str]:
+    if not joins_marks:
+        return re.compile(r" ?<unk>| ?\w+(?:['’]\w+)*| ?[^\w\s]|\s")
+    word = rf"\w[\w{marks()}]*"
+    return re.compile(rf" ?<unk>| ?{word}(?:['’]{word})*| ?[^\w\s][{marks()}]*|\s")
 
 
 class WordTokenizer(Tokenizer):
     """Words, with the space before them; other characters are one token each.
 
-    A word is made of letters, digits and underscores, with apostrophes inside it. A space before a
-    word or a mark belongs to it, so "The" after a line break and " The" within a line are different
-    tokens. Other white space is one token per character. A text is decoded as it was, except that
-    each word outside the vocabulary becomes " <unk>". For languages written without spaces, such as
-    Chinese, use subwords.
+    A word is made of letters, digits and underscores, with apostrophes inside it. Combining marks
+    and joiners belong to the character before them. A space before a word or a punctuation mark
+    belongs to it, so "The" after a line break and " The" within a line are different tokens. Other
+    white space is one token per character. A text is decoded as it was, except that each word
+    outside the vocabulary becomes " <unk>". For languages written without spaces, such as Chinese
+    and Thai, use subwords.
+
+    Args:
+      joins_marks: False in files that do not say it, whose vocabulary has combining marks apart
+        from their letters; texts are then split as when it was learned.
     """
 
     kind = "words"
@@ -38,7 +73,8 @@ class WordTokenizer(Tokenizer):
     unknown = 0
     about = "words and punctuation; those rarer than data.min_count become <unk>"
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], joins_marks: bool = True) -> None:
+        self.joins_marks = joins_marks
         self.pieces = words
         self.vocab_size = len(words)
         self._token_of = {word: token for token, word in enumerate(words)}
@@ -53,7 +89,7 @@ class WordTokenizer(Tokenizer):
         """
         if unknown := surrogates(text):
             raise TokenizerError(f"the text is not UTF-8: it has {sorted(unknown)[0]!r}.")
-        counts = Counter(TOKEN.findall(text))
+        counts = Counter(_token(True).findall(text))
         for word in (UNKNOWN, "<unk>"):
             counts.pop(word, None)
         counts.update({" ": 0, "\n": 0})
@@ -70,14 +106,15 @@ class WordTokenizer(Tokenizer):
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
         "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
-        return cls(words)
+        return cls(words, content.get("joins_marks") is True)
 
     def to_bytes(self) -> bytes:
-        """Return JSON in UTF-8: {"words": the vocabulary in token order}."""
-        return json.dumps({"words": self.pieces}, ensure_ascii=False).encode()
+        """Return JSON in UTF-8: {"words": the vocabulary in token order, "joins_marks": true}."""
+        content = {"words": self.pieces} | ({"joins_marks": True} if self.joins_marks else {})
+        return json.dumps(content, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        tokens = (self._token_of.get(match[0], 0) for match in TOKEN.finditer(text))
+        tokens = (self._token_of.get(match[0], 0) for match in self._matches(text))
         return np.fromiter(tokens, np.int32)
 
     def decode(self, tokens: Tokens) -> str:
@@ -89,5 +126,8 @@ class WordTokenizer(Tokenizer):
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters these first tokens of the text stand for."""
-        matches = itertools.islice(TOKEN.finditer(text), len(tokens))
+        matches = itertools.islice(self._matches(text), len(tokens))
         return max((match.end() for match in matches), default=0)
+
+    def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        return _token(self.joins_marks).finditer(text)
