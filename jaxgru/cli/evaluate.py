@@ -23,9 +23,9 @@ from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, counted, needs, printable
-from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
 from jaxgru.lm.data.corpus import load_corpus
-from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
@@ -59,9 +59,14 @@ def make_parser() -> Parser:
     add(
         "--text",
         metavar="FILE",
-        help="text to score as a whole, encoded like the model's own (by default UTF-8); - reads "
-        "standard input. If the model's own text has moved, give it here: it is split as in "
-        "training",
+        help="text to score as a whole; - reads standard input. If the model's own text has moved, "
+        "give it here: it is read and split as in training",
+    )
+    add(
+        "--encoding",
+        metavar="NAME",
+        default="utf-8",
+        help="encoding of --text, by Python's name for it, such as latin-1 (default: %(default)s)",
     )
     add(
         "--output",
@@ -104,6 +109,12 @@ def main() -> None:
             check_writable(run)
         except OSError as error:
             parser.error(f"--save: {arguments.model} cannot be written: {error.strerror}.")
+    try:
+        encoding = DataConfig(encoding=arguments.encoding).encoding
+    except ConfigError as error:
+        parser.error(str(error).replace("data.encoding", "--encoding"))
+    if encoding != "utf-8" and arguments.text is None:
+        parser.error("--encoding is for --text; the model's own text is read as in training.")
     if arguments.epoch and counted:
         parser.error("--epoch is for a run; it does not go with --ngram.")
     if arguments.dynamic and (counted or arguments.text is not None):
@@ -117,7 +128,7 @@ def main() -> None:
         check_output(arguments.output)
     console = Console(highlight=False)
     if model is None:
-        text = None if arguments.text is None else load_corpus(arguments.text)
+        text = None if arguments.text is None else load_corpus(arguments.text, encoding=encoding)
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         scores = _counted(arguments.ngram, dataset, text)
         rows = [(f"order {arguments.ngram}", scores.loss)]
@@ -125,12 +136,13 @@ def main() -> None:
         console.print(_in_units(name, "n-gram model", rows, scores, losses=True))
     else:
         params, config, tokenizer = model.load(arguments.epoch)
-        text = None
-        if arguments.text is not None:
-            how = {"encoding": config.data.encoding, "reads_bytes": tokenizer.reads_bytes}
-            text = load_corpus(arguments.text, **how)
         sha256, window = model.text_sha256(), config.training.sequence_length
-        if text is not None and (arguments.text == "-" or text.sha256 != sha256):
+        given = arguments.text
+        if given is not None and (
+            given == "-" or load_corpus(given, reads_bytes=True).sha256 != sha256
+        ):
+            check_encoding(encoding, tokenizer)
+            text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
             rows, scores = _scored(params, tokenizer, text, window, arguments, console)
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -30,13 +31,14 @@ from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli import evaluate
 from jaxgru.cli.options import run_script
 from jaxgru.lm.config import load_config
-from jaxgru.lm.data.tokenizers import CharacterTokenizer, WordTokenizer
+from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from jaxgru.lm.evaluation import random_batch_losses, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.load import find_model
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 from jaxgru.lm.runs import lifecycle
+from jaxgru.lm.runs.folders import RunInfo, save_info
 
 
 class TestProcesses:
@@ -249,8 +251,9 @@ class TestEvaluate:
             params, config, tokenizer = jaxgru.lm.load("astra_alpha")
         monkeypatch.setattr(state_cost, "measure", only_windows)
         text = "what light through yonder Juliet\n" * 3
-        (tmp_path / "other [b].txt").write_text(text)
-        done = script("evaluate", *run, "--text", "other [b].txt", "--output", "scores.csv")
+        (tmp_path / "other [b].txt").write_text(text, "utf-16")
+        given = "--text", "other [b].txt", "--encoding", "utf-16"
+        done = script("evaluate", *run, *given, "--output", "scores.csv")
         assert (done.code, done.err) == (0, "")
         assert f"{config.name} on all of other [b].txt: 98 tokens, 98 characters" in done.out
         window, rows, tokens = config.training.sequence_length, {}, tokenizer.encode(text)
@@ -273,6 +276,19 @@ class TestEvaluate:
         assert "words that the training text has, share" in done.out
         (tmp_path / "tiny.txt").write_bytes(tiny_text.read_bytes())  # the name in the shared file
         assert "astra_alpha: 299 tokens, 299 characters" in script("evaluate", *run).out
+
+    def test_another_text_need_not_have_the_encoding_of_the_models_own(
+        self, script, run_copy, tiny_text, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(state_cost, "measure", only_windows)
+        edit(run_copy / "config.toml", 'encoding = "utf-8"', 'encoding = "utf-16"')
+        (tmp_path / "other.txt").write_text("what light")
+        (tmp_path / "own.txt").write_text(tiny_text.read_text(), "utf-16")
+        sha256 = hashlib.sha256((tmp_path / "own.txt").read_bytes()).hexdigest()
+        save_info(run_copy, RunInfo(sha256))
+        for name, part in (("other", "all of"), ("own", "the validation split of")):
+            done = script("evaluate", run_copy, "--text", f"{name}.txt")
+            assert (done.code, done.err) == (0, "") and f"on {part} {name}.txt: " in done.out
 
     def test_on_standard_input(self, script, tiny_run, tiny_text, monkeypatch):
         """Its own text, too, is scored as a whole, because nobody asked for its split.
@@ -573,6 +589,11 @@ class TestEvaluateRefuses:
             (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
             (["--run", "RUN", "--text", "odd.txt"], "on the file odd.txt: .* lacks '1', 'é'"),
             (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
+            (
+                ["--run", "RUN", "--text", "odd.txt", "--encoding", "x"],
+                "--encoding is 'x'; it must",
+            ),
+            (["--run", "RUN", "--encoding", "latin-1"], "--encoding is for --text"),
             (["--run", "RUN", "--text", "odd.txt", "--save"], "--save is for the run's own text"),
             (["--run", "RUN", "--text", "odd.txt", "--output", "x.tsv"], "it must end in .csv"),
             (
@@ -587,6 +608,15 @@ class TestEvaluateRefuses:
         (tmp_path / "short.txt").write_text("B")
         options = [str(tiny_run) if option == "RUN" else option for option in options]
         assert re.search(says, refused("evaluate", *options))
+
+    def test_an_encoding_of_bytes(self, refused, tiny_text, tmp_path):
+        config = load_config("astra_alpha", {"data.tokenizer": "bytes", "model.vocab_size": 256})
+        params, path = jaxgru.lm.init(jax.random.key(0), config.model), "bytes.safetensors"
+        save_safetensors(tmp_path / path, params, config, ByteTokenizer())
+        evaluate = "evaluate", path, "--text", tiny_text, "--encoding"
+        train = "train", "--init", path, "--data.corpus", tiny_text, "--data.encoding"
+        for command in (evaluate, train):
+            assert "encoding is cp1252; it must be utf-8" in refused(*command, "cp1252")
 
 
 class TestSampleNGram:

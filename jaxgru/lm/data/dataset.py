@@ -17,6 +17,7 @@ from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
 from jaxgru.lm.data.sources import absolute, is_there, joined
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
+    SentencePieceTokenizer,
     Tokenizer,
     TokenizerError,
     learn_tokenizer,
@@ -60,7 +61,7 @@ def load_dataset(
     Raises:
       UserError: the corpus cannot be read, encoded or learned from, does not have that SHA-256, or
         is too short for one batch or for validation; or data.tokenizer_file is not of the kind that
-        data.tokenizer names, unless that is the default.
+        data.tokenizer names, unless that is the default; or as `check_encoding`.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -73,6 +74,8 @@ def load_dataset(
                 "of the two."
             )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
+    if tokenizer is None or of_file:
+        check_encoding(data.encoding, kind)
     read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
     given = {option: data.corpus}
     if data.validation:
@@ -89,25 +92,28 @@ def load_dataset(
             f"the corpus {' or '.join(given.values())} has changed or is another text: its SHA-256 "
             f"is {found}, not {sha256}; give the right one with {' or '.join(given)}."
         )
+    texts = [one.text for one in (corpus, *others)]
     if tokenizer is None:
-        text = corpus.text + "".join(other.text for other in others)
-        tokenizer = learn_tokenizer(data.tokenizer, text, config.model.vocab_size, data.min_count)
+        size, min_count = config.model.vocab_size, data.min_count
+        tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
     try:
-        train = tokens = tokenizer.encode(corpus.text)
+        tokens, *validations = map(tokenizer.encode, texts)
     except TokenizerError as error:
         if not of_file:
             raise
-        advice = "a SentencePiece model made with byte_fallback has all characters"
+        advice = "leave out data.tokenizer_file to learn one of the text"
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            advice = "a SentencePiece model made with byte_fallback has all characters"
         raise UserError(
             f"{data.tokenizer_file}: {str(error).removesuffix('.')}; {advice}."
         ) from None
-    if others:
-        text, validation = others[0].text, tokenizer.encode(others[0].text)
+    if validations:
+        train, [validation] = tokens, validations
         before = validation[:1]
     else:
         begun, validation = split(tokens, data.validation_fraction or 0.1)
         train = begun if data.validation_fraction else tokens
-        text, before = corpus.text, tokens[: len(begun) + 1]
+        before = tokens[: len(begun) + 1]
     check_length(len(train), config.training, data.batches, "the training split")
     if len(validation) < 2:
         raise UserError(
@@ -125,9 +131,18 @@ def load_dataset(
             tokenizer_file=_place(data.tokenizer_file),
         ),
     )
-    num_characters = len(text) - tokenizer.num_characters(before, text)
+    num_characters = len(texts[-1]) - tokenizer.num_characters(before, texts[-1])
     source = " and ".join(one.source for one in (corpus, *others))
     return config, Dataset(train, validation, tokenizer, source, num_characters, found)
+
+
+def check_encoding(encoding: str, tokenizer: Tokenizer | type[Tokenizer]) -> None:
+    """Raise UserError if a text is said to have an encoding that its tokenizer would ignore."""
+    if tokenizer.reads_bytes and encoding != "utf-8":
+        raise UserError(
+            f"the encoding is {encoding}; it must be utf-8, the default: the tokenizer "
+            f"{tokenizer.kind} takes the bytes of a file as they are."
+        )
 
 
 def _place(given: str) -> str:

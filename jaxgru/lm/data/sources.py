@@ -208,6 +208,8 @@ def _read_all(stream: Any) -> bytes:
 def _corpus(
     files: list[tuple[str, bytes]], source: str, encoding: str, reads_bytes: bool
 ) -> Corpus:
+    if encoding != "utf-8" and not reads_bytes:
+        source = f"{source} ({encoding})"
     hashes = [hashlib.sha256(data).hexdigest() for _, data in files]
     sha256 = hashes[0] if len(hashes) == 1 else joined(hashes)
     if reads_bytes:
@@ -235,7 +237,8 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         seen = f"byte {at} is 0x{data[at]:02x} ({error.reason})" if at < len(data) else error.reason
         raise CorpusError(
             f"{name} is not {encoding.upper()}: {seen}; save it in that encoding, choose other "
-            "files by a pattern, or train with its own data.encoding or with data.tokenizer bytes."
+            "files by a pattern, name its own encoding (data.encoding, or --encoding of evaluate), "
+            "or train with data.tokenizer bytes."
         ) from None
     except UnicodeError as error:  # of UTF-16 without a mark
         raise CorpusError(f"{name} is not {encoding.upper()}: {error}.") from None

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxgru.errors import UserError, counted
-from jaxgru.lm.config import Config, ModelConfig, override
-from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
+from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.files import reason, resolved
 from jaxgru.lm.formats.safetensors import load_safetensors_config
@@ -30,12 +30,19 @@ from jaxgru.lm.runs.folders import load_run_config
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that trains a model further: the model's own, with these values changed.
 
+    With another corpus, what is only true of the model's own text is left out: its encoding, and
+    what it was validated on.
+
     Raises:
       UserError: there is no such model, or a value cannot be used.
     """
     path, format = _find(model)
     theirs = load_safetensors_config(path) if format else load_run_config(path)
     given = {"data.tokenizer_file": "", **(overrides or {}), "training.init": _source(model)}
+    if "data.corpus" in given:
+        of_text = ("encoding", "validation", "validation_fraction")
+        defaults = {name: getattr(DataConfig, name) for name in of_text}
+        theirs = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, **defaults))
     return override(theirs, given)  # its tokenizer comes with it
 
 
@@ -100,6 +107,7 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     same_size = not tokenizer.is_sized or tokenizer.vocab_size == vocab_size
     is_kept = tokenizer.kind == config.data.tokenizer and same_size
     if is_kept and not config.data.tokenizer_file:
+        check_encoding(config.data.encoding, tokenizer)
         with contextlib.suppress(TokenizerError):
             return *load_dataset(config, tokenizer, sha256), model
     return *load_dataset(config, sha256=sha256), model

@@ -19,7 +19,12 @@ from jaxgru.lm.config import from_dict, load_config, override, to_dict
 from jaxgru.lm.data import sources
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
-from jaxgru.lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer
+from jaxgru.lm.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    save_tokenizer,
+)
 
 
 def sha256(data: bytes) -> str:
@@ -148,7 +153,9 @@ def test_standard_input_that_nothing_is_piped_into(piped):
 def test_other_encodings(tmp_path_factory, encoding, text):
     path = tmp_path_factory.mktemp("text") / "x.txt"
     path.write_bytes(text.encode(encoding))
-    assert read_text(str(path), encoding).text == text
+    corpus = read_text(str(path), encoding)
+    assert corpus.text == text
+    assert corpus.source == f"the file {path}" + f" ({encoding})" * (encoding != "utf-8")
 
 
 @pytest.mark.parametrize("encoding, data, says", [
@@ -226,8 +233,17 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     assert load_dataset(again)[0].data == config.data
     other = tmp_path / "other.txt"
     other.write_text("λ" * 200)
-    with pytest.raises(UserError, match="mine.model: .* lacks 'λ'; .* made with byte_fallback"):
-        load_dataset(config_of(other, tokenizer_file=str(path)))
+    vocabulary = tmp_path / "mine.json"
+    vocabulary.write_bytes(CharacterTokenizer.learn(tiny_text.read_text()).to_bytes())
+    for place, advice in ((path, "made with byte_fallback"), (vocabulary, "leave out .* to learn")):
+        for corpus, validation in ((other, ""), (tiny_text, str(other))):
+            config = config_of(corpus, validation=validation, tokenizer_file=str(place))
+            with pytest.raises(UserError, match=f"{place.name}: .* lacks 'λ'; .*{advice}"):
+                load_dataset(config)
+    hugging_face = tmp_path / "tokenizer.json"
+    hugging_face.write_text('{"version": "1.0", "pre_tokenizer": null, "model": {"vocab": {}}}')
+    with pytest.raises(UserError, match="tokenizer.json is a tokenizer of Hugging Face, which"):
+        load_dataset(config_of(tiny_text, tokenizer_file=str(hugging_face)))
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"mine.model is damaged, .* \(subwords, sentencepiece\)"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
@@ -241,6 +257,13 @@ def test_bytes_of_a_file_that_is_no_text(tmp_path):
     _, dataset = load_dataset(config_of(tmp_path / "x.bin", tokenizer="bytes"))
     assert np.uint8(np.concatenate([dataset.train, dataset.validation])).tobytes() == data
     assert 0 < dataset.num_characters < 50 and dataset.sha256 == sha256(data)
+
+
+def test_bytes_of_an_encoding_are_refused(tiny_text, tmp_path):
+    save_tokenizer(ByteTokenizer(), tmp_path)
+    for bytes_ in ({"tokenizer": "bytes"}, {"tokenizer_file": str(tmp_path / "bytes.json")}):
+        with pytest.raises(UserError, match="encoding is cp1252; it must be utf-8, .* bytes takes"):
+            load_dataset(config_of(tiny_text, encoding="cp1252", **bytes_))
 
 
 def test_standard_input_keeps_its_name(piped):

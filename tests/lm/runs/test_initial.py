@@ -205,14 +205,26 @@ class TestARun:
 
 
 class TestConfig:
-    def test_is_the_models_own(self, tiny_run, tiny_text, tmp_path):
-        params, theirs, tokenizer = jaxgru.lm.load(tiny_run)
+    def test_is_the_models_own(self, run_copy, tmp_path):
+        """But for what is only true of its own text."""
+        params, theirs, tokenizer = jaxgru.lm.load(run_copy)
+        usual = theirs.data
+        data = dataclasses.replace(
+            usual, encoding="cp1252", validation="./v.txt", validation_fraction=0.5
+        )
+        theirs = dataclasses.replace(theirs, data=data)
+        save_config(run_copy, theirs)
         path = tmp_path / "model.safetensors"
         save_safetensors(path, params, theirs, tokenizer)
-        for model in (tiny_run, path):
+        for model in (run_copy, path):
+            own = config_from(str(model)).data
+            assert own == dataclasses.replace(data, corpus=own.corpus)
+            given = {"data.corpus": "mine.txt", "data.encoding": "utf-16"}
+            assert config_from(str(model), given).data.encoding == "utf-16"
             config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": 7})
             assert config.name == "astra_alpha-mine"
             assert config.model == theirs.model
+            assert config.data == dataclasses.replace(usual, corpus="mine.txt")
             assert config.training == dataclasses.replace(
                 theirs.training, epochs=7, init=str(model)
             )

@@ -154,6 +154,11 @@ def read_tokenizer(path: Path) -> Tokenizer:
             return tokenizer_from_bytes(cls.kind, data)
         except TokenizerError as error:
             errors.append(error)
+    if b'"pre_tokenizer"' in data and path.suffix == ".json":
+        raise TokenizerError(
+            f"{path} is a tokenizer of Hugging Face, which cannot be read; use the .model of "
+            "SentencePiece that it was made from, if there is one, or learn a tokenizer."
+        )
     if len(errors) == 1:
         raise TokenizerError(f"{path} cannot be read: {errors[0]}") from errors[0]
     known = ", ".join(cls.kind for cls in kinds)
