@@ -82,7 +82,8 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     overrides = dict(overrides)
     if overrides.get("data.tokenizer_file"):  # it says its kind, whatever the config's was
         overrides.setdefault("data.tokenizer", type(config.data).tokenizer)
-    if overrides.get("data.validation") and overrides.get("data.validation_fraction"):
+    validation = overrides.get("data.validation", config.data.validation)
+    if validation and overrides.get("data.validation_fraction"):
         raise ConfigError(
             "with data.validation, all of the corpus is for training; leave out "
             "data.validation_fraction."
