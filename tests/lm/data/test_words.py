@@ -51,12 +51,6 @@ def test_marks_belong_to_their_letters(text, expected):
     assert [tokenizer.pieces[token] for token in tokenizer.encode(text)] == expected
 
 
-def test_a_vocabulary_that_has_marks_apart_stays_as_it_was():
-    data = '{"words": [" <unk>", "cafe", "\u0301"]}'.encode()
-    tokenizer = tokenizer_from_bytes("words", data)
-    assert tokenizer.encode("cafe\u0301").tolist() == [1, 2] and tokenizer.to_bytes() == data
-
-
 @given(texts)
 def test_a_text_of_known_words_comes_back(text):
     """All its words are known with a min_count of 1; its own <unk> is the unknown token."""

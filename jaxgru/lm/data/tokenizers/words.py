@@ -8,7 +8,6 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -46,9 +45,7 @@ def marks() -> str:
 
 
 @functools.cache
-def _token(joins_marks: bool) -> re.Pattern[str]:
-    if not joins_marks:
-        return re.compile(r" ?<unk>| ?\w+(?:['’]\w+)*| ?[^\w\s]|\s")
+def _token() -> re.Pattern[str]:
     word = rf"\w[\w{marks()}]*"
     return re.compile(rf" ?<unk>| ?{word}(?:['’]{word})*| ?[^\w\s][{marks()}]*|\s")
 
@@ -62,10 +59,6 @@ class WordTokenizer(Tokenizer):
     white space is one token per character. A text is decoded as it was, except that each word
     outside the vocabulary becomes " <unk>". For languages written without spaces, such as Chinese
     and Thai, use subwords.
-
-    Args:
-      joins_marks: False in files that do not say it, whose vocabulary has combining marks apart
-        from their letters; texts are then split as when it was learned.
     """
 
     kind = "words"
@@ -73,8 +66,7 @@ class WordTokenizer(Tokenizer):
     unknown = 0
     about = "words and punctuation; those rarer than data.min_count become <unk>"
 
-    def __init__(self, words: list[str], joins_marks: bool = True) -> None:
-        self.joins_marks = joins_marks
+    def __init__(self, words: list[str]) -> None:
         self.pieces = words
         self.vocab_size = len(words)
         self._token_of = {word: token for token, word in enumerate(words)}
@@ -89,7 +81,7 @@ class WordTokenizer(Tokenizer):
         """
         if unknown := surrogates(text):
             raise TokenizerError(f"the text is not UTF-8: it has {sorted(unknown)[0]!r}.")
-        counts = Counter(_token(True).findall(text))
+        counts = Counter(_token().findall(text))
         for word in (UNKNOWN, "<unk>"):
             counts.pop(word, None)
         counts.update({" ": 0, "\n": 0})
@@ -106,15 +98,14 @@ class WordTokenizer(Tokenizer):
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
         "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
-        return cls(words, content.get("joins_marks") is True)
+        return cls(words)
 
     def to_bytes(self) -> bytes:
-        """Return JSON in UTF-8: {"words": the vocabulary in token order, "joins_marks": true}."""
-        content = {"words": self.pieces} | ({"joins_marks": True} if self.joins_marks else {})
-        return json.dumps(content, ensure_ascii=False).encode()
+        """Return JSON in UTF-8: {"words": the vocabulary in token order}."""
+        return json.dumps({"words": self.pieces}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        tokens = (self._token_of.get(match[0], 0) for match in self._matches(text))
+        tokens = (self._token_of.get(match[0], 0) for match in _token().finditer(text))
         return np.fromiter(tokens, np.int32)
 
     def decode(self, tokens: Tokens) -> str:
@@ -126,8 +117,5 @@ class WordTokenizer(Tokenizer):
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters these first tokens of the text stand for."""
-        matches = itertools.islice(self._matches(text), len(tokens))
+        matches = itertools.islice(_token().finditer(text), len(tokens))
         return max((match.end() for match in matches), default=0)
-
-    def _matches(self, text: str) -> Iterator[re.Match[str]]:
-        return _token(self.joins_marks).finditer(text)
