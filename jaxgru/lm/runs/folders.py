@@ -58,7 +58,7 @@ class WriteError(RunError):
 class RunInfo:
     """A run's run.json: what the run must know besides its config, and what no user sets."""
 
-    text_sha256: str = ""  # "": unknown
+    text_sha256: str = ""  # as `Dataset.sha256`; "": unknown
     init_sha256: str = ""  # of the model that it starts from; "": from random weights
     lengthened: int = 0  # how often --resume has changed `training.epochs`
 
@@ -79,8 +79,10 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
     try:
         family.mkdir(parents=True, exist_ok=True)
         latest = family / "latest"
-        if latest.exists() and not latest.is_symlink():
-            raise RunError(f"{latest} is in the way: it should be a link to the newest version.")
+        if not _may_link(latest):
+            raise RunError(
+                f"{latest} should be a link to the newest version; rename or delete what is there."
+            )
         run = _next_version(family)
         save_tokenizer(tokenizer, run)
         save_info(run, info)
@@ -189,12 +191,23 @@ def _point(family: Path) -> None:
 
 
 def _link_again(run: Path) -> None:
-    """Point `latest` at the newest version, if a kill came before the link of a new run."""
+    """Point `latest` at the newest version, if it points at none: after a kill, or in a copy."""
     if run in versions(run.parent):
         for link in run.parent.glob(".latest.*"):
             link.unlink(missing_ok=True)
-        if not os.path.lexists(run.parent / "latest"):
+        latest = run.parent / "latest"
+        if _may_link(latest) and not latest.exists():
             _point(run.parent)
+
+
+def _may_link(latest: Path) -> bool:
+    """Return whether `latest` is a link or nothing, as which an empty folder counts.
+
+    An empty folder is what some zip programs make of a link to a folder; it is deleted.
+    """
+    with contextlib.suppress(OSError):
+        latest.rmdir()
+    return latest.is_symlink() or not latest.exists()
 
 
 def _newest_usable(family: Path) -> str | None:
@@ -236,16 +249,24 @@ def is_finished(run: Path) -> bool:
 def find_run(path: str | Path) -> Path:
     """Return the version that a path names: itself, or the newest one in a config's folder.
 
+    The newest is what `latest` links to. In a copy, which may lack the link or have a folder in its
+    place, it is the version with the highest number.
+
     Raises:
       RunError: there is no run.
     """
     path = Path(path)
-    for run in (path, path / "latest"):
+    latest = path / "latest"
+    linked = [latest] * os.path.islink(latest)
+    for run in (path, *linked, *versions(path), latest):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return resolved(run)
     if os.path.isfile(path):
         raise RunError(f"{path} is a file; a run is a folder.")
-    raise RunError(f"there is no run in {path}: neither it nor its 'latest' has a config.toml.")
+    raise RunError(
+        f"there is no run in {path}: neither it nor a version in it (v1, v2, …) contains a "
+        "config.toml."
+    )
 
 
 def from_here(run: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_what_is_cleared_is_not_looked_for_behind_links(tmp_path):
 
 def test_a_name_that_no_file_can_have_is_no_run():
     """Longer than 255 bytes: the fuzzer's find (tests/fuzz, names)."""
-    with pytest.raises(RunError, match="there is no run in x+"):
+    with pytest.raises(RunError, match="x+ cannot be read: File name too long"):
         find_run("x" * 300)
 
 
@@ -216,7 +217,7 @@ def test_links_in_a_circle_are_one_sentence(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(RunError, match="Too many levels of symbolic links"):
         create_run(tmp_path / "loop", CONFIG, TOKENIZER)
-    with pytest.raises(RunError, match="there is no run in"):
+    with pytest.raises(RunError, match="Too many levels of symbolic links"):
         find_run(tmp_path / "loop")
 
 
@@ -232,17 +233,43 @@ def test_the_working_folder_was_deleted(tmp_path, monkeypatch):
         create_run(Path("runs"), CONFIG, TOKENIZER)
 
 
-def test_a_link_that_a_kill_prevented_is_made_when_the_run_is_claimed(tmp_path):
-    run = create_run(tmp_path, CONFIG, TOKENIZER)
-    (run.parent / "latest").rename(run.parent / ".latest.0a1b2c3d")
+@pytest.mark.parametrize("left", ["a kill's", "an empty folder", "a link to what is gone"])
+def test_a_link_that_a_kill_or_a_copy_lost_is_made_when_the_run_is_claimed(tmp_path, left):
+    """`shutil.make_archive` makes an empty folder of it."""
+    runs = [create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2)]
+    run, latest = runs[1], runs[1].parent / "latest"
+    latest.rename(run.parent / ".latest.0a1b2c3d")
+    if left == "an empty folder":
+        latest.mkdir()
+    elif left == "a link to what is gone":
+        latest.symlink_to("v3")
+    assert find_run(run.parent) == run
     with claim(run):
         pass
-    assert sorted(os.listdir(run.parent)) == ["latest", "v1"]
-    assert os.readlink(run.parent / "latest") == "v1"
+    assert sorted(os.listdir(run.parent)) == ["latest", "v1", "v2"]
+    assert os.readlink(latest) == "v2"
     elsewhere = run.rename(tmp_path / "moved")
     with claim(elsewhere):
         pass
     assert sorted(os.listdir(tmp_path)) == ["moved", "tiny"]
+
+
+def test_a_copy_of_a_run_in_the_place_of_its_link(tmp_path):
+    """As `zip -r` leaves it; by itself it is a run, too. What is in it stays."""
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    latest = run.parent / "latest"
+    latest.unlink()
+    latest.mkdir()
+    assert create_run(tmp_path, CONFIG, TOKENIZER).name == "v2"  # it is empty
+    latest.unlink()
+    shutil.copytree(run, latest)
+    before = contents(latest)
+    assert find_run(run.parent) == run.parent / "v2"
+    with claim(run), pytest.raises(RunError, match="link to the newest version; rename or delete"):
+        create_run(tmp_path, CONFIG, TOKENIZER)
+    shutil.rmtree(run)
+    shutil.rmtree(run.parent / "v2")
+    assert find_run(run.parent) == latest and contents(latest) == before
 
 
 def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
