@@ -69,6 +69,11 @@ def make_parser() -> Parser:
         help="encoding of --text, by Python's name for it, such as latin-1 (default: %(default)s)",
     )
     add(
+        "--validation",
+        metavar="FILE",
+        help="the model's own data.validation, if it has moved",
+    )
+    add(
         "--output",
         metavar="FILE",
         type=Path,
@@ -122,8 +127,9 @@ def main() -> None:
             "--dynamic chooses its settings on the text that a model was trained on; it goes with "
             "neither --ngram nor --text."
         )
-    if arguments.random_batches and counted:
-        parser.error("--random-batches is for a model; it does not go with --ngram.")
+    for option in ("--random-batches", "--validation"):
+        if counted and getattr(arguments, option[2:].replace("-", "_")):
+            parser.error(f"{option} is for a model; it does not go with --ngram.")
     if arguments.output is not None:
         check_output(arguments.output)
     console = Console(highlight=False)
@@ -139,8 +145,10 @@ def main() -> None:
         sha256, window = model.text_sha256(), config.training.sequence_length
         given = arguments.text
         if given is not None and (
-            given == "-" or load_corpus(given, reads_bytes=True).sha256 != sha256
+            given == "-" or load_corpus(given, reads_bytes=True).sha256 != sha256.split(" ")[0]
         ):
+            if arguments.validation is not None:
+                parser.error("--validation goes with the model's own text; --text is another.")
             check_encoding(encoding, tokenizer)
             text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
             rows, scores = _scored(params, tokenizer, text, window, arguments, console)
@@ -151,8 +159,9 @@ def main() -> None:
                 console.print(f"{share:.1%} of the predicted tokens are <unk>: words or marks that "
                               "the model lacks")  # fmt: skip
         else:
-            dataset = load_text(config, tokenizer, sha256, arguments.text)
-            name = _title(config.name, arguments.text, "the validation split of ")
+            dataset = load_text(config, tokenizer, sha256, given, arguments.validation)
+            moved = None if config.data.validation else given
+            name = _title(config.name, moved, "the validation split of ")
             prompt = default_prompt(sha256, tokenizer)
             record = _measured(params, dataset, window, prompt, arguments, run, console)
             console.print(_losses(name, window, record), _text(record.text), sep="\n")
@@ -194,25 +203,27 @@ def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda what: bar.update(task, completed=next(done), what=what, status="")
 
 
-def load_text(config: Config, tokenizer: Tokenizer, sha256: str, text: str | None) -> Dataset:
+def load_text(
+    config: Config, tokenizer: Tokenizer, sha256: str, text: str | None, validation: str | None
+) -> Dataset:
     """Load the text that a model was trained on, by its SHA-256, split as in training.
 
     Args:
-      text: where it is; None: where it was.
+      text, validation: where it and its `data.validation` are; None: where they were.
 
     Raises:
       UserError: the text cannot be read, or was moved, has changed, or cannot be told from others
         for lack of a SHA-256.
     """
-    if text is not None:
-        data = dataclasses.replace(config.data, corpus=text)
-        return load_dataset(dataclasses.replace(config, data=data), tokenizer)[1]
     if not sha256:
         raise UserError(
             f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
             "on; give a text with --text."
         )
-    return load_dataset(config, tokenizer, sha256, "--text")[1]
+    given = {"corpus": text, "validation": validation}
+    moved = {name: place for name, place in given.items() if place is not None}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **moved))
+    return load_dataset(config, tokenizer, sha256, ("--text", "--validation"))[1]
 
 
 def check_output(path: Path) -> None:

@@ -6,6 +6,7 @@ Most of it runs in this process (see `script` in conftest.py); a few real proces
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import hashlib
 import io
@@ -38,7 +39,7 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.load import find_model
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 from jaxgru.lm.runs import lifecycle
-from jaxgru.lm.runs.folders import RunInfo, save_info
+from jaxgru.lm.runs.folders import RunInfo, load_info, save_info
 
 
 class TestProcesses:
@@ -289,6 +290,28 @@ class TestEvaluate:
         for name, part in (("other", "all of"), ("own", "the validation split of")):
             done = script("evaluate", run_copy, "--text", f"{name}.txt")
             assert (done.code, done.err) == (0, "") and f"on {part} {name}.txt: " in done.out
+
+    def test_its_two_texts_that_were_moved(
+        self, script, run_copy, tiny_text, tmp_path, monkeypatch
+    ):
+        """Each is known by itself, so its own text is not taken for another without the second."""
+        monkeypatch.setattr(state_cost, "measure", only_windows)
+        edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "gone.txt"))
+        edit(run_copy / "config.toml", 'validation = ""', f'validation = "{tmp_path}/held_out.txt"')
+        info, text = load_info(run_copy), "what light through yonder Juliet\n" * 3
+        hashes = f"{info.text_sha256} {hashlib.sha256(text.encode()).hexdigest()}"
+        save_info(run_copy, dataclasses.replace(info, text_sha256=hashes))
+        evaluate = "evaluate", run_copy, "--text", tiny_text
+        says = f"there is no text {tmp_path}/held_out.txt; give its place with --validation.\n"
+        assert script(*evaluate).err.endswith(says)
+        (tmp_path / "v.txt").write_text(text)
+        done = script(*evaluate, "--validation", "v.txt")
+        params, _, tokenizer = jaxgru.lm.load(run_copy)
+        loss = numpy_gru_losses(params, tokenizer.encode(text), 16).mean()
+        row = table_rows(done.out)["windows of 16, as in training"]
+        assert "astra_alpha: 98 tokens" in done.out and row[0] == pytest.approx(loss, abs=1e-4)
+        done = script("evaluate", run_copy, "--text", "v.txt", "--validation", "v.txt")
+        assert "own text; --text is another" in done.err
 
     def test_on_standard_input(self, script, tiny_run, tiny_text, monkeypatch):
         """Its own text, too, is scored as a whole, because nobody asked for its split.
@@ -566,6 +589,8 @@ class TestEvaluateRefuses:
         moved.write_text("something else")
         message = refused("evaluate", "--run", run_copy)
         assert "has changed or is another text" in message and "with --text." in message
+        anew = f"train.py --init run_copy --training.epochs 3 --data.corpus {moved}"
+        assert refused("train", "--resume", run_copy, "--training.epochs", 3).endswith(f"{anew}\n")
 
     def test_another_text_of_that_name_in_the_working_folder(
         self, refused, tiny_run, tiny_text, tmp_path

@@ -14,7 +14,7 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
-from jaxgru.lm.data.sources import absolute, is_there, joined
+from jaxgru.lm.data.sources import absolute, is_there
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     SentencePieceTokenizer,
@@ -25,11 +25,16 @@ from jaxgru.lm.data.tokenizers import (
 )
 
 
+class ChangedText(UserError):
+    """A text is not the one that a model was trained or validated on."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Both splits as int32 tokens, their tokenizer, where the text came from, and its SHA-256.
 
     `num_characters` is the length of the text that validation[1:], the targets, stands for.
+    `sha256` is the corpus's; with `data.validation`, a space and that text's follow.
     """
 
     train: Int[np.ndarray, "N"]
@@ -44,24 +49,26 @@ def load_dataset(
     config: Config,
     tokenizer: Tokenizer | None = None,
     sha256: str = "",
-    option: str = "--data.corpus",
+    options: tuple[str, str] = ("--data.corpus", "--data.validation"),
 ) -> tuple[Config, Dataset]:
     """Load the text that a config trains on.
 
     Args:
       tokenizer: None: the one of data.tokenizer_file, or one learned from the whole text, which
         includes the validation text.
-      sha256: the one that the text must have; "": any.
-      option: the option that an error names as the way to give the text, if it has moved.
+      sha256: the one that the dataset must have; "": any.
+      options: the options that an error names as the way to give the corpus and the validation
+        text, if they have moved.
 
     Returns:
       The config, with what the corpus decides (its absolute path, the size of the vocabulary); and
-      the dataset, whose SHA-256 covers the corpus and `data.validation`, if that is set.
+      the dataset.
 
     Raises:
-      UserError: the corpus cannot be read, encoded or learned from, does not have that SHA-256, or
-        is too short for one batch or for validation; or data.tokenizer_file is not of the kind that
-        data.tokenizer names, unless that is the default; or as `check_encoding`.
+      ChangedText: the texts do not have that SHA-256.
+      UserError: the corpus cannot be read, encoded or learned from, or is too short for one batch
+        or for validation; or data.tokenizer_file is not of the kind that data.tokenizer names,
+        unless that is the default; or as `check_encoding`.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -77,22 +84,26 @@ def load_dataset(
     if tokenizer is None or of_file:
         check_encoding(data.encoding, kind)
     read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
-    given = {option: data.corpus}
-    if data.validation:
-        given["--data.validation"] = data.validation
-    for name, place in given.items():
-        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
-            raise UserError(f"there is no text {place}; give its place with {name}.")
-    corpus, *others = map(read, given.values())
-    found = corpus.sha256
-    if others:
-        found = joined([found, "validation", others[0].sha256])
-    if sha256 not in ("", found):
-        raise UserError(
-            f"the corpus {' or '.join(given.values())} has changed or is another text: its SHA-256 "
-            f"is {found}, not {sha256}; give the right one with {' or '.join(given)}."
+    places = [data.corpus, data.validation] if data.validation else [data.corpus]
+    wanted = sha256.split() or [""] * len(places)
+    if len(wanted) > len(places):
+        raise ChangedText(f"the model was validated on another text; give it with {options[1]}.")
+    if len(wanted) < len(places):
+        raise ChangedText(
+            f"the model was validated on a part of its own text, not on {data.validation}; leave "
+            f"out {options[1]}."
         )
-    texts = [one.text for one in (corpus, *others)]
+    for place, option in zip(places, options, strict=False):
+        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
+            raise UserError(f"there is no text {place}; give its place with {option}.")
+    corpora = [read(place) for place in places]
+    for one, want, place, option in zip(corpora, wanted, places, options, strict=False):
+        if want not in ("", one.sha256):
+            raise ChangedText(
+                f"{place} has changed or is another text: its SHA-256 is {one.sha256}, not {want}; "
+                f"give the right one with {option}."
+            )
+    texts = [one.text for one in corpora]
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
@@ -132,7 +143,8 @@ def load_dataset(
         ),
     )
     num_characters = len(texts[-1]) - tokenizer.num_characters(before, texts[-1])
-    source = " and ".join(one.source for one in (corpus, *others))
+    source = " and ".join(one.source for one in corpora)
+    found = " ".join(one.sha256 for one in corpora)
     return config, Dataset(train, validation, tokenizer, source, num_characters, found)
 
 

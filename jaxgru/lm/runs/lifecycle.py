@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from jaxgru.errors import command, counted
 from jaxgru.lm.config import Config, TrainingConfig, dotted_names
-from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.dataset import ChangedText, Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
@@ -115,7 +115,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             mesh = _devices(config)
             info = all_or_raise(folders.load_info, folder)
             with console.status("reading the text"):
-                config, dataset = all_or_raise(_text, folder, config, info)
+                config, dataset = all_or_raise(_own_text, folder, config, info, overrides)
             with _in_all(open_checkpoints(folder)) as manager:
                 run = _Run(folder, config, info, dataset, mesh, manager, check_in_place)
                 with console.status("reading the checkpoint"):
@@ -340,6 +340,19 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
 
 def _text(run: Path, config: Config, info: folders.RunInfo) -> tuple[Config, Dataset]:
     return load_dataset(config, load_tokenizer(run), info.text_sha256)
+
+
+def _own_text(
+    run: Path, config: Config, info: folders.RunInfo, overrides: Mapping[str, Any]
+) -> tuple[Config, Dataset]:
+    """Load a run's text as `_text`; where it is another, the error says how to train on that."""
+    try:
+        return _text(run, config, info)
+    except ChangedText as error:
+        places = {"data.corpus": config.data.corpus, "data.validation": config.data.validation}
+        given = {name: place for name, place in places.items() if place}
+        anew = _started_anew(run, {**overrides, **given})
+        raise ChangedText(f"{str(error).removesuffix('.')}, or {anew}") from None
 
 
 @contextlib.contextmanager

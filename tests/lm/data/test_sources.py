@@ -195,15 +195,19 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     )
     assert load_dataset(inherited)[1].train.tolist() == dataset.train.tolist()
     assert from_dict(to_dict(inherited)) == inherited  # such a run can be read
-    hashes = sha256(tiny_text.read_bytes()) + "validation" + sha256(other.read_bytes())
-    assert dataset.sha256 == sha256(hashes.encode())
+    assert dataset.sha256 == f"{sha256(tiny_text.read_bytes())} {sha256(other.read_bytes())}"
     assert config.data.validation == str(other)
     assert dataset.source == f"the file {tiny_text} and the file {other}"
     assert load_dataset(config, dataset.tokenizer, dataset.sha256)[1].sha256 == dataset.sha256
 
     other.write_text("Zounds! night\n")
-    with pytest.raises(UserError, match="the right one with --data.corpus or --data.validation"):
+    with pytest.raises(UserError, match="^.*other.txt has changed.*right one with --data.valid"):
         load_dataset(config, dataset.tokenizer, dataset.sha256)
+    alone = load_dataset(config_of(tiny_text))[1].sha256
+    with pytest.raises(UserError, match="a part of its own text, not on .*; leave out --data.val"):
+        load_dataset(config, dataset.tokenizer, alone)
+    with pytest.raises(UserError, match="on another text; give it with --data.validation"):
+        load_dataset(config_of(tiny_text), dataset.tokenizer, dataset.sha256)
     other.unlink()
     with pytest.raises(UserError, match="other.txt; give its place with --data.validation"):
         load_dataset(config, dataset.tokenizer, dataset.sha256)
