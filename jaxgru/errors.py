@@ -41,8 +41,13 @@ def needs(extra: str) -> Iterator[None]:
         if package in ("", "jaxgru"):
             raise
         raise MissingPackage(
-            f'{package} is needed but not installed: pip install "jaxgru[{extra}]".'
+            f"{package} is needed but not installed; {how_to_install(extra)}."
         ) from error
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, and where to run it: jaxgru is not on PyPI."""
+    return f'run pip install -e ".[{extra}]" in a checkout of jaxgru'
 
 
 def command(name: str) -> str:

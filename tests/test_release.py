@@ -161,6 +161,10 @@ class TestDocuments:
         for path in (ROOT / "jaxgru").iterdir():
             if path.is_dir() and (path / "__init__.py").exists():
                 assert f"`jaxgru/{path.name}/`" in text, path
+        for name in re.findall(r"`(\w+(?:\.py|/))`", text):  # as seen from the room it is in
+            assert (ROOT / name).exists() or [*(ROOT / "jaxgru").rglob(name)] + [
+                *(ROOT / "scripts").rglob(name)
+            ], name
 
     def test_one_repository(self):
         for url in [

