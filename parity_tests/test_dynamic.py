@@ -124,7 +124,7 @@ def test_what_cannot_be_cut_into_segments():
     dynamic = Dynamic(params, 0.1, every=EVERY)
     with pytest.raises(UserError, match="reset every 3 tokens; it must be a divisor"):
         dynamic_nll(params, TOKENS, dynamic, reset=3)
-    with pytest.raises(UserError, match="at least 2 tokens; these are 1"):
+    with pytest.raises(UserError, match="at least 2 tokens, not 1"):
         dynamic_nll(params, TOKENS[:1], dynamic)
     with pytest.raises(UserError, match="the text has 4 tokens; a segment of 4 needs 5"):
         mean_squares(params, TOKENS[:4], EVERY)

@@ -89,7 +89,7 @@ class NGram:
         """
         tokens = _checked(tokens, self.vocab_size)
         if len(tokens) < 2:
-            raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
+            raise UserError(f"a loss needs at least 2 tokens, not {len(tokens)}.")
         p = np.full(len(tokens), 1 / self.vocab_size)
         contexts = np.zeros(len(tokens), np.int64)
         for k, (grams, weights) in enumerate(zip(self.grams, self.weights, strict=True)):
@@ -176,7 +176,7 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
     order = check_whole("order", order, MAX_ORDER)
     tokens = _checked(tokens, vocab_size)
     if len(tokens) < order:
-        raise UserError(f"an order of {order} needs {order} tokens; these are {len(tokens)}.")
+        raise UserError(f"an order of {order} needs at least {order} tokens, not {len(tokens)}.")
     tables = []
     ids = np.zeros(len(tokens) + 1, np.int64)  # of the k-gram at each position; first of 0-grams
     for k in range(order):
@@ -286,5 +286,5 @@ def _checked(
 def _checked_pairs(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
     tokens = _checked(tokens, vocab_size)
     if len(tokens) < 2:
-        raise UserError(f"a bigram needs at least 2 tokens; these are {len(tokens)}.")
+        raise UserError(f"a bigram needs at least 2 tokens, not {len(tokens)}.")
     return tokens

@@ -45,7 +45,7 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1:
-        raise UserError(f"the tokens must be one sequence, (N,); these are {tokens.shape}.")
+        raise UserError(f"the tokens are {tokens.shape}; they must be one sequence, (N,).")
     found: Loop | None = None
     for period in range(1, len(tokens) // MIN_TURNS + 1):
         breaks = np.flatnonzero(tokens[:-period] != tokens[period:])
@@ -73,7 +73,7 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
     """
     n = check_whole("n", n)
     if len(items) < n:
-        raise UserError(f"there is no {n}-gram in {len(items)} items; at least {n} are needed.")
+        raise UserError(f"{len(items)} items contain no {n}-gram; at least {n} are needed.")
     ngrams = list(zip(*(items[i:] for i in range(n)), strict=False))
     return len(set(ngrams)) / len(ngrams)
 
@@ -113,5 +113,5 @@ def known_word_share(text: str, vocabulary: AbstractSet[str]) -> float:
     if found and found[-1].end() >= len(text.removesuffix("'")):
         found.pop()
     if not found:
-        raise UserError(f"there is no whole word in {text[:40]!r}.")
+        raise UserError(f"{text[:40]!r} contains no whole word.")
     return sum(match[0].lower() in vocabulary for match in found) / len(found)

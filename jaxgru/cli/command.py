@@ -40,7 +40,7 @@ def _without_command() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "-"
     if not name.startswith("-"):
         meant = nearest(name, COMMANDS)
-        meant = f"the nearest is {meant}" if meant else f"there are {', '.join(COMMANDS)}"
+        meant = f"the nearest is {meant}" if meant else f"the commands are {', '.join(COMMANDS)}"
         parser.error(f"there is no command {name!r}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:

@@ -217,8 +217,8 @@ def load_text(
     """
     if not sha256:
         raise UserError(
-            f"the model does not say by a SHA-256 which {config.data.corpus} it was trained "
-            "on; give a text with --text."
+            "the model does not record the SHA-256 of the text that it was trained on, "
+            f"{config.data.corpus}; give a text with --text."
         )
     given = {"corpus": text, "validation": validation}
     moved = {name: place for name, place in given.items() if place is not None}

@@ -92,9 +92,9 @@ def main() -> None:
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
     if arguments.config and os.path.isdir(arguments.config):
-        parser.error(f"{arguments.config} is no config but a folder; --resume resumes a run.")
+        parser.error(f"{arguments.config} is a folder, not a config; --resume resumes a run.")
     if arguments.config and format_of(arguments.config):
-        parser.error(f"{arguments.config} is no config but a model; --init trains it further.")
+        parser.error(f"{arguments.config} is a model, not a config; --init trains it further.")
     if arguments.name is not None:
         overrides["name"] = arguments.name
 

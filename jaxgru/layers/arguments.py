@@ -36,18 +36,18 @@ def as_array(name: str, value: Any) -> AnyArray:
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name} is a masked array, which JAX does not have: fill it first.")
+        raise ValueError(f"{name} is a masked array, which JAX does not support; fill it first.")
     try:
         array = jax.tree.map(_native, value)
         array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
         jax.typeof(array)
     except OverflowError:
-        raise ValueError(f"{name} has a whole number that is too large for JAX.") from None
+        raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
         is_array = isinstance(value, np.ndarray)
         seen = f"{value.dtype} {value.shape}" if is_array else a_type(value)
         raise ValueError(
-            f"{name} is {seen}; it must be an array of a dtype that JAX has."
+            f"{name} is {seen}; it must be an array of a dtype that JAX supports."
         ) from None
     return array
 
@@ -88,9 +88,7 @@ def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> 
         return
     like = sizes(carry_like(layers, 1))
     if sizes(x) == (like[0] if one else like):
-        raise ValueError(
-            "the carry stands in the place of x; the order is layers, x (the input), carry."
-        )
+        raise ValueError("the carry was passed as x; the order is layers, x (the input), carry.")
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:
@@ -110,7 +108,7 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
         least, most, limits = known.min(), known.max(), np.iinfo(dtype)
         if not limits.min <= least <= most <= limits.max:
             outside = most if most > limits.max else least
-            raise ValueError(f"{name} has {outside}, which does not fit into {dtype}.")
+            raise ValueError(f"{name} contains {outside}, which does not fit into {dtype}.")
     return tokens
 
 
@@ -121,7 +119,7 @@ def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
     known = np.asarray(tokens)
     if (outside := known[(known < 0) | (known >= vocab_size)]).size:
         raise UserError(
-            f"{name} has a token {outside[0]}; the vocabulary's are 0 to {vocab_size - 1}."
+            f"{name} contains {outside[0]}; the vocabulary's tokens are 0 to {vocab_size - 1}."
         )
 
 
@@ -198,14 +196,14 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     one = not isinstance(layers, Sequence)
     stack = (layers,) if one else tuple(layers)
     if not stack:
-        raise ValueError(f"there are no layers in {name}; there must be at least one.")
+        raise ValueError(f"{name} contains no layers; it must contain at least one.")
     for layer in stack:
         try:
             cell_of(layer)
         except TypeError as error:
             raise ValueError(
                 f"{name}: {error} It must be one layer's, as from init_gru, or a list of these; "
-                "jaxgru.libraries has what runs or converts the modules of other libraries."
+                "jaxgru.libraries runs or converts the modules of other libraries."
             ) from None
     for leaf in jax.tree.leaves(stack):
         dtype = getattr(leaf, "dtype", None)
@@ -386,7 +384,9 @@ def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
         )
     known = np.asarray(flags)
     if (other := known[(known != 0) & (known != 1)]).size:
-        raise ValueError(f"{name} has {other[0]}; it must be bool, or numbers that are 0 or 1.")
+        raise ValueError(
+            f"{name} contains {other[0]}; it must be bool, or numbers that are 0 or 1."
+        )
     return known.astype(bool)
 
 
@@ -414,7 +414,7 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
         known = np.asarray(lengths)
         if known.size and not 0 <= known.min() <= known.max() <= T:
             raise ValueError(
-                f"lengths go from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
+                f"lengths range from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
             )
     steps = jnp.arange(T)
     dtype = widest(steps, lengths)

@@ -92,7 +92,7 @@ def _with_masked_products(
     if not isinstance(layer, RecurrentLayer) or layer.W is None:
         raise ValueError(
             "variational dropout at the state masks h in its products with weights, but jaxgru "
-            f"knows no such products in the cell {cell.name}; choose another site or kind."
+            f"knows of none in the cell {cell.name}; choose another site or kind."
         )
     product = lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
     in_rows = Layout(-1, product, product)

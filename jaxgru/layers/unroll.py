@@ -134,7 +134,7 @@ def unroll(
     if carry is None:
         carry = initial_carry(stack, B) if initial is None else initial
     if lengths is not None and mask is not None:
-        raise ValueError("there are lengths and a mask; one of them says which steps are padding.")
+        raise ValueError("both lengths and a mask are given; give one of them.")
     if reset is not None:
         reset = as_flags("reset", reset, x.shape[:-1])
     if mask is not None:
@@ -232,9 +232,9 @@ def bidirectional(
         )
     residual = isinstance(forward, ResidualStack)
     if residual != isinstance(backward, ResidualStack):
-        raise ValueError("only one direction is a ResidualStack; both must be, or none.")
+        raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
     if one != one_back:
-        raise ValueError("only one direction is a list of layers; both must be, or none.")
+        raise ValueError("only one direction is a list of layers; both must be, or neither.")
     check_flags(time_major=time_major, return_carries=return_carries)
     y = as_jax("x", as_input(x))
     alone, features = y.ndim == 2, y.shape[-1]
@@ -292,7 +292,7 @@ def _part_of_pair(pair: Any, direction: int, name: str) -> Any:
     if pair is None:
         return None
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise ValueError(f"{name} must be a pair: of the forward and of the backward layers.")
+        raise ValueError(f"{name} must be a pair, the forward and the backward layers.")
     return pair[direction]
 
 
@@ -325,7 +325,7 @@ def step(
       TypeError: as `unroll`.
     """
     if carry is None:
-        raise ValueError("carry is None; it must be the one before this step, or initial_carry's.")
+        raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
     check_order(*as_stack("layers", layers), x, carry)
     x = as_array("x", x)
     if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):

@@ -21,7 +21,7 @@ def import_torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise InteropError("PyTorch is needed but not installed: pip install torch.") from error
+        raise InteropError("PyTorch is needed but not installed; run pip install torch.") from error
     return torch
 
 
@@ -37,7 +37,7 @@ def check_shapes(
         if name not in have:
             raise InteropError(f"{where}: the tensor {name} is missing.")
         if name not in want:
-            raise InteropError(f"{where}: there is a tensor {name} that does not belong there.")
+            raise InteropError(f"{where}: the tensor {name} does not belong there.")
         if have[name] != want[name]:
             raise InteropError(
                 f"{where}: the tensor {name} has shape {have[name]}; it must be {want[name]}."

@@ -165,7 +165,7 @@ def check_inner_bias(p: CellParams, theirs: str, hint: str = "") -> None:
     if isinstance(p.cn, Tracer):
         raise InteropError(
             f"{theirs} has no bias like cn, which must be zeros, but is not known under a "
-            "transformation: convert outside."
+            "transformation; convert outside."
         )
     if jnp.any(p.cn != 0):
         raise InteropError(
@@ -190,7 +190,7 @@ def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
     x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
     if dtype == "float64" and not x64:
         raise InteropError(
-            f"{name} are float64, which JAX rounds to float32 unless 64 bits are enabled: "
+            f"{name} are float64, which JAX rounds to float32 unless 64 bits are enabled; "
             f"{or_else}set JAX_ENABLE_X64=1."
         )
 
@@ -200,7 +200,7 @@ def check_known(weights: Any, theirs: str) -> None:
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(weights)):
         raise InteropError(
             f"{theirs} needs the values of the weights, which are not known under a "
-            "transformation: convert outside."
+            "transformation; convert outside."
         )
 
 

@@ -124,8 +124,8 @@ def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Ar
     inputs = as_array("input_sequence", inputs)
     if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
         raise InteropError(
-            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, of steps "
-            "and features, and have a batch axis or none."
+            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, with "
+            "steps and features, with or without a batch axis."
         )
     if inputs.ndim == 2 and not time_major:  # Haiku takes F for T
         raise InteropError(

@@ -144,8 +144,8 @@ class ScannedRNN(nn.Module):
             raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         if isinstance(self.cell, nn.Module):
             raise InteropError(
-                f"the cell of a ScannedRNN is {a_type(self.cell)} already; it must be the "
-                "class, because its size is that of the carry."
+                f"the cell of a ScannedRNN is already {a_type(self.cell)}; it must be the "
+                "class, because the carry gives the size."
             )
         inputs, resets = (
             common.with_steps("inputs", x[0], time_major=True),

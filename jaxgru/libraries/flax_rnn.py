@@ -37,7 +37,7 @@ def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
     arrays = _arrays(layer)
     if state.keys() != arrays.keys():
         raise InteropError(
-            f"the state of {a_type(layer)} has {', '.join(sorted(state))}; it must have "
+            f"the state of {a_type(layer)} contains {', '.join(sorted(state))}; it must contain "
             f"{', '.join(arrays)}."
         )
     read = {name: from_state_dict(value, state[name], name) for name, value in arrays.items()}

@@ -26,7 +26,7 @@ try:
     import keras
 except ModuleNotFoundError as error:
     if error.name == "keras":
-        raise InteropError("Keras is needed but not installed: pip install keras.") from error
+        raise InteropError("Keras is needed but not installed; run pip install keras.") from error
     raise InteropError(
         f"Keras computes with {error.name}, which is not installed: set KERAS_BACKEND=jax in the "
         "environment before anything imports Keras."
@@ -87,7 +87,7 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
             f"{a_type(layer.cell)}, or a call was replaced."
         )
     if not layer.built:
-        raise InteropError(f"the {type(layer).__name__} has no weights yet: build it first.")
+        raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
     gates = getattr(layer, "recurrent_activation", SIGMOID[0])
     if layer.activation not in TANH or gates not in SIGMOID:
         raise InteropError(
@@ -99,7 +99,7 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     for size in (len(layer.weights), len(given)):
         if size != count:
             raise InteropError(
-                f"there are {size} weights; this {type(layer).__name__} has {count}."
+                f"the number of weights is {size}; this {type(layer).__name__} has {count}."
             )
     given = [as_array("a weight", weight) for weight in given]
     for weight in given:
@@ -126,13 +126,15 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
     two = {type(layer) is keras.layers.Bidirectional for layer in layers}
     if len(two) != 1 or any(getattr(layer, "go_backwards", False) for layer in layers):
         raise InteropError(
-            f"the {len(layers)} layers of this Sequential must all be of one direction, forward, "
-            "or all Bidirectional: convert them one by one."
+            f"the {len(layers)} layers of this Sequential must all be forward or all "
+            "Bidirectional; convert them one by one."
         )
     given = list(model.get_weights() if weights is None else weights)
     ends = np.cumsum([0, *(len(layer.weights) for layer in layers)])
     if len(given) != ends[-1]:
-        raise InteropError(f"there are {len(given)} weights; this Sequential has {ends[-1]}.")
+        raise InteropError(
+            f"the number of weights is {len(given)}; this Sequential has {ends[-1]}."
+        )
     stack = tuple(
         from_keras(layer, given[start:end])
         for layer, start, end in zip(layers, ends[:-1], ends[1:], strict=True)
@@ -170,14 +172,16 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
     determined |= OF_A_STACK if depth > 1 else set()
     if taken := sorted(options.keys() & determined):
         what = "stack" if depth > 1 else "pair" if back else "layer"
-        raise InteropError(f"to_keras does not take {', '.join(taken)}: the {what} determines it.")
+        raise InteropError(
+            f"to_keras does not take {', '.join(taken)}, which the {what} determines."
+        )
     first = features = sizes(_as_in_keras(ahead[0]))[0]
     made = []
     for i, p in enumerate(ahead):
         q = back[i] if back else None
         (E, _), last = sizes(_as_in_keras(p)), i == depth - 1
         if features != E:
-            raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
+            raise InteropError(f"layer {i} takes {E} features, but receives {features}.")
         inner = options if last else options | {"return_sequences": True}
         made.append(_bidirectional(p, q, inner) if q else _made(p, inner))
         features = sizes(p)[1] * (2 if q else 1)

@@ -71,7 +71,7 @@ def recurrent_nodes(
     graph = _Graph(where, model, folder)
     if not graph.recurrent:
         raise InteropError(
-            f"{where}: its graph has no GRU, LSTM or RNN node (those in subgraphs are not read)."
+            f"{where}: its graph contains no GRU, LSTM or RNN node (subgraphs are not read)."
         )
     return tuple(_read(graph, i) for i in graph.recurrent)
 
@@ -124,7 +124,7 @@ class _Graph:
     def _stored(self, what: str, name: str) -> np.ndarray:
         tensor = self.stored[name]
         if tensor.data_location == onnx.TensorProto.EXTERNAL and self.folder is None:
-            raise InteropError(f"{what} is in a file beside the graph's: pass the graph's path.")
+            raise InteropError(f"{what} is in a file beside the graph's; pass the graph's path.")
         return numpy_helper.to_array(tensor, str(self.folder or ""))
 
     def below(self, name: str) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def _check_attributes(at: str, cell: str, given: Mapping[str, Any], directions: 
     functions = [name.decode().lower() for name in given.get("activations", [])]
     if functions not in ([], _FUNCTIONS[cell] * directions):
         raise InteropError(
-            f"{at} has the activations {', '.join(functions)}; jaxgru's has "
+            f"{at} has the activations {', '.join(functions)}; jaxgru's are "
             f"{', '.join(_FUNCTIONS[cell])}."
         )
     if "clip" in given:

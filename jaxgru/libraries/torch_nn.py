@@ -59,7 +59,9 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
     if isinstance(module, Mapping):
         return _layers("the state_dict", module, cell)
     if cell is not None:
-        raise InteropError(f"cell is {shown(cell)}, which only a state_dict needs: a module tells.")
+        raise InteropError(
+            f"cell is {shown(cell)}; leave it out, because only a state_dict needs it."
+        )
     kind = _check_module(import_torch(), module)
     return _layers(f"this {type(module).__name__}", module.state_dict(), kind)
 
@@ -147,20 +149,20 @@ def _check_module(torch: ModuleType, module: Any) -> str:
     if torch.nn.utils.parametrize.is_parametrized(module):
         names = ", ".join(module.parametrizations)
         raise InteropError(
-            f"{names} of this {name} is parametrized, that is, computed anew in each call: fix the "
+            f"{names} of this {name} is parametrized, that is, computed anew in each call; fix the "
             "values first, with torch.nn.utils.parametrize.remove_parametrizations."
         )
     if type(module) not in kinds:
         theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
             f"{a_type(module)} may compute something other than a torch.nn.{theirs}, of which it "
-            "is a subclass: if it does not, convert its state_dict."
+            "is a subclass; if it does not, convert its state_dict."
         )
     if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
         raise InteropError(
             f"this {name} has forward hooks, or a forward of its own, which may change what it "
-            "computes: remove them first; for those of weight_norm, spectral_norm and prune, call "
-            "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove."
+            "computes; remove them first (for those of weight_norm, spectral_norm and prune, call "
+            "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove)."
         )
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InteropError("the module is on the device meta, where weights have no values.")
@@ -188,7 +190,9 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         want |= {f"weight_hr{suffix}": (H, units)} if projected else {}
     check_shapes(where, shapes, want)
     if projected and cell != "lstm":
-        raise InteropError(f"{where}: weight_hr{first} is an LSTM's, but the rest is of {cell}.")
+        raise InteropError(
+            f"{where}: weight_hr{first} is an LSTM's, but the other tensors are of {cell}."
+        )
 
     def layer(suffix: str) -> CellParams:
         arrays = {
@@ -211,8 +215,12 @@ def _kind(
     if missing := next((name for name in names if len(shapes.get(name, ())) != 2), None):
         prefixed = next((name for name in shapes if name.endswith((f".{W}", ".weight_ih"))), None)
         raise InteropError(
-            f"{where}: there is no matrix {missing}"
-            + (f", but {shown(prefixed)}: pass that module's own state_dict." if prefixed else ".")
+            f"{where}: the matrix {missing} is missing"
+            + (
+                f", but {shown(prefixed)} is there; pass that module's own state_dict."
+                if prefixed
+                else "."
+            )
         )
     (rows, E), (_, H) = shapes[W], shapes[U]
     units = H
@@ -224,7 +232,7 @@ def _kind(
         raise InteropError(f"{where}: {W} {shapes[W]} and {U} {shapes[U]} do not fit {kinds}.")
     if found == "rnn" and cell is None:
         raise InteropError(
-            f"{where} is of an RNN and does not tell the nonlinearity: if it is tanh, pass "
+            f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
             'cell="rnn".'
         )
     return found, E, H, units

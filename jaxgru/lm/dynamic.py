@@ -86,7 +86,7 @@ def dynamic_nll(
     if not isinstance(dynamic, Dynamic):
         raise UserError(f"dynamic is {a_type(dynamic)}; it must be a Dynamic.")
     if jax.tree.map(jnp.shape, dynamic.mean_squares) != jax.tree.map(jnp.shape, params):
-        raise UserError("the mean_squares are not of this model; compute them with its parameters.")
+        raise UserError("the mean_squares are not this model's; compute them with its parameters.")
     inputs, targets, n = _segments(params, tokens, dynamic.every)
     if reset is not None:
         shorter, longer = sorted((check_whole("reset", reset), dynamic.every))

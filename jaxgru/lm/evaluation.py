@@ -308,7 +308,9 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
       UserError: `num_characters` is below 1, as where a text is one character of several bytes.
     """
     if num_characters < 1:
-        raise UserError("after its first token the text has no character whose loss could be told.")
+        raise UserError(
+            "the text has no character after its first token, so it has no loss per character."
+        )
     nats_per_character = nats_per_token * num_tokens / num_characters
     return {
         "nats_per_token": nats_per_token,

@@ -59,7 +59,7 @@ def open_regular(path: Path, at_most: int | None = None) -> io.BufferedReader:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
     if at_most is not None and status.st_size > at_most:
-        what = f"it has {status.st_size:,} bytes; there may be {at_most:,}"
+        what = f"it has {status.st_size:,} bytes; at most {at_most:,} are allowed"
         raise OSError(errno.EFBIG, what)
     return open(path, "rb")  # raises the right error for a folder
 

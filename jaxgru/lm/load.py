@@ -66,7 +66,7 @@ def find_model(model: str | Path) -> Found:
         meant = nearest(str(model), known)
         meant = f"the nearest is {meant}" if meant else f"it must be {others}"
         if model in config_names():
-            meant = f"it is a config, to train with: {command('train')} {model}"
+            meant = f"it is a config, which {command('train')} {model} trains"
         raise UserError(f"there is no model {str(model)!r}; {meant}.")
     if os.path.isfile(model):
         raise UserError(f"{model} is neither a run's folder nor a {NAMES} file.")

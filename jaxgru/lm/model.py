@@ -189,7 +189,7 @@ def apply(
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
-        raise ValueError(f"tokens must be (B, T) with T at least 1; these are {tokens.shape}.")
+        raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
     B, T = tokens.shape
     if carry is None:
         start = initial_carry(params, B)
@@ -241,7 +241,7 @@ def step(
     """
     params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:
-        raise ValueError(f"token must be (B,), one token per row; this is {token.shape}.")
+        raise ValueError(f"token is {token.shape}; it must be (B,), one token per row.")
     carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
     with forward_mode_explained():
         return _step(params, jnp.asarray(token), carry)

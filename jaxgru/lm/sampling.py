@@ -159,7 +159,7 @@ def check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
       UserError: it is empty, not (B, P) or not of integers, or a token is outside the vocabulary.
     """
     if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise UserError(f"the prompt must be (B, P) with P at least 1; this is {prompt.shape}.")
+        raise UserError(f"the prompt is {prompt.shape}; it must be (B, P) with P at least 1.")
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
     check_tokens("the prompt", prompt, vocab_size)
@@ -174,7 +174,7 @@ def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyA
     if not isinstance(lengths, Tracer) and lengths.size:
         least, most = int(np.min(lengths)), int(np.max(lengths))
         if not 1 <= least <= most <= P:
-            raise UserError(f"lengths go from {least} to {most}; they must be in 1 … P = {P}.")
+            raise UserError(f"lengths range from {least} to {most}; they must be in 1 … P = {P}.")
     return jnp.asarray(lengths, jnp.int32)
 
 
@@ -185,7 +185,7 @@ def _as_counts(counts: Integer[AnyArray, "B V"], B: int, V: int) -> Integer[Arra
             f"counts is {counts.dtype} {counts.shape}; it must be integers, (B, V): {(B, V)}."
         )
     if not isinstance(counts, Tracer) and counts.size and (least := int(np.min(counts))) < 0:
-        raise UserError(f"counts has {least}; a token occurs 0 times or more.")
+        raise UserError(f"counts contains {least}; a token occurs 0 times or more.")
     return jnp.asarray(counts, jnp.int32)
 
 
@@ -197,7 +197,7 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
     """
     listed = stop if isinstance(stop, list | tuple) else [stop]
     if any(isinstance(token, str) for token in listed):
-        raise UserError(f"stop is {shown(stop)}; it must be tokens: stream_text stops at strings.")
+        raise UserError(f"stop is {shown(stop)}; it must be tokens; stream_text stops at strings.")
     stop = as_array("stop", stop)
     if not stop.size:
         return None

@@ -48,7 +48,7 @@ def no_device() -> str | None:
             return f"JAX has no device to compute on{reason}."
         return (
             f"JAX_PLATFORMS is {asked!r}, but JAX has no such device here{reason}; unset it, and "
-            "JAX uses what there is."
+            "JAX uses what is available."
         )
     return None
 

@@ -410,13 +410,15 @@ class TestRefusals:
 
     @pytest.mark.parametrize("n, order", [(0, 1), (4, 5)])
     def test_texts_shorter_than_the_order(self, n, order):
-        with pytest.raises(UserError, match=f"order of {order} needs {order} .* these are {n}.$"):
+        with pytest.raises(
+            UserError, match=f"order of {order} needs at least {order} tokens, not {n}.$"
+        ):
             count_ngrams(np.zeros(n, int), 2, order)
 
     @pytest.mark.parametrize("token", [-1, 4])
     def test_tokens_outside_the_vocabulary(self, token):
         for call in calls_with(np.array([0, 1, token])):
-            with pytest.raises(UserError, match=f"has a token {token}; the vocabulary's are 0"):
+            with pytest.raises(UserError, match=f"contains {token}; the vocabulary's tokens are 0"):
                 call()
 
     @pytest.mark.parametrize(
@@ -455,10 +457,10 @@ class TestRefusals:
     @pytest.mark.parametrize("n", [0, 1])
     def test_too_few_tokens_for_a_pair(self, n):
         tokens = np.zeros(n, int)
-        with pytest.raises(UserError, match=f"^a loss needs at least 2 tokens; these are {n}.$"):
+        with pytest.raises(UserError, match=f"^a loss needs at least 2 tokens, not {n}.$"):
             count_ngrams(TEXT, 4, 2).token_nll(tokens)
         for function in (bigram_probabilities, context_frequencies):
-            with pytest.raises(UserError, match=f"^a bigram needs .* 2 tokens; these are {n}.$"):
+            with pytest.raises(UserError, match=f"^a bigram needs at least 2 tokens, not {n}.$"):
                 function(tokens, 4)
 
     @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_without_the_extras(tmp_path, tiny_run):
     lines = done.stderr.splitlines()
     assert lines == [
         needed("orbax", "train"),
-        "PyTorch is needed but not installed: pip install torch.",
+        "PyTorch is needed but not installed; run pip install torch.",
         needed("onnx", "onnx"),
         "0 convert elman_alpha elman.safetensors",
         "0 sample --run elman.safetensors",

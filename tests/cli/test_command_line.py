@@ -135,8 +135,8 @@ class TestStrayWords:
         [
             ("train", "leviatan", "there is no config 'leviatan'; the nearest is leviathan."),
             ("train", "my.toml", "there is no config file my.toml."),
-            ("train", "runs", "runs is no config but a folder; --resume resumes a run."),
-            ("train", "m.onnx", "m.onnx is no config but a model; --init trains it further."),
+            ("train", "runs", "runs is a folder, not a config; --resume resumes a run."),
+            ("train", "m.onnx", "m.onnx is a model, not a config; --init trains it further."),
             ("train", "leviathan more", "'more' belongs to no option; --help lists the options."),
             ("train", "leviathan --config x",
              "argument --config: not allowed with argument CONFIG"),

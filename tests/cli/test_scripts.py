@@ -606,14 +606,14 @@ class TestEvaluateRefuses:
         says = "give the right one with --data.corpus"
         assert says in refused("train", "--init", "m.safetensors")
         save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run))
-        assert "which ./tiny.txt it was trained on" in refused(*evaluate)
+        assert "that it was trained on, ./tiny.txt;" in refused(*evaluate)
 
     @pytest.mark.parametrize(
         "options, says",
         [
-            (["--run", "RUN", "--text", "gone.txt"], "There is no file gone.txt"),
+            (["--run", "RUN", "--text", "gone.txt"], "there is no file gone.txt"),
             (["--run", "RUN", "--text", "odd.txt"], "on the file odd.txt: .* lacks '1', 'é'"),
-            (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens; these are 1"),
+            (["--run", "RUN", "--text", "short.txt"], "at least 2 tokens, not 1"),
             (
                 ["--run", "RUN", "--text", "odd.txt", "--encoding", "x"],
                 "--encoding is 'x'; it must",

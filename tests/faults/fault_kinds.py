@@ -322,7 +322,11 @@ def full_disk(lab: Lab, rng: random.Random) -> Outcome:
         trainer, run = lab.start(runs), lab.version(runs)
         problems.of_one_sentence(trainer, 2, "No space left on device", "cannot be written")
         kept = steps_in(run)
-        told = f"checkpoint of step {kept[-1].name} is intact" if kept else "none was saved yet"
+        told = (
+            f"checkpoint of step {kept[-1].name} is intact"
+            if kept
+            else "no checkpoint was saved yet"
+        )
         problems.unless(told in trainer.errors, f"it does not say {told!r}: {trainer.errors}")
         subprocess.run(["mount", "-o", "remount,size=64m", str(runs)], check=True)
         # a thread of Orbax may outlive the error and leave its part; `recover` sees it gone
@@ -436,7 +440,7 @@ def all_spoilt(lab: Lab, rng: random.Random) -> Outcome:
     before = _contents(run)
     for _ in range(2):
         trainer = lab.resume(run)
-        problems.of_one_sentence(trainer, 2, "no checkpoint that is whole", "160", "120")
+        problems.of_one_sentence(trainer, 2, "no intact checkpoint", "160", "120")
     problems.unless(_contents(run) == before, "the folder has changed")
     shutil.rmtree(run / "checkpoints")  # as the sentence says
     recover(lab, run, problems)

@@ -284,5 +284,5 @@ def test_a_cell_without_products_of_its_state(cell, implementation):
     makers = {"mlp": partial(jaxgru.cells.init_mlp, K=3)}
     layer = makers.get(cell, jaxgru.init_mogrifier_gru)(KEY, F, H)
     dropout = Dropout(KEY, 0.5, "state", "variational")
-    with unchecked(), pytest.raises(ValueError, match=f"no such products in the cell {cell};"):
+    with unchecked(), pytest.raises(ValueError, match=f"jaxgru knows of none in the cell {cell};"):
         jaxgru.unroll(layer, np.ones((2, 4, F)), dropout=dropout, implementation=implementation)

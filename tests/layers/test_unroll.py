@@ -523,7 +523,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "x is float32 (2, 0, 3); it must have at least one step",
         ),
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
-        (lambda x: jaxgru.unroll([], x), "there are no layers"),
+        (lambda x: jaxgru.unroll([], x), "contains no layers"),
         (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))), "the carry's shapes are (3, 4), but"),
         *[
             (
@@ -553,7 +553,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, reset=jnp.full((2, 3), 0.5)),
-            "reset has 0.5; it must be bool, or numbers that are 0 or 1",
+            "reset contains 0.5; it must be bool, or numbers that are 0 or 1",
         ),
         (
             lambda x: jax.jit(lambda r: jaxgru.unroll(GRU, x, reset=r))(jnp.zeros((2, 3))),
@@ -565,7 +565,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, mask=jnp.ones((2, 3)), lengths=[1, 2]),
-            "there are lengths and a mask; one of them says which steps are padding",
+            "both lengths and a mask are given; give one of them",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x[0], jnp.zeros((1, H))),
@@ -577,23 +577,23 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.step(GRU, jnp.zeros((2, H)), x[:, 0]),
-            "the carry stands in the place of x; the order is layers, x (the input), carry",
+            "the carry was passed as x; the order is layers, x (the input), carry",
         ),
         (
             lambda x: jaxgru.unroll(LSTM, (jnp.zeros((2, H)),) * 2, x),
-            "the carry stands in the place of x; the order is layers, x (the input), carry",
+            "the carry was passed as x; the order is layers, x (the input), carry",
         ),
         (
             lambda x: jaxgru.step([GRU], (jnp.zeros((2, H)),), x[:, 0]),
-            "the carry stands in the place of x; the order is layers, x (the input), carry",
+            "the carry was passed as x; the order is layers, x (the input), carry",
         ),
         (
             lambda x: jaxgru.bidirectional(GRU, GRU, x, initial=jnp.zeros((2, 2, H))),
-            "initial must be a pair: of the forward and of the backward layers",
+            "initial must be a pair, the forward and the backward layers",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1, 4])),
-            "lengths go from 1 to 4; they must be in 0 … T = 3",
+            "lengths range from 1 to 4; they must be in 0 … T = 3",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, lengths=jnp.array([1.0, 2.0])),
@@ -656,7 +656,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.step(GRU, x[:, 0], None),
-            "carry is None; it must be the one before this step, or initial_carry's",
+            "carry is None; it must be the last step's, or from initial_carry",
         ),
         (
             lambda x: jaxgru.step(GRU, jnp.ones((2, F), int), jnp.zeros((2, H))),
@@ -673,7 +673,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.bidirectional(GRU, GRU, x, jnp.zeros((2, 2, H))),
-            "carry must be a pair: of the forward and of the backward layers",
+            "carry must be a pair, the forward and the backward layers",
         ),
         (
             lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
@@ -739,11 +739,11 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, lengths=[2**70, 1]),
-            "lengths has a whole number that is too large",
+            "lengths contains a whole number that is too large",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, lengths=[2**40, 1]),
-            "lengths go from 1 to 1099511627776; they must be in 0 … T = 3",
+            "lengths range from 1 to 1099511627776; they must be in 0 … T = 3",
         ),
         (
             lambda x: jaxgru.unroll(
@@ -785,7 +785,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.bidirectional(GRU, [GRU], x),
-            "only one direction is a list of layers; both must be, or none",
+            "only one direction is a list of layers; both must be, or neither",
         ),
     ],
 )

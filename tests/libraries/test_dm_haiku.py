@@ -273,7 +273,10 @@ class TestRefusals:
                 np.zeros((5, 3, 4), int),
                 r"input_sequence is int64 \(5, 3, 4\); it must be floating-",
             ),
-            (np.zeros((1, 5, 3, 4)), r"is float64 \(1, 5, 3, 4\); it must .* a batch axis or none"),
+            (
+                np.zeros((1, 5, 3, 4)),
+                r"is float64 \(1, 5, 3, 4\); it must .* with or without a batch axis",
+            ),
             (
                 np.zeros((0, 3, 4)),
                 r"input_sequence has shape \(0, 3, 4\); it must have at least one step",

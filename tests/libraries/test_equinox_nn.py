@@ -164,7 +164,7 @@ def test_cells_with_other_fields(monkeypatch):
     cell, xs = made("GRUCell"), normal(5, 4, dtype=np.float32)
     unbiased = made("GRUCell")
     object.__setattr__(unbiased, "use_bias", False)
-    with pytest.raises(InteropError, match="there is a tensor bias that does not belong there"):
+    with pytest.raises(InteropError, match="the tensor bias does not belong there"):
         unroll(unbiased, xs)
     with pytest.raises(InteropError, match="the tensor bias_n is missing"):
         unroll(eqx.tree_at(lambda c: c.bias_n, cell, None), xs)
@@ -181,7 +181,7 @@ def test_cells_with_other_fields(monkeypatch):
     with unchecked(), pytest.raises(InteropError, match="the cell is a GRUCell; it must be an equ"):
         unroll(GRUCell(4, 6, key=jax.random.key(0)), xs)
     monkeypatch.setattr(eqx.nn, "GRUCell", GRUCell)
-    with unchecked(), pytest.raises(InteropError, match="a tensor bias_hh that does not belong"):
+    with unchecked(), pytest.raises(InteropError, match="the tensor bias_hh does not belong"):
         unroll(GRUCell(4, 6, key=jax.random.key(0)), xs)
 
 

@@ -172,7 +172,7 @@ class TestRefusals:
         "make, says",
         [
             (lambda: keras.layers.Dense(3), "a Dense cannot be converted; a keras GRU, LSTM"),
-            (lambda: keras.layers.GRU(3), "the GRU has no weights yet: build it first"),
+            (lambda: keras.layers.GRU(3), "the GRU has no weights yet; build it first"),
             (lambda: made("LSTM", activation="relu"), "activations of this LSTM are not tanh"),
             (lambda: made("LSTM", recurrent_activation="relu"), "activations of this LSTM are no"),
             (lambda: made("LSTM", dtype=jnp.bfloat16), "the weights are bfloat16; they must be"),
@@ -201,12 +201,12 @@ class TestRefusals:
         more = keras.layers.GRU(3)
         more.add_weight(shape=(2,))
         for weights in (None, made("GRU, reset after", 2, 3).get_weights()):
-            with pytest.raises(InteropError, match="there are 4 weights; this GRU has 3"):
+            with pytest.raises(InteropError, match="the number of weights is 4; this GRU has 3"):
                 from_keras(built(more) if weights is None else more, weights)
 
     def test_directions(self):
         summed = keras.layers.Bidirectional(keras.layers.GRU(3), merge_mode="sum")
-        with pytest.raises(InteropError, match="there are 1 weights; this GRU has 3"):
+        with pytest.raises(InteropError, match="the number of weights is 1; this GRU has 3"):
             from_keras(made("GRU, reset after"), [np.zeros((4, 18), np.float32)])
         with pytest.raises(InteropError, match="merge_mode is 'sum' .* one by one"):
             from_keras(summed)
@@ -214,7 +214,7 @@ class TestRefusals:
             to_keras(layer("gru"), layer("gru after"))
         with pytest.raises(InteropError, match="must be of one kind and size"):
             to_keras(layer("rnn"), layer("rnn", H=5))
-        with pytest.raises(InteropError, match="layer 1 has 6 input features, but is given 12"):
+        with pytest.raises(InteropError, match="layer 1 takes 6 features, but receives 12"):
             to_keras([layer("rnn"), layer("rnn", 6)], [layer("rnn"), layer("rnn", 6)])
         with pytest.raises(InteropError, match="there are 2 forward and 1 backward layers"):
             to_keras([layer("rnn"), layer("rnn")], layer("rnn"))
@@ -228,16 +228,16 @@ class TestRefusals:
         run = dict(return_sequences=True, **UNDRAWN)
         gru, back = keras.layers.GRU(6, **run), keras.layers.GRU(6, go_backwards=True, **run)
         for layers in ([], [back], [gru, keras.layers.Bidirectional(keras.layers.GRU(6, **run))]):
-            says = f"the {len(layers)} layers of this Sequential must all be of one direction"
+            says = f"the {len(layers)} layers of this Sequential must all be forward or"
             with pytest.raises(InteropError, match=says):
                 several(*layers)
         with pytest.raises(InteropError, match="a Dense cannot be converted"):
             several(gru, keras.layers.Dense(3))
         model = to_keras([layer("rnn"), layer("rnn", 6)])
-        with pytest.raises(InteropError, match="there are 1 weights; this Sequential has 6"):
+        with pytest.raises(InteropError, match="the number of weights is 1; this Sequential has 6"):
             from_keras(model, model.get_weights()[:1])
         for option in ("name", "return_state"):
-            with pytest.raises(InteropError, match=f"{option}: the stack determines it"):
+            with pytest.raises(InteropError, match=f"{option}, which the stack determines"):
                 to_keras([layer("rnn"), layer("rnn", 6)], **{option: True})
 
     def test_weights_of_other_shapes(self):
@@ -259,14 +259,14 @@ class TestRefusals:
         (name,) = option
         p, q = layer("gru"), layer("gru", 6)
         for layers, which in ((p, "layer"), (((p,), (p,)), "pair"), ([p, q], "stack")):
-            says = f"to_keras does not take {name}: the {which} determines it"
+            says = f"to_keras does not take {name}, which the {which} determines"
             with pytest.raises(InteropError, match=says):
                 to_keras(layers, **option)
 
     @pytest.mark.parametrize("option", [{"merge_mode": "sum"}, {"go_backwards": True}])
     def test_options_that_contradict_a_pair(self, option):
         (name,) = option
-        with pytest.raises(InteropError, match=f"does not take {name}: the pair determines it"):
+        with pytest.raises(InteropError, match=f"does not take {name}, which the pair determines"):
             to_keras(layer("lstm"), layer("lstm"), **option)
 
     def test_weights_in_bfloat16(self):

@@ -220,7 +220,7 @@ class TestIn:
         onnx.save(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
         assert same_bits(from_onnx(path)[0].layer, want)
         with pytest.raises(
-            InteropError, match="its W is in a file beside the graph's: pass the gr"
+            InteropError, match="its W is in a file beside the graph's; pass the gr"
         ):
             from_onnx(onnx.load(path, load_external_data=False))
 
@@ -228,8 +228,8 @@ class TestIn:
         "model, says",
         [
             (lambda: graph_of("GRU", activations=["HardSigmoid", "Tanh"]),
-             "the GRU 'it' has the activations hardsigmoid, tanh; jaxgru's has sigmoid, tanh"),
-            (lambda: graph_of("RNN", activations=["Relu"]), "activations relu; jaxgru's has tanh"),
+             "the GRU 'it' has the activations hardsigmoid, tanh; jaxgru's are sigmoid, tanh"),
+            (lambda: graph_of("RNN", activations=["Relu"]), "activations relu; jaxgru's are tanh"),
             (lambda: graph_of("LSTM", clip=3.0), r"clips what enters its activations \(clip\)"),
             (lambda: graph_of("LSTM", input_forget=1), r"couples its gates \(input_forget\)"),
             (lambda: graph_of("LSTM", more={"P": (1, 9)}), r"has peepholes \(P\)"),

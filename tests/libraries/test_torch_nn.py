@@ -269,14 +269,18 @@ class TestStateDicts:
     @pytest.mark.parametrize(
         "change, cell, says",
         [
-            (lambda s: s.pop("weight_hh_l0"), None, "there is no matrix weight_hh_l0.$"),
+            (lambda s: s.pop("weight_hh_l0"), None, "the matrix weight_hh_l0 is missing.$"),
             (lambda s: s.pop("bias_hh_l0"), None, "the tensor bias_hh_l0 is missing"),
             (
                 lambda s: s.update(scale=s["bias_ih_l0"]),
                 None,
-                "a tensor scale that does not belong",
+                "the tensor scale does not belong",
             ),
-            (lambda s: s.update(weight_ih_l0=s["bias_ih_l0"]), None, "no matrix weight_ih_l0"),
+            (
+                lambda s: s.update(weight_ih_l0=s["bias_ih_l0"]),
+                None,
+                "the matrix weight_ih_l0 is missing",
+            ),
             (lambda s: s.update(weight_hr_l0=s["weight_hh_l0"]), None, "weight_hr_l0 has shape"),
             (lambda s: s.update(weight_hr_l0=s["weight_hh_l0"][:4]), None, "is an LSTM's, but the"),
             (
@@ -292,7 +296,7 @@ class TestStateDicts:
             (
                 lambda s: [s.update({f"rnn.{name}": s.pop(name)}) for name in list(s)],
                 None,
-                "no matrix weight_ih_l0, but 'rnn.weight_ih_l0': pass that module's own state_dict",
+                "weight_ih_l0 is missing, but 'rnn.weight_ih_l0' is there; pass that",
             ),
         ],
     )
@@ -303,9 +307,11 @@ class TestStateDicts:
             from_torch(state, cell=cell)
 
     def test_what_the_weights_alone_do_not_say(self):
-        with pytest.raises(InteropError, match='nonlinearity: if it is tanh, pass cell="rnn"'):
+        with pytest.raises(InteropError, match='nonlinearity; if it is tanh, pass cell="rnn"'):
             from_torch(module("rnn", 3, 4, 1).state_dict())
-        with pytest.raises(InteropError, match="cell is 'gru', which only a state_dict needs"):
+        with pytest.raises(
+            InteropError, match="cell is 'gru'; leave it out, because only a state_dict needs it"
+        ):
             from_torch(module("gru", 3, 4, 1), cell="gru")
 
 
@@ -384,10 +390,10 @@ class TestRefusals:
             ),
             (
                 lambda m: m.register_parameter("bias_n", torch.nn.Parameter(torch.ones(3))),
-                "this LSTM: there is a tensor bias_n that does not belong there",
+                "this LSTM: the tensor bias_n does not belong there",
             ),
-            (lambda m: m.register_buffer("scale", torch.ones(3)), "a tensor scale that does not"),
-            (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "a tensor lora.bias that does"),
+            (lambda m: m.register_buffer("scale", torch.ones(3)), "the tensor scale does not"),
+            (lambda m: m.add_module("lora", torch.nn.Linear(1, 1)), "the tensor lora.bias does"),
         ],
     )
     @pytest.mark.filterwarnings("ignore::FutureWarning")

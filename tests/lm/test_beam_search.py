@@ -101,8 +101,11 @@ def test_more_beams_than_texts():
     [
         ({"num_beams": 0}, "num_beams is 0; it must be a whole number from 1 to 2147483647"),
         ({"num_tokens": 0}, "num_tokens is 0"),
-        ({"prompt": np.array([[0, 3]])}, "the prompt has a token 3; the vocabulary's are 0 to 2"),
-        ({"stop": [7]}, "stop has a token 7"),
+        (
+            {"prompt": np.array([[0, 3]])},
+            "the prompt contains 3; the vocabulary's tokens are 0 to 2",
+        ),
+        ({"stop": [7]}, "stop contains 7"),
     ],
 )
 def test_refused(change, says):

@@ -213,7 +213,7 @@ class TestEvaluate:
     def test_a_text_of_one_character_has_no_loss_per_character(self):
         """Its first byte is read, and the rest stands for no character of its own."""
         losses = Losses(0.0, 0.0, 0.0, num_tokens=2, num_characters=0)
-        with pytest.raises(UserError, match="no character whose loss"):
+        with pytest.raises(UserError, match="no character after its first token"):
             losses.in_units(1.0)
 
 
@@ -248,7 +248,7 @@ class TestScore:
         assert scores.bits_per_character == pytest.approx(bits / scores.num_characters, rel=1e-5)
 
     def test_of_one_token(self, params):
-        with pytest.raises(UserError, match="at least 2 tokens; these are 1"):
+        with pytest.raises(UserError, match="at least 2 tokens, not 1"):
             score(params, CharacterTokenizer("abcdefg"), "a")
 
     def test_a_perplexity_no_float_can_hold(self):
@@ -283,7 +283,7 @@ class TestRefusals:
     @pytest.mark.parametrize("n", [0, 1])
     def test_too_few_tokens(self, params, n):
         for loss in (lambda t: window_loss(params, t, 4), lambda t: stream_loss(params, t)):
-            with pytest.raises(UserError, match=f"at least 2 tokens; these are {n}"):
+            with pytest.raises(UserError, match=f"at least 2 tokens, not {n}"):
                 loss(np.zeros(n, np.int32))
 
     @pytest.mark.parametrize(
@@ -301,7 +301,10 @@ class TestRefusals:
 
     def test_settings_of_another_model(self, params, tokens):
         smaller = dataclasses.replace(params, embedding=params.embedding[:, :-1])
-        for other, says in ((True, "dynamic is a bool"), (Dynamic(smaller, 1e-3), "not of this")):
+        for other, says in (
+            (True, "dynamic is a bool"),
+            (Dynamic(smaller, 1e-3), "not this model's"),
+        ):
             with unchecked(), pytest.raises(UserError, match=says):
                 evaluate(params, tokens, N - 1, dynamic=other)
 
@@ -312,8 +315,8 @@ class TestRefusals:
             (np.zeros((2, 5), np.int32), "tokens is int32 (2, 5); it must be one sequence, (N,)"),
             (np.int32(3), "tokens is int32 (); it must be one sequence, (N,)"),
             (np.zeros(5, np.float32), "tokens is float32 (5,); it must be integers"),
-            ([0, V], f"tokens has a token {V}; the vocabulary's are 0 to {V - 1}"),
-            ([0, -1], f"tokens has a token -1; the vocabulary's are 0 to {V - 1}"),
+            ([0, V], f"tokens contains {V}; the vocabulary's tokens are 0 to {V - 1}"),
+            ([0, -1], f"tokens contains -1; the vocabulary's tokens are 0 to {V - 1}"),
         ],
         ids=str,
     )

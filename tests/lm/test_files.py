@@ -222,7 +222,7 @@ def test_a_file_larger_than_may_be_is_not_read(tmp_path, size, whole):
     if whole:
         assert read_bytes(path, at_most=3) == b"xxx"
     else:
-        with pytest.raises(OSError, match="it has 4 bytes; there may be 3"):
+        with pytest.raises(OSError, match="it has 4 bytes; at most 3 are allowed"):
             read_bytes(path, at_most=3)
 
 

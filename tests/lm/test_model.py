@@ -222,7 +222,7 @@ def test_refuses_misshapen_tokens_and_carries(tokens, carry, message):
 @pytest.mark.parametrize(
     "token, carry, message",
     [
-        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token must be \(B,\), .*; this is \(2, 6\)"),
+        (TOKENS, (jnp.zeros((2, 4)),) * 2, r"token is \(2, 6\); it must be \(B,\), one"),
         (jnp.zeros(2), (jnp.zeros((2, 4)),) * 2, "token is float32 .*; it must be integers"),
         (TOKENS[:, 0], (jnp.zeros((2, 4)),), "the carry's shapes .* one entry per layer"),
         (TOKENS[:1, 0], (jnp.zeros((2, 4)),) * 2, "the carry's shapes .* one entry per layer"),
@@ -345,7 +345,9 @@ def test_without_jit():
 
 def test_tokens_that_do_not_fit_into_32_bits_are_refused():
     """2³² + 1 would be 1."""
-    with pytest.raises(ValueError, match="tokens has 4294967297, which does not fit into int32"):
+    with pytest.raises(
+        ValueError, match="tokens contains 4294967297, which does not fit into int32"
+    ):
         apply(perturbed(KINDS["gru"]), np.array([[2**32 + 1, 0]]))
 
 

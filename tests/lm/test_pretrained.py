@@ -53,7 +53,7 @@ def test_what_ships():
     [
         ("mine", "it must be a run's folder, .* file, or a pretrained model: astra_alpha, astra_b"),
         ("astra_bta", "the nearest is astra_beta."),
-        ("leviathan", "it is a config, to train with: jaxgru train leviathan."),
+        ("leviathan", "it is a config, which jaxgru train leviathan trains."),
     ],
 )
 def test_an_unknown_name(name, says):

@@ -193,11 +193,17 @@ def test_top_p_1_leaves_no_token_out():
         ({"top_k": 10**400}, "top_k is "),
         ({"top_k": True}, "top_k is True; it must be a whole number from 1 to the vocabulary's"),
         ({"num_tokens": True}, "num_tokens is True; it must be a whole number from 1"),
-        ({"prompt": PROMPT[:, :0]}, "prompt must be"),
-        ({"prompt": PROMPT[0]}, "prompt must be"),
-        ({"prompt": PROMPT.at[1, 0].set(-1)}, f"a token -1; the vocabulary's are 0 to {V - 1}"),
-        ({"prompt": PROMPT.at[0, 2].set(V)}, f"a token {V}; the vocabulary's are 0 to {V - 1}"),
-        ({"prompt": np.array([[2**32 + 1]])}, f"a token {2**32 + 1}"),  # 1 in 32 bits
+        ({"prompt": PROMPT[:, :0]}, r"prompt is \(2, 0\); it must be"),
+        ({"prompt": PROMPT[0]}, r"prompt is \(\d,\); it must be"),
+        (
+            {"prompt": PROMPT.at[1, 0].set(-1)},
+            f"contains -1; the vocabulary's tokens are 0 to {V - 1}",
+        ),
+        (
+            {"prompt": PROMPT.at[0, 2].set(V)},
+            f"contains {V}; the vocabulary's tokens are 0 to {V - 1}",
+        ),
+        ({"prompt": np.array([[2**32 + 1]])}, f"contains {2**32 + 1}"),  # 1 in 32 bits
         ({"prompt": PROMPT > 2}, "dtype is bool"),
         ({"prompt": PROMPT.astype(float)}, "dtype is float32"),
     ],

@@ -70,8 +70,8 @@ class Section:
         if math.prod(values) >= 2**31:
             product = " × ".join(f"{self.section}.{name}" for name in names)
             raise ConfigError(
-                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31: JAX's "
-                "integers have 32 bits."
+                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31, because "
+                "JAX's integers have 32 bits."
             )
 
 

@@ -117,7 +117,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
             f"at most {MAX_BYTES:,} and {MAX_DOTS:,} are allowed."
         )
     if b"\0" in data:
-        raise ConfigError("it has bytes of 0, as UTF-16 does; save it as UTF-8.")
+        raise ConfigError("it contains bytes of 0, as UTF-16 does; save it as UTF-8.")
     try:
         return tomllib.loads(data.decode("utf-8-sig"))  # Windows begins files with a mark
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets
@@ -232,5 +232,5 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     meant = nearest(name, known)
-    meant = f"the nearest is {meant!r}" if meant else f"there are {', '.join(known)}"
-    return f"there is no {kind} {name!r} in a config; {meant}."
+    meant = f"the nearest is {meant!r}" if meant else f"the {kind}s are {', '.join(known)}"
+    return f"a config has no {kind} {name!r}; {meant}."

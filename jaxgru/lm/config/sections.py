@@ -64,13 +64,13 @@ class ModelConfig(Section):
             value = getattr(self, field.name)
             if owners and self.cell not in owners and value != field.default:
                 raise ConfigError(
-                    f"model.{field.name} is {value}; it must be {field.default}: only "
-                    f"{', '.join(owners)} has this option, and this cell is {self.cell}."
+                    f"model.{field.name} is {value}; it must be {field.default}, because "
+                    f"this cell is {self.cell}; the option is only for {', '.join(owners)}."
                 )
         for name in ("context_length", "proj_size"):
             if name in CELLS[self.cell].options and getattr(self, name) == 0:
                 raise ConfigError(
-                    f"model.{name} is 0; it must be at least 1: this cell is {self.cell}."
+                    f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
         if self.hidden_dim % self.num_blocks:
             raise ConfigError(
@@ -283,7 +283,7 @@ class Config:
             )
         model, training = self.model, self.training
         self._refuse(
-            model.num_layers == 1, "between_dropout", "model.num_layers is 1: nothing is between"
+            model.num_layers == 1, "between_dropout", "with one layer, nothing is between layers"
         )
         for site in ("between", "output"):
             twice = training.dropout > 0 and training.dropout_site == site
@@ -301,7 +301,9 @@ class Config:
         value, default = getattr(self.training, name), getattr(TrainingConfig, name)
         if senseless and value != default:
             value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
-            raise ConfigError(f"training.{name} is {value}; it must be {default}: {reason}.")
+            raise ConfigError(
+                f"training.{name} is {value}; it must be {default}, because {reason}."
+            )
 
 
 def recurrent_matrices(cell: str) -> list[str]:

@@ -75,7 +75,7 @@ def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:
     """
     tokens = as_sequence("tokens", tokens, vocab_size)
     if len(tokens) < 2:
-        raise UserError(f"a loss needs at least 2 tokens; these are {len(tokens)}.")
+        raise UserError(f"a loss needs at least 2 tokens, not {len(tokens)}.")
     return tokens
 
 

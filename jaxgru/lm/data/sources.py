@@ -95,15 +95,17 @@ def find_files(place: str) -> list[Path]:
         except OSError as error:
             raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
         if not found:
-            raise CorpusError(f"the folder {path} has no files to read.")
+            raise CorpusError(f"the folder {path} contains no files to read.")
     elif glob.has_magic(place) and "\0" not in place and not os.path.lexists(path):
         found = _matching(path)
         if not found:
-            raise CorpusError(f"There is no file that matches {place}.")
+            raise CorpusError(f"there is no file that matches {place}.")
     else:
         return [path]
     if len(found) > MAX_FILES:
-        raise CorpusError(f"{place} has more than {MAX_FILES:,} files; give a smaller part of it.")
+        raise CorpusError(
+            f"{place} contains more than {MAX_FILES:,} files; give a smaller part of it."
+        )
     return sorted(found)
 
 
@@ -148,7 +150,7 @@ def _matching(pattern: Path) -> list[Path]:
         found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
         files = [path for path in found if path.is_file()]
     except (OSError, ValueError) as error:
-        raise CorpusError(f"{pattern} is no pattern of files: {error}.") from None
+        raise CorpusError(f"{pattern} is not a pattern of files: {error}.") from None
     return [
         path for path in files if not any(part.startswith(".") for part in set(path.parts) - given)
     ]
@@ -158,7 +160,7 @@ def _check_size(place: str, paths: list[Path]) -> None:
     size = sum(os.stat(path).st_size for path in paths if os.path.exists(path))
     if size > MAX_BYTES:
         raise CorpusError(
-            f"{place} has {size:,} bytes in {counted(len(paths), 'file')}; at most "
+            f"{place} contains {size:,} bytes in {counted(len(paths), 'file')}; at most "
             f"{MAX_BYTES:,} are read."
         )
 
@@ -168,7 +170,7 @@ def _file(path: Path) -> bytes:
         data = read_bytes(path)
     except FileNotFoundError:
         raise CorpusError(
-            f"There is no file {path}; a corpus is 'tiny_shakespeare', or the path of a text file, "
+            f"there is no file {path}; a corpus is 'tiny_shakespeare', or the path of a text file, "
             "a folder or a pattern of several, or - for standard input."
         ) from None
     except OSError as error:
@@ -243,14 +245,14 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
     except UnicodeError as error:  # of UTF-16 without a mark
         raise CorpusError(f"{name} is not {encoding.upper()}: {error}.") from None
     if not is_utf_8 and any("\ud800" <= c <= "\udfff" for c in set(text)):
-        raise CorpusError(f"{name} is not {encoding.upper()}: it gives half a surrogate pair.")
+        raise CorpusError(f"{name} is not {encoding.upper()}: it decodes to half a surrogate pair.")
     if is_utf_8 and "\0" in text:
         nuls = abs(data[0::2].count(0) - data[1::2].count(0))
         raise CorpusError(
             f"{name} seems to be UTF-16, because every second byte is 0; save it as "
             "UTF-8, or train with data.encoding utf-16-le or utf-16-be."
             if nuls > len(data) / 4
-            else f"{name} is no text: byte {data.index(0)} is 0; save it as UTF-8, or "
+            else f"{name} is not a text: byte {data.index(0)} is 0; save it as UTF-8, or "
             "train with data.tokenizer bytes."
         )
     return text

@@ -79,8 +79,8 @@ def check_params(
     like = check_model(where, {n: t.shape for n, t in tensors.items()}, config, tokenizer)
     if jax.tree.structure(params) != jax.tree.structure(like):
         raise InteropError(
-            f"{where}: the parameters are not those of such a config, though their names and "
-            "shapes are: a field that is no array is another."
+            f"{where}: the parameters have the names and shapes that the config gives, but differ "
+            "in a field that is not an array."
         )
     return tensors
 
@@ -101,7 +101,7 @@ def check_sha256(
 ) -> None:
     """Raise InteropError if the SHA-256 is not that of the tensors and the other metadata."""
     if _sha256(tensors, metadata) != metadata["sha256"]:
-        raise InteropError(f"{where}: it is damaged; its content does not have its SHA-256.")
+        raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
 
 
 def read_config(where: str, metadata: Mapping[str, str]) -> Config:
@@ -149,8 +149,8 @@ def check_model(
     check_shapes(where, shapes, {name: leaf.shape for name, leaf in flatten(like).items()})
     if tokenizer.vocab_size != config.model.vocab_size:
         raise InteropError(
-            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, the config "
-            f"{config.model.vocab_size}."
+            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but the "
+            f"config has {config.model.vocab_size}."
         )
     return like
 

@@ -111,7 +111,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
     params = _params(where, metadata, stored)
     if not isinstance(params, Params):
-        raise InteropError(f"{where}: it has layers alone, without an embedding and a head.")
+        raise InteropError(f"{where}: it contains only layers, without an embedding and a head.")
     tensors = check_params(where, params, config, tokenizer)
     check_sha256(where, tensors, {name: metadata[name] for name in METADATA})
     return params, config, tokenizer
@@ -175,7 +175,9 @@ def to_onnx(
     _check_dtypes("the weights", dtypes)
     size = sum(tensor.nbytes for tensor in tensors.values())
     if size > _MAX_BYTES:
-        raise InteropError(f"the weights have {size:,} bytes; an ONNX file can have 2 GiB.")
+        raise InteropError(
+            f"the weights take {size:,} bytes; an ONNX file can contain at most 2 GiB."
+        )
 
     directions = len(pairs[0])
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
@@ -197,7 +199,7 @@ def to_onnx(
     for i, pair in enumerate(pairs):
         E, H = sizes(pair[0])
         if E != features:
-            raise InteropError(f"layer {i} has {E} input features, but is given {features}.")
+            raise InteropError(f"layer {i} takes {E} features, but receives {features}.")
         pair = jax.tree.map(np.asarray, pair)
         x, features = add_layer(graph, i, pair, x, given, reverse), H * directions
     if model:
@@ -309,7 +311,7 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
     except (ValueError, RecursionError) as error:
         raise InteropError(f"{where}: its metadata are not JSON ({error}).") from error
     if not (isinstance(kinds, list) and kinds and isinstance(shapes, dict)):
-        raise InteropError(f"{where}: its metadata name no layers or no tensors.")
+        raise InteropError(f"{where}: its metadata do not name its layers and tensors.")
     for kind in kinds:
         if kind not in list(KINDS):
             names = "; ".join(KINDS)
@@ -317,7 +319,7 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
     array: Callable[[str], Any] = partial(_array, where, stored)
     pairs = [unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds)]
     if len({len(pair) for pair in pairs}) > 1:
-        raise InteropError(f"{where}: its layers are of one direction and of two.")
+        raise InteropError(f"{where}: some of its layers have one direction, others two.")
     directions = tuple(zip(*pairs, strict=True))
     params = directions if len(directions) == 2 else directions[0]
     if "embedding" in shapes:

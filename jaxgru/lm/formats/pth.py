@@ -130,7 +130,7 @@ def load_pth(
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for "
-                f"{counted(model.vocab_size, 'token')}: "
+                f"{counted(model.vocab_size, 'token')}; "
                 "give the one used in training "
                 f"({command('convert')} {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
@@ -221,7 +221,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
             raise
         except zipfile.BadZipFile as error:
             raise InteropError(
-                f"{where}: it is damaged, or no file that torch.save wrote (PyTorch 1.6 or newer)."
+                f"{where}: it is damaged, or not a file of torch.save (PyTorch 1.6 or newer)."
             ) from error
         except Exception as error:  # a hostile or damaged pickle can fail in any way
             # EINVAL: the archive names a place before its beginning
@@ -251,7 +251,7 @@ def _check_archive(file: BinaryIO, where: str) -> None:
             if member.filename.endswith("data.pkl"):
                 check_pickle(archive.read(member))
     if damaged is not None:
-        raise InteropError(f"{where}: it is damaged; {damaged} does not have its checksum.")
+        raise InteropError(f"{where}: it is damaged; {damaged} does not match its checksum.")
 
 
 def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[
     torch = import_torch()
     tensors = checkpoint.get("state_dict")
     if not isinstance(tensors, dict):
-        raise InteropError(f"{where}: it has no state_dict.")
+        raise InteropError(f"{where}: it contains no state_dict.")
     for name, tensor in tensors.items():
         dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
         if not isinstance(name, str) or not dense or tensor.device.type != "cpu":

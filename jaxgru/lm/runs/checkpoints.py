@@ -86,7 +86,7 @@ def load_folder(
 
         params, step, broken = _read_newest(manager, run, like, read)
     for checkpoint, fault in broken.items():
-        warn(f"{checkpoint} is broken ({fault}): that of step {step} is used.")
+        warn(f"{checkpoint} is broken ({fault}); that of step {step} is used.")
     return params, config, tokenizer
 
 
@@ -180,7 +180,7 @@ def _fault_read_back(checkpoint: Checkpoint, params: Params) -> str | None:
     for name, leaf in flatten(params).items():
         parts = zip(leaf.addressable_shards, again[name].addressable_shards, strict=True)
         if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in parts):
-            return f"{name} is not as it was written"
+            return f"{name} differs from what was written"
     return None
 
 
@@ -223,7 +223,7 @@ def restore(
             progress = Progress.from_dict(checkpoint.read_json("progress"))
         key = jax.random.wrap_key_data(rest.key)
         if int(rest.step) != checkpoint.step:
-            raise BrokenCheckpoint(f"{checkpoint} is of step {int(rest.step)}.")
+            raise BrokenCheckpoint(f"{checkpoint} contains step {int(rest.step)}.")
         evaluated = "params" if like.ema is None else "ema"
         return rest.replace(**{evaluated: params}, key=key), best, progress
 
@@ -231,7 +231,7 @@ def restore(
     if is_first():
         for checkpoint, fault in broken.items():
             warn(
-                f"{checkpoint} is broken ({fault}): it is kept as {checkpoint.set_aside().name}, "
+                f"{checkpoint} is broken ({fault}); it is kept as {checkpoint.set_aside().name}, "
                 f"and the run resumes from step {step}."
             )
     if broken:
@@ -281,7 +281,7 @@ def _read_newest(
         raise _no_checkpoint(run)
     faults = "; ".join(f"{one.folder}: {fault}" for one, fault in broken.items())
     raise RunError(
-        f"the run {run} has no checkpoint that is whole ({faults}). "
+        f"the run {run} has no intact checkpoint ({faults}). "
         f"To train it from its first step again, delete {run / 'checkpoints'}."
     )
 

@@ -344,9 +344,7 @@ def claim(run: Path) -> Iterator[Callable[[], None]]:
 def _what_is_left(run: Path) -> str:
     steps = saved_steps(run)
     left = (
-        f"the checkpoint of step {steps[-1]} is intact"
-        if steps
-        else "of its checkpoints none was saved yet"
+        f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint was saved yet"
     )
     return f"{left}; once that is solved, resume with: {command('train')} --resume {run}"
 

@@ -368,7 +368,7 @@ def _deleted_if_empty(folder: Path) -> Iterator[None]:
     except BaseException as error:
         if not is_distributed() and folders.discard_empty(folder):
             if isinstance(error, folders.WriteError):
-                left = "of its checkpoints none was saved yet, so it is deleted."
+                left = "no checkpoint was saved yet, so it is deleted."
                 raise folders.WriteError(folder, error.why, left) from error
             console.print(f"No step was saved, so {folder} is deleted.", soft_wrap=True)
         raise
@@ -426,7 +426,7 @@ def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
     epochs = counted(progress.epoch, "epoch")
     if not progress.has_stopped_early(training):
         return (
-            f"{run} is finished, with {epochs}; --training.epochs N beside --resume trains it for "
+            f"{run} is finished, with {epochs}; --training.epochs N with --resume trains it for "
             "more."
         )
     return (

@@ -111,7 +111,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     check_path(run, UNREADABLE)
     folder = run / "checkpoints"
     if os.path.lexists(folder) and not folder.is_dir():
-        raise RunError(f"{folder} is in the way: it should be a folder.")
+        raise RunError(f"{folder} should be a folder; rename or delete what is there.")
     with contextlib.ExitStack() as stack:
         stack.callback(silence_orbax())
         try:
@@ -306,20 +306,20 @@ class Checkpoint:
                 path = Path(name)
                 of_json = path.name in JSON_FILES or path.parent.name == "array_metadatas"
                 if of_json and size > MAX_JSON:
-                    return f"{name} has {size:,} bytes; there may be {MAX_JSON:,}"
+                    return f"{name} has {size:,} bytes; at most {MAX_JSON:,} are allowed"
             if CHECKSUMS not in sizes:
                 return None
             for name, expected in json.loads(read_bytes(folder / CHECKSUMS)).items():
                 if name not in sizes:
                     return f"{name} is missing"
                 if file_hash(folder / name) != expected:
-                    return f"{name} is not as it was written"
+                    return f"{name} differs from what was written"
         except OSError as error:
             if error.errno not in OF_DAMAGE:
                 raise RunError(f"{self} cannot be read: {reason(error)}.") from error
             return f"it cannot be read: {reason(error)}"
         except (ValueError, AttributeError, RecursionError):
-            return f"{CHECKSUMS} is not as it was written"
+            return f"{CHECKSUMS} differs from what was written"
         return None
 
     def set_aside(self) -> Path:

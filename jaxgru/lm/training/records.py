@@ -41,7 +41,7 @@ class Progress(Struct, forbid_unknown_fields=True):
         if math.isnan(self.best_val_loss):
             raise ValueError("its best loss is not a number")
         if self.best_epoch > self.epoch:
-            raise ValueError("its best epoch is none of its epochs")
+            raise ValueError("its best epoch is not one of its epochs")
 
     @property
     def epoch(self) -> int:

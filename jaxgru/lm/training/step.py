@@ -136,7 +136,7 @@ def loss_fn(
         return token_nll(logits, targets).mean(), carry
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(
-            f"inputs must be (B, T) with B and T at least 1 for remat; these are {inputs.shape}."
+            f"inputs are {inputs.shape}; for remat they must be (B, T) with B and T at least 1."
         )
 
     weights = rounded_inside(params)

@@ -389,8 +389,8 @@ class TestUsersOwnText:
                 "light".encode("utf-32"),
                 "is UTF-32; save it as UTF-8, or train with data.encoding utf-32",
             ),
-            (b"light\0light", "is no text: byte 5 is 0"),
-            (bytes(20), "is no text: byte 0 is 0"),
+            (b"light\0light", "is not a text: byte 5 is 0"),
+            (bytes(20), "is not a text: byte 0 is 0"),
             (gzip.compress(b"light"), "is compressed by gzip; name it .gz or decompress it first"),
             (bz2.compress(b"light"), "is compressed by bzip2; decompress it first"),
             (lzma.compress(b"light"), "is compressed by xz; decompress it first"),
@@ -424,8 +424,8 @@ class TestUsersOwnText:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (None, r"There is no file .*mine\.txt"),
-            ("folder", r"the folder .*mine\.txt has no files to read"),
+            (None, r"there is no file .*mine\.txt"),
+            ("folder", r"the folder .*mine\.txt contains no files to read"),
             (b"", r"mine\.txt is empty"),
             (b"caf\xe9 noir", r"mine\.txt is not UTF-8: byte 3 is 0xe9"),
             ("ab".encode("utf-16"), r"mine\.txt is UTF-16; save it as UTF-8"),
@@ -511,7 +511,7 @@ class TestScript:
         done = run(SCRIPT, "--path", tmp_path / "nowhere.txt")
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith(f"corpus.py: There is no file {tmp_path / 'nowhere.txt'}")
+        assert done.stderr.startswith(f"corpus.py: there is no file {tmp_path / 'nowhere.txt'}")
 
     @pytest.mark.parametrize(
         ("text", "lines"), [("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("é\r\n\n", 2)]

@@ -97,16 +97,16 @@ def test_what_a_gz_may_not_be(tmp_path, monkeypatch, data, says):
 
 def test_folders_that_nobody_means(folder, monkeypatch):
     monkeypatch.setattr(sources, "MAX_FILES", 2)
-    with pytest.raises(CorpusError, match="has more than 2 files"):
+    with pytest.raises(CorpusError, match="contains more than 2 files"):
         read_text(str(folder))
     monkeypatch.setattr(sources, "MAX_FILES", 3)
     monkeypatch.setattr(sources, "MAX_BYTES", 20)
-    with pytest.raises(CorpusError, match=r"has \d+ bytes in 3 files; at most 20"):
+    with pytest.raises(CorpusError, match=r"contains \d+ bytes in 3 files; at most 20"):
         read_text(str(folder))
 
 
 def test_no_file_matches(tmp_path):
-    with pytest.raises(CorpusError, match=r"There is no file that matches .*\*\.md"):
+    with pytest.raises(CorpusError, match=r"there is no file that matches .*\*\.md"):
         read_text(str(tmp_path / "*.md"))
 
 

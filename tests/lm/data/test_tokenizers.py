@@ -253,8 +253,8 @@ class TestTokensThatAreRefused:
     @pytest.mark.parametrize(
         "tokens, says",
         [
-            ([0, -1], "tokens has a token -1; the vocabulary's are 0 to"),
-            ([99999], "tokens has a token 99999; the vocabulary's are 0 to"),
+            ([0, -1], "tokens contains -1; the vocabulary's tokens are 0 to"),
+            ([99999], "tokens contains 99999; the vocabulary's tokens are 0 to"),
             ([0.5], "tokens is float32 (1,); it must be integers"),
             ([[0, 1]], "tokens is int32 (1, 2); it must be one sequence, (N,)"),
             ([[0], [1, 2]], "tokens is a list; it must be an array"),

@@ -256,7 +256,7 @@ def _set_tensor(name, value):
 BAD = "layers.1.grucell.Wzx.weight"
 REFUSED = {
     "missing tensor": (lambda file: file["state_dict"].pop(BAD), f"{BAD} is missing"),
-    "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight that does not"),
+    "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight does not belong"),
     "turned tensor": (
         _set_tensor("fc.linear_projection.weight", torch.zeros(4, 5)),
         r"fc.linear_projection.weight has shape \(4, 5\); it must be \(5, 4\)",
@@ -356,7 +356,7 @@ class TestRefusals:
         "change, says",
         [
             (lambda state: state.pop(BAD), f"{BAD} is missing"),
-            (lambda state: state.update(more=torch.zeros(2)), "a tensor more that does not"),
+            (lambda state: state.update(more=torch.zeros(2)), "the tensor more does not belong"),
             (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
             (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
             (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
@@ -380,7 +380,7 @@ class TestRefusals:
     @pytest.mark.parametrize("data", [b"", b"weights", b"PK\x03\x04", b"\x80\x02.", b"\0" * 999])
     def test_no_checkpoint_at_all(self, data, path):
         path.write_bytes(data)
-        assert "damaged, or no file that torch.save wrote" in refusal(path)
+        assert "damaged, or not a file of torch.save" in refusal(path)
 
     def test_an_archive_that_names_a_place_before_its_beginning(self, path):
         """Python's zipfile seeks there: an OSError, but not of the system's making."""
@@ -422,7 +422,7 @@ class TestRefusals:
         weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
         assert data.count(weight) == 1
         path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
-        assert "does not have its checksum" in refusal(path)
+        assert "does not match its checksum" in refusal(path)
 
     def test_compressed(self, path, tmp_path):
         """A small compressed file could fill the memory."""
@@ -443,7 +443,7 @@ class TestRefusals:
             torch.save(value, path)
             assert "nothing in it was run" in refusal(path)
             path.write_bytes(pickle.dumps(value))
-            assert "no file that torch.save wrote" in refusal(path)
+            assert "not a file of torch.save" in refusal(path)
         assert not witness.exists()
         pickle.loads(pickle.dumps(Evil()))
         assert witness.exists()  # the witness would have told

@@ -269,7 +269,7 @@ def _metadata(key, value):
 
 REFUSED = {
     "missing tensor": (lambda t, m: t.pop("layers.0.bz"), "layers.0.bz is missing"),
-    "extra tensor": (_tensor("layers.0.cz"), "a tensor layers.0.cz that does not belong"),
+    "extra tensor": (_tensor("layers.0.cz"), "the tensor layers.0.cz does not belong"),
     "turned tensor": (_tensor("layers.0.Wz", shape=[1, 2]), r"\(1, 2\); it must be \(2, 1\)"),
     "bfloat16": (_tensor("head.bo", "BF16", [6]), "head.bo has dtype BF16; it must be F32"),
     "float64": (_tensor("head.Wo", "F64", [1, 3], bytes(24)), "head.Wo has dtype F64"),
@@ -292,7 +292,7 @@ REFUSED = {
     ),
     "no base64": (_metadata("tokenizer", "sentencepiece"), "tokenizer_data is not base64"),
     "larger vocabulary": (
-        _metadata("tokenizer_data", '{"characters": "abcd"}'), "has 4 tokens, the config 3",
+        _metadata("tokenizer_data", '{"characters": "abcd"}'), "has 4 tokens, but the config has 3",
     ),
 } | {
     f"no {key}": (lambda t, m, key=key: m.pop(key), f"metadata lack {key}")
@@ -317,7 +317,7 @@ class TestRefusals:
         save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
         tensors, metadata = parsed(path.read_bytes())
         path.write_bytes(file_bytes(tensors, metadata | {"sha256": "0" * 64}))
-        with pytest.raises(InteropError, match="does not have its SHA-256"):
+        with pytest.raises(InteropError, match="does not match its SHA-256"):
             load_safetensors(path)
         del metadata["sha256"]
         path.write_bytes(file_bytes(tensors, metadata))
@@ -372,7 +372,7 @@ class TestRefusals:
         with pytest.raises(InteropError, match="layers.0.cr is missing"):
             other = Config("x", only_model(SMALL, second_bias=True))
             save(path, params, other, TOKENIZER)
-        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, the config 3"):
+        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the config has 3"):
             save(path, params, CONFIG, CharacterTokenizer("ab"))
         with pytest.raises(InteropError, match="layers.0.cn is missing"):
             save(path, params, Config("x", only_model(SMALL, reset_gate="after")), TOKENIZER)

@@ -107,7 +107,7 @@ def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
     before = [logger.level for logger in loggers]
     run, *_ = make_run(tmp_path)
     flip(run / "checkpoints" / "2" / "params" / "_METADATA")
-    with pytest.raises(RunError, match="no checkpoint that is whole"):
+    with pytest.raises(RunError, match="no intact checkpoint"):
         jaxgru.lm.load(run)
     assert [logger.level for logger in loggers] == before
 
@@ -239,7 +239,7 @@ def test_one_bit_in_any_file_is_noticed_and_the_checkpoint_before_is_read(every,
         assert said.count("\n") == 1 and f"checkpoint {newest} is broken (" in said
         assert "that of step 2 is used" in said
         if name.name != CHECKSUMS:  # a flipped bit there may name a file that never was
-            assert f"({name} is not as it was written)" in said
+            assert f"({name} differs from what was written)" in said
         assert files_of(run) == before  # reading a run writes nothing
         (newest / name).write_bytes(data)
     jaxgru.lm.load(run)
@@ -292,9 +292,9 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
         flip(run / "checkpoints" / step / "progress" / "metadata")
     before = files_of(run)
     for _ in range(2):
-        with pytest.raises(RunError, match="no checkpoint that is whole .*3: .*2: .*delete"):
+        with pytest.raises(RunError, match="no intact checkpoint .*3: .*2: .*delete"):
             restore_from(run, config)
-        with pytest.raises(RunError, match="no checkpoint that is whole"):
+        with pytest.raises(RunError, match="no intact checkpoint"):
             jaxgru.lm.load(run)
     assert files_of(run) == before
 
@@ -366,7 +366,7 @@ def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
         path = run / "checkpoints" / "3" / name
         path.unlink() if path.is_file() else shutil.rmtree(path)
     assert_same(jaxgru.lm.load(run)[0], kept)
-    assert "its best is missing.): that of step 2 is used" in capfd.readouterr().err
+    assert "its best is missing.); that of step 2 is used" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["files_below", "file_hash", "_description"])
