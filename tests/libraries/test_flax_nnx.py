@@ -449,7 +449,7 @@ class TestRefusals:
     def test_layers(self):
         with unchecked(), pytest.raises(ValueError, match="no cell has parameters of type dict"):
             Layer({})
-        with unchecked(), pytest.raises(ValueError, match="there are no layers in layers"):
+        with unchecked(), pytest.raises(ValueError, match="layers contains no layers"):
             Layer([])
         module = Layer(jaxgru.init_min_gru(jax.random.key(0), 4, 6))
         nnx.update(module, nnx.state(Layer(layer("gru"))))  # its fields include those of the minGRU
