@@ -617,7 +617,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (
             lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
             "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
-            "Wz float32 (3, 4), Uz float32 (4, 4)",
+            "cn float32 (4,), Wz float32 (3, 4), Uz float32 (4, 4)",
         ),
         (
             lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),

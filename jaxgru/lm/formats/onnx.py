@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, MLPParams, cell_of, sizes
+from jaxgru.cells import CELLS, CellParams, MLPParams, sizes
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs, shown
 from jaxgru.layers.arguments import is_pair
@@ -270,7 +270,7 @@ def _named(params: Any) -> dict[str, np.ndarray]:
 
 def _kind(i: int, p: CellParams, backward: CellParams | None = None) -> str:
     """Return layer i's name in `KINDS`. Raises InteropError if it has none."""
-    kind = cell_of(p).name
+    kind = next((cell.name for cell in CELLS.values() if type(p) in cell.classes), "")
     if isinstance(p, AnyGRU):
         kind = f"{kind}, reset {p.reset_gate}"
     if kind not in KINDS:

@@ -194,12 +194,13 @@ def unpacked(
     for d, path in enumerate(paths):
         b, c = np.split(B[d], 2)
         sides = {"W": W[d], "U": R[d], "b": b, "c": c}
+        always = "n" if KINDS[kind] is GRUParams else None  # the second bias that may not be absent
         p = KINDS[kind](
             **{
                 side + gate: part.T
                 for side, weights in sides.items()
                 for gate, part in zip(order, np.split(weights, G), strict=True)
-                if side != "c" or f"{path}.{i}.c{gate}" in names
+                if side != "c" or gate == always or f"{path}.{i}.c{gate}" in names
             }
         )
         layers.append(common.complement_z(p) if isinstance(p, AnyGRU) else p)

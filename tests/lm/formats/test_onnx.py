@@ -397,7 +397,7 @@ REFUSED = {
     ),
     "tensors of numbers": (_metadata("tensors", '{"embedding": 3}'), "that its metadata name"),
     "another reset": (
-        _metadata("layers", lambda t: t.replace("before", "after")), "layers.0.cn is missing",
+        _metadata("layers", lambda t: t.replace("before", "after")), "that its metadata name",
     ),
     "another config": (
         _metadata("config", lambda t: t.replace("second_bias = true", "second_bias = false")),
