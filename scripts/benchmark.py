@@ -29,7 +29,7 @@ from rich.table import Table
 from bench import benchmark_page, timing
 from bench.contestants import CONTESTANTS, build, is_measured, why_absent
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime
-from bench.timing import KINDS, PRECISIONS, LayerTask, Started, Task, TooSlow, on_cpu
+from bench.timing import KINDS, PRECISIONS, AnyTask, Started, Task, TooSlow, on_cpu
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm import config_names, load_config
@@ -58,12 +58,11 @@ def main() -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured, too
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: write, then exit
     benchmark = Benchmark(arguments, docs, kept)
-    todo: list[tuple[str, Task | LayerTask, str]] = []  # if time runs out, each config has some
+    todo: list[tuple[str, AnyTask, str]] = []  # if time runs out, each config has some
     for what, precision in itertools.product(arguments.what, arguments.precision):
         for option, config in configs.items():
             todo += [(option, task, precision) for task in timing.tasks(config, what)]
-        if what == "layer":
-            todo += [("", task, precision) for task in timing.LAYER_TASKS]
+        todo += [("", task, precision) for task in timing.WITHOUT_CONFIG.get(what, [])]
     compiled = tempfile.TemporaryDirectory()  # torch's cache: empty, as JAX has none
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
     try:
@@ -192,7 +191,7 @@ class Benchmark:
             found["copy"] = timing.copy_ceiling(makers, num_bytes, repeats)
         return found
 
-    def measure(self, option: str, task: Task | LayerTask, precision: str) -> None:
+    def measure(self, option: str, task: AnyTask, precision: str) -> None:
         """Build all contestants for one task, time them in turn, print and keep the result.
 
         option: the name of the task's config on the command line.
@@ -238,7 +237,7 @@ class Benchmark:
         del started, timings  # the next task needs the memory
         gc.collect()
 
-    def begin(self, name: str, task: Task | LayerTask, precision: str) -> Started | str:
+    def begin(self, name: str, task: AnyTask, precision: str) -> Started | str:
         """Return a contestant, warm, or one line that says why there is none."""
         limit = self.arguments.compile_limit
         try:

@@ -54,6 +54,10 @@ def title(record: ContestantTime) -> str:
     B, T = record.batch_size, record.num_tokens
     if record.kind.startswith("sampling"):
         return f"writing {f'{B} texts' if B > 1 else 'one text'}, {record.precision}"
+    if record.kind.startswith("ppo"):
+        seeds = record.kind.partition("_")[2]
+        whole = f"{seeds} PPO trainings at once" if seeds else "a whole PPO training"
+        return f"{whole}, minibatches of {B} × {T}, {record.precision}"
     what = {
         "training": "training step",
         "forward": "forward pass",
@@ -208,6 +212,7 @@ def tables(data: Benchmarks) -> dict[str, str]:
         "figure": figure(data),
         "in short": in_short(of_the_figure(data), FIGURE),
         "on a GPU": in_short(on_a_gpu(data), ON_A_GPU),
+        "PPO": ppo(data),
         "contestants": "\n".join(contestants),
         "measurements": "\n".join(_machine(*machine, data) for machine in machines.items()),
     }
@@ -278,6 +283,37 @@ def in_short(measured: Measured, names: Sequence[str]) -> str:
     return table(["", *(LABELS.get(name, name) for name in names)], lines, "lr")
 
 
+def ppo_ratios(data: Benchmarks) -> dict[tuple[str, str, int], float]:
+    """Return how many times as fast PPO is with jaxgru as with Flax's cell, where measured last.
+
+    The keys are kind, config and rows of a minibatch.
+    """
+    trainings = [r for r in data.records if r.kind.startswith("ppo") and r.failed is None]
+    if not trainings:
+        return {}
+    last = data.runs[max(r.run for r in trainings)].hardware
+    trainings = [r for r in trainings if data.runs[r.run].hardware == last]
+    ratios = {}
+    for task, same in grouped(trainings, lambda r: (r.kind, r.config, r.batch_size)).items():
+        medians = {r.contestant: r.median for r in same}
+        if medians.keys() >= {"jaxgru", "linen"}:
+            ratios[task] = medians["linen"] / medians["jaxgru"]
+    return ratios
+
+
+def ppo(data: Benchmarks) -> str:
+    """Return the table of `ppo_ratios`: a row per size and number of seeds."""
+    ratios = ppo_ratios(data)
+    rows = sorted({rows for *_, rows in ratios})
+    lines = []
+    for kind, config in dict.fromkeys((kind, config) for kind, config, _ in ratios):
+        seeds = kind.partition("_")[2]
+        cells = (f"{ratios[kind, config, B]:.2f}×" if (kind, config, B) in ratios else "–"
+                 for B in rows)  # fmt: skip
+        lines.append([config + f", {seeds} seeds at once" * bool(seeds), *cells])
+    return table(["rows of a minibatch", *rows], lines, "lr")
+
+
 def expected_sentences(data: Benchmarks) -> list[str]:
     """Return what the page says of language models, with the records' numbers."""
     measured = of_the_figure(data)
@@ -311,7 +347,12 @@ def expected_sentences(data: Benchmarks) -> list[str]:
         for (kind, config), of in measured.items()
         if kind == "on a GPU" and config not in lstm and "wavefront" in of
     ]
+    alone, at_once = ([ratio for (kind, *_), ratio in ppo_ratios(data).items()
+                       if (kind == "ppo") == one] for one in (True, False))  # fmt: skip
+    of_ppo = [f"A whole PPO training is {span(alone)} as fast as with Flax's cell."]
+    of_ppo += [f"With 8 seeds in one program, it is {span(at_once)} as fast."]
     return [
+        *(of_ppo if alone else []),
         f"For the study's GRUs, jaxgru is {faster('training', [*grus, largest], *loops)} as fast "
         "as plain `lax.scan`, Flax NNX and dm-haiku; for its LSTM, "
         f"{faster('training', lstm, *loops)}.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import runpy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxgru
 from bench import layers, timing
 from bench.records import ONE_DEVICE
-from bench.timing import KINDS, Contestant, LayerTask, Task, on_cpu, random_tokens
+from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
@@ -35,6 +36,7 @@ from jaxgru.lm.model import round_weights, token_nll
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, shard
+from pages.markdown import ROOT
 
 
 def why_absent(name: str) -> str | None:
@@ -57,7 +59,7 @@ def why_absent(name: str) -> str | None:
     return None
 
 
-def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
+def build(name: str, task: AnyTask, precision: str) -> Contestant:
     """Return a contestant, ready to be called.
 
     Raises:
@@ -65,10 +67,12 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     """
     entry, library = CONTESTANTS[name], name.removesuffix(ONE_DEVICE)
     peer = entry.layer and library != "jaxgru"
-    if (peer or task.what == "layer") and on_cpu() and precision != "float32":
+    if (peer or task.what in timing.WITHOUT_CONFIG) and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, Task):
         return entry.model(task, precision)
+    if isinstance(task, PPOTask):
+        return _ppo(task, {"jaxgru": "jaxgru", "linen": "flax"}[name])
     if layers.lacks(library, task):
         raise UserError(f"{library} has no such layer")
     if library == "torch.nn":
@@ -77,7 +81,7 @@ def build(name: str, task: Task | LayerTask, precision: str) -> Contestant:
     return layers.layer_contestant(task, mesh, entry.layer)
 
 
-def is_measured(name: str, task: Task | LayerTask) -> bool:
+def is_measured(name: str, task: AnyTask) -> bool:
     """Return whether a contestant is measured at a task."""
     lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
     return task.what in CONTESTANTS[name].kinds and not lacks
@@ -296,6 +300,24 @@ def _torch(task: Task | LayerTask, precision: str, library: str) -> Contestant:
     return torch_peers.contestant(library, task, precision)
 
 
+# --- Reinforcement learning
+
+
+def _ppo(task: PPOTask, rnn: str) -> Contestant:
+    ppo = runpy.run_path(str(ROOT / "examples" / "recurrent_ppo.py"))
+    sizes = {"num_steps": task.num_tokens, "hidden_dim": task.hidden_dim, "updates": task.updates}
+    s = ppo["Settings"](num_envs=4 * task.batch_size, **sizes)
+
+    def train(key: jax.Array) -> jax.Array:
+        init_key, key = jax.random.split(key)
+        params = ppo["init_policy"](init_key, ppo["RNNS"][rnn], s.hidden_dim)
+        return ppo["train"](params, key, ppo["RNNS"][rnn], s)[1]
+
+    if task.seeds == 1:
+        return _ahead(train, jax.random.key(0))
+    return _ahead(jax.vmap(train), jax.random.split(jax.random.key(0), task.seeds))
+
+
 class Entry(NamedTuple):
     """A contestant: what the page says of it, what it computes, and where it takes part."""
 
@@ -303,7 +325,7 @@ class Entry(NamedTuple):
     model: Callable[[Task, str], Contestant] | None = None
     layer: Callable[[LayerTask], layers.Layer] | None = None
     needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
-    kinds: tuple[str, ...] = KINDS  # of tasks
+    kinds: tuple[str, ...] = KINDS[:4]  # of tasks
 
 
 TORCH = "torch", "torchref"
@@ -314,7 +336,7 @@ STEP, LAYER = ("training", "layer"), ("layer",)
 
 CONTESTANTS = {
     "jaxgru": Entry("this library: `train_step`, `apply` and `generate`", _jaxgru,
-                    layers.jaxgru_layer),
+                    layers.jaxgru_layer, kinds=KINDS),
     "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False), layers.jaxgru_layer,
                                kinds=STEP),
     "wavefront": Entry(
@@ -345,8 +367,8 @@ CONTESTANTS = {
                             ("flax.nnx",), STEP),
     "torch.compile": Entry("torchref's step, with its model under `torch.compile`",
                            partial(_torch, library="torch.compile"), None, TORCH, KINDS[:3]),
-    "linen": Entry("Flax: `linen.RNN`, for layers only", None, layers.linen_layer,
-                   ("flax.linen",), LAYER),
+    "linen": Entry("Flax: `linen.RNN`; where states are reset, its cell under `nn.scan`", None,
+                   layers.linen_layer, ("flax.linen",), KINDS[3:]),
     "linen-one-device": Entry("the same, on one device", None, layers.linen_layer,
                               ("flax.linen",), LAYER),
     "equinox": Entry(

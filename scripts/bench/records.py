@@ -30,7 +30,8 @@ class ContestantTime(Record):
     run: str
     config: str
     kind: Annotated[
-        str, Meta(pattern=r"\A(training|forward|layer(_resets)?|sampling_[1-9][0-9]{0,8})\Z")
+        str,
+        Meta(pattern=r"\A(training|forward|layer(_resets)?|ppo|(ppo|sampling)_[1-9][0-9]{0,8})\Z"),
     ]
     batch_size: Count
     num_tokens: Count

@@ -24,7 +24,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ModelConfig
 from jaxgru.lm.model import flatten, init
 
-KINDS = ("training", "forward", "sampling", "layer")
+KINDS = ("training", "forward", "sampling", "layer", "ppo")
 SAMPLING = {1: 128, 64: 64, 512: 32}
 """Batch sizes for sampling, and the number of tokens per row in one call."""
 
@@ -112,15 +112,56 @@ class LayerTask:
 
 LAYER_TASKS = [
     LayerTask(cell, B, T, H, H, resets)
-    for B, T, H in ((64, 128, 128), (64, 128, 512), (1024, 32, 128))  # the last: as in PureJaxRL
+    for B, T, H in ((16, 128, 128), (64, 128, 128), (64, 128, 512), (1024, 32, 128))
     for resets in (False, True)
     for cell in ("gru", "gru, reset after", "lstm")
 ]
 
 
+@dataclass(frozen=True)
+class PPOTask:
+    """A whole training of examples/recurrent_ppo.py, or one per seed in one program, by `vmap`.
+
+    A minibatch has batch_size rows of num_tokens steps.
+    """
+
+    hidden_dim: int
+    batch_size: int
+    seeds: int = 1
+    num_tokens: int = 128
+    updates: int = 4
+    what: str = "ppo"
+    steps_of_a_run: ClassVar[None] = None  # it is a whole one
+
+    @property
+    def kind(self) -> str:
+        """The kind in a record, with the number of seeds: "ppo", "ppo_8"."""
+        return f"ppo_{self.seeds}" if self.seeds > 1 else "ppo"
+
+    @property
+    def name(self) -> str:
+        """The name in a table."""
+        return f"GRU, H {self.hidden_dim}"
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations in the GRU's matrix products: acting, and 4 epochs learning."""
+        steps = self.updates * 4 * self.batch_size * self.num_tokens  # in 4 minibatches
+        return self.seeds * steps * (1 + 4 * 3) * 2 * 6 * self.hidden_dim**2
+
+
+PPO_TASKS = [PPOTask(128, B) for B in (1, 4, 16)]
+PPO_TASKS += [PPOTask(128, B, seeds=8) for B in (1, 4)]
+PPO_TASKS += [PPOTask(512, B) for B in (1, 4, 16)]  # the slowest come last
+WITHOUT_CONFIG = {"layer": LAYER_TASKS, "ppo": PPO_TASKS}
+"""The tasks that no config describes."""
+
+AnyTask = Task | LayerTask | PPOTask
+
+
 def tasks(config: Config, what: str) -> list[Task]:
-    """Return the tasks of a config: one, for sampling one per batch size, for layers none."""
-    if what == "layer":
+    """Return a config's tasks: one, for sampling one per batch size; none of WITHOUT_CONFIG."""
+    if what in WITHOUT_CONFIG:
         return []
     if what == "sampling":
         return [Task(config, what, batch, tokens) for batch, tokens in SAMPLING.items()]
@@ -253,7 +294,7 @@ def _timed(contestant: Contestant, calls: int, clock: Clock) -> float:
 
 def make_record(
     run: str,
-    task: Task | LayerTask,
+    task: AnyTask,
     precision: str,
     contestant: str,
     result: tuple[Started, Timing] | str,

@@ -69,8 +69,12 @@ class Records:
         cost = page.first["astra_alpha"].measured
         right, wrong = (100 * math.exp(-loss) for loss in (cost.stream, cost.stateless))
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        ppo = [r for (kind, *_), r in benchmark_page.ppo_ratios(self.benchmarks).items()
+               if kind == "ppo"]  # fmt: skip
+        of_ppo = f"trains [{benchmark_page.span(ppo).removesuffix('×')} times](docs/performance.md)"
         torch = re.search(r'"torch==(.*)"', project)[1]
         return [
+            *([of_ppo] if ppo else []),
             f"trains {ratios(self.steps, ['autodiff', 'nnx', 'haiku'])} times as fast as with",
             f"{ratios(self.steps, ['nnx', 'haiku'], ONE_DEVICE)} times](docs/performance.md)",
             f"compare with PyTorch {torch} (",

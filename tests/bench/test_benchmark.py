@@ -26,6 +26,7 @@ from bench.records import BenchmarkRun, Benchmarks
 from bench.timing import (
     Contestant,
     LayerTask,
+    PPOTask,
     Started,
     Task,
     Timing,
@@ -277,6 +278,26 @@ class TestPage:
         assert "![A training step is 1.5× as fast" in page
         assert (tmp_path / "figures" / "speed.svg").stat().st_size > 5000
 
+    def test_ppo(self, tmp_path):
+        """Ratios to Flax's cell on the machine measured last, by size, seeds and rows."""
+        both = {"jaxgru": 2.0, "linen": 3.0}
+        records = [record(n, t, kind="ppo", batch_size=1) for n, t in both.items()]
+        records += [record(n, t / t, kind="ppo", batch_size=4) for n, t in both.items()]
+        records += [changed(record(n, 1 / t), kind="ppo_8") for n, t in both.items()]
+        records.append(record("jaxgru", 1.0, kind="ppo", batch_size=16))
+        data = merge(Benchmarks(), NOW, about(), records)
+        old = [record(n, t * t, EARLIER, kind="ppo", batch_size=1) for n, t in both.items()]
+        data = merge(data, EARLIER, about("another machine"), old)
+        benchmark_page.write(tmp_path, data)
+        page = (tmp_path / "performance.md").read_text()
+        assert "| rows of a minibatch | 1 | 4 |\n" in page
+        assert "| tiny | 1.50× | 1.00× |\n| tiny, 8 seeds at once | – | 0.67× |\n" in page
+        assert "<summary>8 PPO trainings at once, minibatches of 4 × 6, float32</summary>" in page
+        assert benchmark_page.expected_sentences(data)[:2] == [
+            "A whole PPO training is 1.0 to 1.5× as fast as with Flax's cell.",
+            "With 8 seeds in one program, it is 0.67× as fast.",
+        ]
+
     def test_no_training_is_no_figure(self, tmp_path):
         data = merge(Benchmarks(), NOW, about(), [record("nnx", 1, kind="forward")])
         benchmark_page.write(tmp_path, data)
@@ -371,6 +392,20 @@ class TestContestants:
             assert not peers.is_measured(name, task)
             with pytest.raises(UserError, match="has no such layer"):
                 peers.build(name, task, "float32")
+
+    @pytest.mark.parametrize("seeds", [1, *slow(2)])
+    def test_ppo_learns_the_same(self, seeds):
+        """With Flax's cell as with ours, and each seed as it does alone."""
+        task = PPOTask(4, 1, seeds, num_tokens=80, updates=3)
+        ours, theirs = (peers.build(n, task, "float32").run(1) for n in ("jaxgru", "linen"))
+        assert ours.shape == ((3,) if seeds == 1 else (2, 3)) and np.ptp(ours) > 0
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        assert not peers.is_measured("haiku", task)
+
+    def test_operations_of_ppo(self):
+        """5 acts for each of 4 · 2 environments, each learned from 4 times at 3 times the cost."""
+        products = 3 * (4 * 4 + 4 * 4) * 2 * 3
+        assert PPOTask(4, 2, 3, num_tokens=5, updates=7).operations == 7 * 40 * (1 + 12) * products
 
     def test_operations_of_a_layer(self):
         """Both products of 3 or 4 gates, a multiplication and an addition each, three times."""
