@@ -395,16 +395,18 @@ def _is_known(array: AnyArray) -> bool:
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
 
 
-def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T B"]:
+def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
     """Return True where a step is not padding.
 
     Args:
-      batch: (B,), or () for one sequence, for which the result is (T, 1).
+      shape: of the result: (B, T), (T, B), or (T,) for one sequence.
+      axis: that of T.
 
     Raises:
       ValueError: the lengths are not integers of this shape, or are known and not in 0 … T.
     """
     lengths = as_array("lengths", lengths)
+    T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
             f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: "
@@ -416,9 +418,9 @@ def real_steps(lengths: Any, T: int, batch: tuple[Size, ...]) -> Bool[Array, "T 
             raise ValueError(
                 f"lengths range from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
             )
-    steps = jnp.arange(T)
-    dtype = widest(steps, lengths)
-    return steps.astype(dtype)[:, None] < jnp.asarray(lengths, dtype).reshape(1, -1)
+    steps = jnp.arange(T, dtype=widest(jnp.int32, lengths))
+    lengths = jnp.expand_dims(jnp.asarray(lengths, steps.dtype), axis)
+    return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < lengths
 
 
 def in_reading_order(

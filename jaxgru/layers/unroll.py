@@ -23,7 +23,6 @@ from jaxgru.layers.arguments import (
     as_flags,
     as_initial,
     as_input,
-    as_jax,
     as_stack,
     carry_like,
     check_layer,
@@ -114,8 +113,8 @@ def unroll(
     check_order(stack, one, x, carry)
     x = as_input(x)
     alone = x.ndim == 2
-    T, *batch = x.shape[:-1] if time_major or alone else x.shape[1::-1]
-    B, features = (batch or [1])[0], x.shape[-1]
+    axis = 0 if time_major or alone else 1
+    T, B, features = x.shape[axis], 1 if alone else x.shape[1 - axis], x.shape[-1]
     if T == 0:
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
     if remat and is_symbolic_dim(T):
@@ -139,18 +138,18 @@ def unroll(
         reset = as_flags("reset", reset, x.shape[:-1])
     if mask is not None:
         mask = as_flags("mask", mask, x.shape[:-1])
-    real = None if lengths is None else real_steps(lengths, T, tuple(batch))
+    real = mask if lengths is None else real_steps(lengths, x.shape[:-1], axis)
+    if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
+        x = jnp.where(real[..., None], x, 0)
     if alone:
-        x, reset, mask = jax.tree.map(lambda a: jnp.expand_dims(a, 1), (x, reset, mask))
+        x, reset, real = jax.tree.map(lambda a: jnp.expand_dims(a, 1), (x, reset, real))
     elif not time_major:
-        x, reset, mask = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset, mask))
+        x, reset, real = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset, real))
     x = jnp.asarray(x, jax.tree.leaves(like)[0].dtype)
-    if real is None:
-        real = mask
-    elif reset is not None:
+    if mask is not None:
+        mask = real
+    elif reset is not None and real is not None:
         reset = reset & real
-    if real is not None:
-        x = jnp.where(real[..., None], x, 0)  # whatever the padding holds, also NaN
 
     def run(layers: Any, x: Array, carry: Any, dropout: Dropouts, *flags: Any) -> tuple:
         reset, initial, real, mask = flags
@@ -236,7 +235,7 @@ def bidirectional(
     if one != one_back:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
     check_flags(time_major=time_major, return_carries=return_carries)
-    y = as_jax("x", as_input(x))
+    y: Any = as_input(x)
     alone, features = y.ndim == 2, y.shape[-1]
     B = 1 if alone else y.shape[1 if time_major else 0]
     options: list[list[dict[str, Any]]] = []  # of each direction, for each layer

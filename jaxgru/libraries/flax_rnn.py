@@ -169,9 +169,8 @@ def rnn(
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths, implementation)
         if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
-            reset = as_flags("reset", reset, steps)
-            real = real_steps(lengths, steps[axis], (B,))
-            ends = in_reading_order((reset.T if axis else reset) & real)
+            reset = as_flags("reset", reset, steps) & real_steps(lengths, steps, axis)
+            ends = in_reading_order(reset.T if axis else reset)
             reset = _flip(ends.T if axis else ends, axis, lengths, implementation)
     y, carry, *carries = unroll(
         common.cast(layer, products, states),
@@ -214,7 +213,7 @@ def _flip(
     if lengths is None:
         return jnp.flip(x, axis)
     T = x.shape[axis]
-    order = (jnp.arange(T)[::-1][None] + lengths[:, None]) % T
+    order = (jnp.arange(T)[::-1][None] + lengths[:, None].astype(int)) % T
     order = order if axis else order.T
     order = order.reshape(*order.shape, *[1] * (x.ndim - 2))
     floating = jnp.issubdtype(x.dtype, jnp.floating)

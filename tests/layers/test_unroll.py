@@ -274,6 +274,13 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     seen, expected = (compiled(layers, x) for x in (padded, jnp.nan_to_num(padded)))
     chex.assert_trees_all_equal(seen, expected)
     chex.assert_tree_all_finite(seen)
+    one, of_one = jax.tree.map(lambda leaf: leaf[0], (padded, padding))
+    with jax.debug_nans(True):  # it looks at the result of each operation outside of `jit`
+        chex.assert_trees_all_close(gradients(run, layers, padded), expected, rtol=1e-12)
+        alone, _ = jaxgru.unroll(layers, one, reverse=reverse, **of_one)
+        both, _ = jaxgru.bidirectional(layers[0], layers[0], np.asarray(padded), **padding)
+    np.testing.assert_allclose(alone, seen[1][0][0], rtol=1e-12)
+    chex.assert_tree_all_finite(both)
 
 
 @pytest.mark.parametrize("kind", GRU_FIRST)

@@ -210,7 +210,7 @@ def test_forward_mode_of_the_plain_implementation():
 
 def test_strict_promotion():
     cell, x = made(nnx.LSTMCell), normal(3, 5, 4, dtype=np.float32)
-    options = dict(seq_lengths=jnp.array([5, 2, 1]), reverse=True, return_carry=True)
+    options = dict(seq_lengths=jnp.array([5, 2, 1], jnp.int8), reverse=True, return_carry=True)
     alike_under_strict_promotion(lambda: RNN(cell, rngs=nnx.Rngs(0))(x, **options))
 
 
