@@ -93,16 +93,17 @@ def _search(num_tokens, K, params, prompt, carry, stop):
         logits, after = step(beams.token, beams.carry)
         logp = jax.nn.log_softmax(at_least_float32(logits))
         if stop is not None:
-            repeated = jnp.where(jnp.arange(V) == beams.token[:, None], 0, -jnp.inf)
+            again = jax.nn.one_hot(beams.token, V, dtype=bool)
+            repeated = jnp.where(again, 0, -jnp.inf).astype(logp.dtype)
             logp = jnp.where(beams.stopped[:, None], repeated, logp)
             after = IN_ROWS.choose(beams.stopped, beams.carry, after)
         totals = beams.score[:, :, None] + logp.reshape(B, K, V)
         score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
         parent, token = jnp.divmod(best, V)
-        rows = (K * jnp.arange(B)[:, None] + parent).ravel()
+        rows = (K * jnp.arange(B, dtype=parent.dtype)[:, None] + parent).ravel()
         stopped = beams.stopped[rows]
         if stop is not None:
-            stopped |= (token.reshape(-1, 1) == stop).any(axis=1)
+            stopped |= jnp.isin(token.ravel(), stop.astype(token.dtype))
         after = jax.tree.map(lambda leaf: leaf[rows], after)
         return _Beams(after, token.ravel(), score, stopped), (parent, token)
 
@@ -116,6 +117,6 @@ def _search(num_tokens, K, params, prompt, carry, stop):
         parent, token = (jnp.take_along_axis(choice, beam, axis=1) for choice in step)
         return parent, token
 
-    ends = jnp.broadcast_to(jnp.arange(K), (B, K))
+    ends = jnp.broadcast_to(jnp.arange(K, dtype=steps[0].dtype), (B, K))
     _, tokens = jax.lax.scan(back, ends, steps, reverse=True)
     return jnp.moveaxis(tokens, 0, -1), beams.score, beams.carry

@@ -27,6 +27,7 @@ from jaxgru.layers.arguments import (
     check_number,
     check_tokens,
     check_whole,
+    real_steps,
 )
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.unroll import unroll
@@ -290,7 +291,7 @@ def _generate(
             x = rows(params.embedding, prompt[:, :-1])
             _, carry = unroll(params.layers, x, carry, lengths=lengths - 1)
     if counts is not None:
-        real = prompt == prompt if lengths is None else jnp.arange(P) < lengths[:, None]
+        real = prompt == prompt if lengths is None else real_steps(lengths, (B, P), 1)
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)
@@ -322,7 +323,7 @@ def _generate(
         if stopped is not None:  # such a row keeps its stop token, and the state before it
             carry = IN_ROWS.choose(stopped, state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
-            stopped |= (new[0][:, None] == stop).any(axis=1)
+            stopped |= jnp.isin(new[0], stop)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
 
     stopped = None

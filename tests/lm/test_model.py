@@ -19,6 +19,7 @@ from jaxgru import Dropout
 from jaxgru.cells.products import rows
 from jaxgru.lm import ModelConfig, apply, step
 from jaxgru.lm.model import flatten, layer_norm, round_weights, stepper, token_nll
+from jaxgru.lm.processors import MinP
 
 KINDS = {
     "gru": ModelConfig(vocab_size=5, embedding_dim=3, hidden_dim=4, num_layers=2),
@@ -311,9 +312,10 @@ def test_tokens_may_be_lists():
     np.testing.assert_array_equal(first_logits, step(params, TOKENS[:, 0], carry)[0])
 
 
+@pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("kind", ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))])
-def test_promotes_nothing_implicitly(kind):
-    """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and evaluation."""
+def test_promotes_nothing_implicitly(kind, x64):
+    """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and beam search."""
     params = jax.eval_shape(lambda p: round_weights(p, jnp.bfloat16), perturbed(KINDS[kind]))
     dropout = Dropout(jax.random.key(0), 0.3, "state")
 
@@ -324,14 +326,18 @@ def test_promotes_nothing_implicitly(kind):
     def others(params):
         carry = jaxgru.lm.initial_carry(params, len(TOKENS))
         sampled = jaxgru.lm.generate(
-            params, jax.random.key(1), TOKENS, 2, temperature=0.5, top_k=2, top_p=0.9
-        )
-        return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled
+            params, jax.random.key(1), TOKENS, 2, temperature=0.5, top_k=2, top_p=0.9,
+            lengths=np.array([6, 2]), stop=[1], logits_processor=MinP(0.1), return_logprobs=True,
+        )  # fmt: skip
+        likeliest = jaxgru.lm.beam_search(params, TOKENS, 2, 2, stop=np.array([1]))
+        return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled, likeliest
 
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+    strict = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
+    with jax.enable_x64(x64), strict[0], strict[1]:
         for implementation in ("auto", "autodiff", "wavefront"):
             jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
-        jax.eval_shape(others, params)
+        seen = jax.eval_shape(others, params)
+    assert not any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(seen))
 
 
 def test_without_jit():

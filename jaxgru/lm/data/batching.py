@@ -42,7 +42,7 @@ def stream_windows(
     """
     length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
     windows_per_pass = length // sequence_length
-    window = step % windows_per_pass
+    window = step.astype(int) % windows_per_pass  # the dtype of `arange`
     starts = length * jnp.arange(batch_size)[:, None] + sequence_length * window
     places = starts + jnp.arange(sequence_length + 1)[None]
     if key is not None:
