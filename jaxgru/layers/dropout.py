@@ -19,6 +19,17 @@ from jaxgru.cells import CellParams, sizes, zero_carry
 from jaxgru.cells.base import Mask, Size
 from jaxgru.errors import shown
 
+
+class Seeds(NamedTuple):
+    """What a dropout's key becomes, so that its masks can be drawn again: a key may be used once.
+
+    of_layers: two words; with zoneout, for each part of the layer's carry. None: it has no mask, or
+    there is no key.
+    """
+
+    of_layers: tuple[UInt32[Array, "parts 2"] | None, ...]
+
+
 SITES = ("input", "state", "between", "output")
 KINDS = ("each_step", "variational", "zoneout")
 
@@ -51,7 +62,7 @@ class Dropout:
       first_step: likewise the step, if the sequences are parts of longer ones.
     """
 
-    key: PRNGKeyArray | None
+    key: PRNGKeyArray | Seeds | None
     rate: float | Float[Array, ""]
     site: str
     kind: str = "each_step"
@@ -164,43 +175,42 @@ def _masks_of(
     first_row = _whole("first_row", dropout.first_row)
     fixed = kind == "variational"
 
-    def bits(key: PRNGKeyArray, units: int) -> UInt32[Array, "T B H"]:
+    def bits(seed: UInt32[Array, "2"], units: int) -> UInt32[Array, "T B H"]:
         if not fixed:
-            return _random_16_bits(key, (num_steps, batch_size, units), first_step, first_row)
-        of_all = _random_16_bits(key, (1, batch_size, units), jnp.uint32(0), first_row)
+            return _random_16_bits(seed, (num_steps, batch_size, units), first_step, first_row)
+        of_all = _random_16_bits(seed, (1, batch_size, units), jnp.uint32(0), first_row)
         return jnp.broadcast_to(of_all, (num_steps, *of_all.shape[1:]))
 
     def of_layer(i: int) -> LayerMasks:
         carry = jax.eval_shape(lambda p: zero_carry(p, batch_size), layers[i])
         if kind == "zoneout":
-            return LayerMasks(zoneout=Mask(update(keys[i], carry)))
+            return LayerMasks(zoneout=Mask(update(seeds[i], carry)))
         like = jax.tree.leaves(carry)[0]  # h
         units = sizes(layers[i])[0] if site == "input" else like.shape[1]
-        keep = bits(keys[i], units) >= threshold
+        keep = bits(seeds[i][0], units) >= threshold
         mask = Mask(keep, jnp.asarray(scale, like.dtype))
         if site == "state":
             product = Mask(keep[0], mask.scale)
             return LayerMasks(product=product) if fixed else LayerMasks(state=mask)
         return LayerMasks(input=mask) if site == "input" else LayerMasks(output=mask)
 
-    def update(key: PRNGKeyArray | None, carry: Any) -> Any:
+    def update(seed: UInt32[Array, "parts 2"] | None, carry: Any) -> Any:
         """Return which units of a carry are updated; without a key, the share of the new values."""
         parts, structure = jax.tree.flatten(carry)
-        if key is None:
+        if seed is None:
             share = lambda part: jnp.asarray(1 / scale, part.dtype)
             drawn = [jnp.broadcast_to(share(p), (num_steps, *p.shape)) for p in parts]
             return jax.tree.unflatten(structure, drawn)
         drawn = []
-        for part_key, part in zip(jax.random.split(key, len(parts)), parts, strict=True):
+        for words, part in zip(seed, parts, strict=True):
             units = math.prod(part.shape[1:])
-            drawn.append((bits(part_key, units) >= threshold).reshape(num_steps, *part.shape))
+            drawn.append((bits(words, units) >= threshold).reshape(num_steps, *part.shape))
         if isinstance(scale, Array):  # traced: NaN if the rate is out of range
             drawn = [jnp.where(jnp.isnan(scale), scale, u.astype(scale.dtype)) for u in drawn]
         return jax.tree.unflatten(structure, drawn)
 
-    keys: Any = [None] * L if key is None else jax.random.split(key, L)
-    here = {"input": range(1), "between": range(L - 1), "output": range(L - 1, L)}
-    return [of_layer(i) if i in here.get(site, range(L)) else none[i] for i in range(L)]
+    seeds: Any = _seeds(dropout, layers).of_layers
+    return [of_layer(i) if _is_at(site, i, L) else none[i] for i in range(L)]
 
 
 def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
@@ -210,25 +220,63 @@ def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     return [one.replace(first_step=first_step(one)) for one in each(dropout)]
 
 
-def in_32_bits(dropout: Dropouts) -> list[Dropout]:
-    """Return dropouts whose first row and step are in 32 bits, so that `jit` can take them.
+def seeded(dropout: Dropouts, layers: Sequence[CellParams]) -> list[Dropout]:
+    """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds.
+
+    Their first row and step are in 32 bits, so that `jit` can take them.
 
     Raises:
       ValueError: as `each`; or one is not a whole number that fits into 32 bits.
     """
     places = lambda one: {n: _whole(n, getattr(one, n)) for n in ("first_row", "first_step")}
-    return [one.replace(**places(one)) for one in each(dropout)]
+    return [one.replace(key=_seeds(one, layers), **places(one)) for one in each(dropout)]
 
 
-def of_layer(dropout: Dropout, direction: int, i: int, L: int) -> Dropout | None:
-    """Return the dropout of layer i of L in one of two directions, for `unroll` of it alone."""
-    key, last = dropout.key, i == L - 1
-    if key is not None:
-        key = jax.random.split(jax.random.split(key)[direction], L)[i]
-    if dropout.site == "between":
-        return None if last else dropout.replace(key=key, site="output")
-    elsewhere = dropout.site == "input" and i > 0 or dropout.site == "output" and not last
-    return None if elsewhere else dropout.replace(key=key)
+def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
+    """Return the seeds of a dropout, from its key unless it has them."""
+    if isinstance(dropout.key, Seeds):
+        return dropout.key
+    L = len(layers)
+
+    def of_layer(i: int, key: PRNGKeyArray | None) -> UInt32[Array, "parts 2"] | None:
+        if key is None or not _is_at(dropout.site, i, L):
+            return None
+        keys: Any = [key]
+        if dropout.kind == "zoneout":
+            carry = jax.eval_shape(lambda p: zero_carry(p, 1), layers[i])
+            keys = jax.random.split(key, len(jax.tree.leaves(carry)))
+        return jnp.stack([jax.random.bits(key, (2,), jnp.uint32) for key in keys])
+
+    return Seeds(tuple(of_layer(i, key) for i, key in enumerate(_split(dropout.key, L))))
+
+
+def _split(key: Any, number: int) -> Any:
+    """Split a key; None for each part of None."""
+    return [None] * number if key is None else jax.random.split(key, number)
+
+
+def _is_at(site: str, i: int, L: int) -> bool:
+    """Return whether a dropout at this site has a mask in layer i of L."""
+    first, last = i == 0, i == L - 1
+    return not (
+        site == "input" and not first or site == "between" and last or site == "output" and not last
+    )
+
+
+def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
+    """Return, of each direction, for each of its L layers, the dropouts for `unroll` of it alone.
+
+    Raises:
+      ValueError: as `each`.
+    """
+    parts: list[list[list[Dropout]]] = [[[] for _ in range(L)] for _ in range(2)]
+    for one in each(dropout):
+        site = "output" if one.site == "between" else one.site
+        for layers, key in zip(parts, _split(one.key, 2), strict=True):
+            for i, of_layer in enumerate(_split(key, L)):
+                if _is_at(one.site, i, L):
+                    layers[i].append(one.replace(key=of_layer, site=site))
+    return parts
 
 
 def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
@@ -270,7 +318,7 @@ def _whole(name: str, value: Any) -> UInt32[Array, ""]:
 
 
 def _random_16_bits(
-    key: PRNGKeyArray,
+    seed: UInt32[Array, "2"],
     shape: tuple[Size, Size, int],
     first_step: UInt32[Array, ""],
     first_row: UInt32[Array, ""],
@@ -282,10 +330,9 @@ def _random_16_bits(
     then compute the blocks of the whole batch.
     """
     T, B, H = shape
-    key_0, key_1 = jax.random.bits(key, (2,), jnp.uint32)
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
     t, b = t + first_step, b + first_row
-    words = threefry2x32_p.bind(key_0, key_1, t, b * blocks + i)  # no two counters are alike
+    words = threefry2x32_p.bind(*seed, t, b * blocks + i)  # no two counters are alike
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]

@@ -31,7 +31,7 @@ from jaxgru.layers.arguments import (
     in_reading_order,
     real_steps,
 )
-from jaxgru.layers.dropout import Dropouts, dropout_masks, each, in_32_bits, of_layer
+from jaxgru.layers.dropout import Dropouts, dropout_masks, in_two_directions, seeded
 from jaxgru.layers.implementations import (
     check_implementation,
     forward_mode_explained,
@@ -158,7 +158,7 @@ def unroll(
             x, reset, real = jax.tree.map(lambda a: a[::-1], (x, reset, real))
         options = implementation, return_carries, residual
         if remat:
-            more = in_32_bits(dropout), reset, initial, real
+            more = seeded(dropout, layers), reset, initial, real
             y, carry, carries = run_in_segments(*options, reverse, layers, x, carry, *more)
         else:
             masks = dropout_masks(layers, dropout, B, T, reverse)
@@ -238,6 +238,7 @@ def bidirectional(
     y: Any = as_input(x)
     alone, features = y.ndim == 2, y.shape[-1]
     B = 1 if alone else y.shape[1 if time_major else 0]
+    dropouts = in_two_directions(dropout, L)
     options: list[list[dict[str, Any]]] = []  # of each direction, for each layer
     for d, layers in enumerate(stacks):
         like, part = carry_like(layers, B), _part_of_pair(carry, d, "carry")
@@ -251,7 +252,7 @@ def bidirectional(
                 dict(
                     carry=start and start[i],
                     initial=part and part[i],
-                    dropout=[of_layer(site, d, i, L) for site in each(dropout)],
+                    dropout=dropouts[d][i],
                     reverse=bool(d),
                 )
                 for i in range(L)

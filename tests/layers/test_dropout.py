@@ -11,7 +11,7 @@ from conftest import slow
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, of_layer
+from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, in_two_directions
 
 KEY, F, H = jax.random.key(1), 3, 5
 
@@ -192,26 +192,43 @@ def test_two_directions_have_masks_of_their_own(site):
     """Each layer's dropout is that of `unroll`; between and output as in PyTorch."""
     (layer, x, _), dropout = problem(jaxgru.init_gru), Dropout(KEY, 0.5, site)
     seen, _ = jaxgru.bidirectional([layer], [layer], x, dropout=dropout)
-    ahead, back = (of_layer(dropout, d, 0, 1) for d in (0, 1))
+    (ahead,), (back,) = in_two_directions(dropout, 1)
     expected = [
         jaxgru.unroll(layer, x, reverse=reverse, dropout=one)[0]
         for reverse, one in ((False, ahead), (True, back))
     ]
     np.testing.assert_array_equal(seen, np.concatenate(expected, -1))
-    assert (ahead is None) == (site == "between")
-    sites = [[d and d.site for d in (of_layer(dropout, 1, i, 3),)][0] for i in range(3)]
+    assert (ahead == []) == (site == "between")
+    sites = [[one.site for one in of_layer] for of_layer in in_two_directions(dropout, 3)[1]]
     assert (
         sites
         == {
-            "input": ["input", None, None],
-            "state": ["state"] * 3,
-            "between": ["output", "output", None],
-            "output": [None, None, "output"],
+            "input": [["input"], [], []],
+            "state": [["state"]] * 3,
+            "between": [["output"], ["output"], []],
+            "output": [[], [], ["output"]],
         }[site]
     )
-    assert (
-        site == "between" or (jax.random.key_data(ahead.key) != jax.random.key_data(back.key)).any()
-    )
+    for one, other in zip(ahead, back, strict=True):
+        assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
+
+
+def test_a_key_is_used_once():
+    """Also where its masks are drawn again; what JAX finds is only a second call with the key."""
+    layers = partial(jaxgru.init_stack, "lstm", KEY, F, H, 2)
+    both = partial(jaxgru.bidirectional, *layers(bidirectional=True))
+    for run in (partial(jaxgru.unroll, layers()), both):
+        for remat in (False, True):
+            call = partial(run, np.ones((2, 4, F)), remat=remat)
+            keys = jax.random.split(jax.random.key(2))
+            dropout = (
+                Dropout(keys[0], 0.5, "state", "zoneout"),
+                Dropout(keys[1], 0.5, "between", "variational"),
+            )
+            with jax.debug_key_reuse(True):
+                call(dropout=dropout)
+                with pytest.raises(jax.errors.KeyReuseError):
+                    call(dropout=dropout)
 
 
 @pytest.mark.parametrize("options", [{"remat": True}, {"implementation": "wavefront"}])

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.cells.base import at_least_float32, rounded_inside, struct
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, Dropouts, at_step
+from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.implementations import in_segments
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.config import ModelConfig, TrainingConfig
@@ -24,11 +24,11 @@ from jaxgru.lm.model import (
     ModelCarry,
     Params,
     apply,
-    drop_weights,
     init,
     initial_carry,
     round_weights,
     token_nll,
+    weight_dropper,
 )
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import (
@@ -138,6 +138,7 @@ def loss_fn(
         raise ValueError(
             f"inputs are {inputs.shape}; for remat they must be (B, T) with B and T at least 1."
         )
+    dropout = seeded(dropout, params.layers)
 
     weights = rounded_inside(params)
 
@@ -193,13 +194,18 @@ def train_step(
     def loss_and_grads(
         params, carry, inputs, targets, keys, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
+        # Each key is used once, outside of the loop over micro-batches
+        dropout_key, site_keys, weight_key = keys
+        dropouts = seeded(_dropouts(training, dropout_key, site_keys), params.layers)
+        rate = training.weight_drop
+        drop_weights = weight_dropper(weight_key, params, rate) if rate else None
+
         def of_rows(carry, inputs, targets, first_row):
-            dropout_key, site_keys, weight_key = keys
-            dropout = _dropouts(training, dropout_key, site_keys, first_row)
+            dropout = [one.replace(first_row=first_row) for one in dropouts]
 
             def loss(params):
-                if training.weight_drop:
-                    params = drop_weights(weight_key, params, training.weight_drop)
+                if drop_weights:
+                    params = drop_weights(params)
                 if training.compute_dtype != "float32":
                     params = round_weights(params, training.compute_dtype)
                 how = training.remat, carry, training.implementation
@@ -237,16 +243,13 @@ def train_step(
 
 
 def _dropouts(
-    training: TrainingConfig,
-    key: PRNGKeyArray,
-    site_keys: Sequence[PRNGKeyArray],
-    first_row: int | Int[Array, ""],
+    training: TrainingConfig, key: PRNGKeyArray, site_keys: Sequence[PRNGKeyArray]
 ) -> list[Dropout]:
     """Return the dropout of a config's one site, and that of the sites with a rate of their own."""
-    one = Dropout(key, training.dropout, training.dropout_site, first_row=first_row)
+    one = Dropout(key, training.dropout, training.dropout_site)
     rates = training.input_dropout, training.between_dropout, training.output_dropout
     sites = zip(site_keys, rates, ("input", "between", "output"), strict=True)
-    others = [Dropout(*where, first_row=first_row) for where in sites]
+    others = [Dropout(*where) for where in sites]
     return [dropout for dropout in (one, *others) if dropout.rate]
 
 

@@ -160,6 +160,18 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
     assert a[2].records[0].train_loss != c[2].records[0].train_loss
 
 
+def test_each_key_is_used_once():
+    """Also in loops: those over micro-batches, and those of `remat`."""
+    options = {"gradient_accumulation": 2, "remat": True, "dropout_site": "state"}
+    training = dataclasses.replace(REGULARIZED.training, **options)
+    dropout = Dropout(jax.random.key(0), 0.5, "state")
+    state = init_state(CONFIG.model, training, "streams")
+    loss = jax.jit(partial(loss_fn, remat=True))
+    with jax.debug_key_reuse(True):
+        train_steps.lower(training, state, TOKENS, np.int32(1))
+        loss.lower(state.params, TOKENS[None], TOKENS[None], dropout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "batches, final_norm, training",
@@ -168,8 +180,8 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
         ("crops", False, {"compute_dtype": "bfloat16", "gradient_accumulation": 2, "patience": 1}),
     ],
 )
-def test_strict_promotion_of_dtypes_changes_nothing(batches, final_norm, training):
-    """Nor does it fail, as Optax does under it."""
+def test_strict_promotion_changes_nothing(batches, final_norm, training):
+    """Nor does it fail, as Optax does under it, or where numbers have 64 bits."""
     model = dataclasses.replace(CONFIG.model, final_norm=final_norm)
     training = dataclasses.replace(CONFIG.training, epochs=1, **training)
     config = dataclasses.replace(CONFIG, model=model, training=training)
@@ -179,8 +191,10 @@ def test_strict_promotion_of_dtypes_changes_nothing(batches, final_norm, trainin
         return fit(config, state, None, Progress(), TOKENS, TOKENS[:50], Observer())
 
     expected = train()
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         assert_same(train(), expected)
+        with jax.enable_x64(True):
+            train()
 
 
 @pytest.mark.slow
