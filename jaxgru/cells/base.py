@@ -29,7 +29,7 @@ Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
-StateWeights: TypeAlias = Float[Array, "H H"] | Float[Array, "n k k"]  # or n diagonal blocks
+StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
 CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
 T = TypeVar("T")
 
@@ -347,23 +347,22 @@ def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
 
 
 def sizes_of_gates(
-    W: Sequence[Any],
-    U: Sequence[Any],
-    biases: Sequence[Any],
-    state_size: int | None = None,
+    G: int, W: Any, U: Any, vectors: Sequence[tuple[int, Any]], state_size: int | None = None
 ) -> tuple[int, int] | None:
-    """Return (E, H) if each W is (E, H), each U (H, H) and each bias (H,); else None.
+    """Return (E, H) if W is (E, G·H), U (H, G·H) and each vector (its number of gates · H,).
 
-    U can also be (n, H/n, H/n), or (S, H) with a `state_size` S.
+    U can also be n blocks (n, k, G·k), where H = n·k, or (S, G·H) with a `state_size` S. Returns
+    None if the shapes contradict each other.
     """
-    shapes = lambda leaves: {getattr(leaf, "shape", None) for leaf in leaves}
-    W_shapes, U_shapes, b_shapes = map(shapes, (W, U, biases))
-    if len(W_shapes) > 1 or len(E_H := W_shapes.pop() or ()) != 2:
+
+    def shape(leaf: Any) -> tuple[int, ...]:
+        return getattr(leaf, "shape", ())
+
+    if len(shape(W)) != 2 or shape(W)[1] % G:
         return None
-    E, H = E_H
-    if len(U_shapes) > 1 or b_shapes != {(H,)}:
-        return None
-    U_shape = U_shapes.pop() or ()
-    n, *k = U_shape if len(U_shape) == 3 else (1, *U_shape)
-    fits = k == [H if state_size is None else state_size, H] if n == 1 else k == [H / n] * 2
+    E, H = shape(W)[0], shape(W)[1] // G
+    n = shape(U)[0] if len(shape(U)) == 3 else 1
+    k = H / n
+    fits = shape(U) in ((n, k, G * k), (H if state_size is None else state_size, G * H))
+    fits &= all(shape(vector) == (count * H,) for count, vector in vectors)
     return (E, H) if fits else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -31,37 +30,10 @@ from jaxgru.errors import UserError, shown
 
 
 @struct
-class AnyGRU:
-    """What the two kinds of GRU have in common: W for the input, U for the state, the biases b, c.
-
-    Each kind has a class of its own, and one has a leaf that the other lacks, so that no library
-    restores the weights of one as the other.
-    """
-
-    Wz: Float[Array, "E H"]
-    Uz: StateWeights
-    bz: Float[Array, "H"]
-    Wr: Float[Array, "E H"]
-    Ur: StateWeights
-    br: Float[Array, "H"]
-    Wn: Float[Array, "E H"]
-    Un: StateWeights
-    bn: Float[Array, "H"]
-    cz: Float[Array, "H"] | None = None
-    cr: Float[Array, "H"] | None = None
-    reset_gate: ClassVar[str]
-
-
-@dataclass(frozen=True)
-class _InnerBias:
-    """The bias that a reset gate multiplies: the first leaf, as Equinox reads leaves in order."""
-
-    cn: Float[Array, "H"] = field(kw_only=True)
-
-
-@struct
-class GRUParams(AnyGRU, _InnerBias):
+class GRUParams:
     """Parameters of a GRU layer whose reset gate comes after the product.
+
+    W, U and b hold the gates z, r and n side by side, and c those of z and r:
 
         z  = σ(x·Wz + h·Uz + bz + cz)               update gate
         r  = σ(x·Wr + h·Ur + br + cr)               reset gate
@@ -71,24 +43,39 @@ class GRUParams(AnyGRU, _InnerBias):
     This is the GRU of PyTorch, cuDNN and Keras. z weights the new value n, as in Chung et al. 2014
     (arXiv 1412.3555). In PyTorch and ONNX, z weights the old state: it is 1 minus ours.
 
-    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. `cz` and `cr`, which
-    PyTorch and the study have, are redundant in the equations, but AdamW updates them separately
-    from bz and br. None acts as zeros.
+    U is (H, 3H), or (n, k, 3k): for each gate, the n blocks of a block-diagonal matrix. `c`, which
+    PyTorch and the study have, is redundant in the equations, but AdamW updates it separately from
+    b. None acts as zeros.
     """
 
-    reset_gate = "after"
+    cn: Float[Array, "H"]  # the first leaf: Equinox reads leaves in order, and tells the GRUs by it
+    W: Float[Array, "E 3H"]
+    U: StateWeights
+    b: Float[Array, "3H"]
+    c: Float[Array, "2H"] | None = None
+    gates: ClassVar[str] = "zrn"
+    reset_gate: ClassVar[str] = "after"
 
 
 @struct
-class ResetBeforeGRUParams(AnyGRU):
+class ResetBeforeGRUParams:
     """Parameters of a GRU layer whose reset gate comes before the product: as `GRUParams`, but
 
         n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate
 
-    This is the GRU of Cho et al. 2014 (arXiv 1406.1078) and of the study.
+    This is the GRU of Cho et al. 2014 (arXiv 1406.1078) and of the study. It is a class of its own,
+    without cn, so that no library restores the weights of one GRU as those of the other.
     """
 
-    reset_gate = "before"
+    W: Float[Array, "E 3H"]
+    U: StateWeights
+    b: Float[Array, "3H"]
+    c: Float[Array, "2H"] | None = None
+    gates: ClassVar[str] = "zrn"
+    reset_gate: ClassVar[str] = "before"
+
+
+AnyGRU: TypeAlias = GRUParams | ResetBeforeGRUParams
 
 
 def init_gru(
@@ -104,16 +91,16 @@ def init_gru(
     bias_init: Initializer | None = None,
     layer_norm: bool = False,
     num_blocks: int = 1,
-) -> GRUParams | ResetBeforeGRUParams | LayerNormGRUParams:
+) -> AnyGRU | LayerNormGRUParams:
     """Draw the initial parameters of a GRU layer.
 
-    W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in PyTorch's `nn.Linear`; cz, cr and
-    cn are zeros.
+    W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in PyTorch's `nn.Linear`; c and cn
+    are zeros.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
-      second_bias: also return cz and cr.
+      second_bias: also return c.
       dtype: of the parameters, floating-point.
       reset_gate: "after" for `GRUParams`, "before" for `ResetBeforeGRUParams`.
       kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
@@ -147,50 +134,52 @@ def init_gru(
     if reset_gate not in ("before", "after"):
         raise UserError(f"reset_gate is {shown(reset_gate)}; it must be before or after.")
     weights = gru_weights(key, in_features, hidden_dim, dtype, **options)
-    zeros = lambda: jnp.zeros(hidden_dim, dtype)
     if second_bias:
-        weights |= {"cz": zeros(), "cr": zeros()}
-    return (
-        GRUParams(**weights, cn=zeros())
-        if reset_gate == "after"
-        else ResetBeforeGRUParams(**weights)
-    )
+        weights["c"] = jnp.zeros(2 * hidden_dim, dtype)
+    if reset_gate == "before":
+        return ResetBeforeGRUParams(**weights)
+    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights)
 
 
-def gru_cell(p: GRUParams | ResetBeforeGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
+def gru_cell(p: AnyGRU, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     p, h, x = aligned(dense(p), h, x)
-    z = sigmoid(x @ p.Wz + h @ p.Uz + plus(p.bz, p.cz))
-    r = sigmoid(x @ p.Wr + h @ p.Ur + plus(p.br, p.cr))
+    H = h.shape[-1]
+    x_zr, x_n = jnp.split(x @ p.W + p.b, [2 * H], axis=-1)
+    U_zr, U_n = jnp.split(p.U, [2 * H], axis=-1)
+    z, r = jnp.split(sigmoid(plus(x_zr + h @ U_zr, p.c)), 2, axis=-1)
     if isinstance(p, ResetBeforeGRUParams):
-        n = jnp.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
+        n = jnp.tanh(x_n + (r * h) @ U_n)
     else:
-        n = jnp.tanh(x @ p.Wn + r * (h @ p.Un + p.cn) + p.bn)
+        n = jnp.tanh(x_n + r * (h @ U_n + p.cn))
     return (1 - z) * h + z * n
 
 
-def sizes(p: GRUParams | ResetBeforeGRUParams) -> tuple[int, int] | None:
+def sizes(p: AnyGRU) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    second = [c for name in ("cz", "cr", "cn") if (c := getattr(p, name, None)) is not None]
-    return sizes_of_gates([p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, *second])
+    vectors: list[tuple[int, Any]] = [(3, p.b)]
+    if p.c is not None:
+        vectors.append((2, p.c))
+    if isinstance(p, GRUParams):
+        vectors.append((1, p.cn))
+    return sizes_of_gates(3, p.W, p.U, vectors)
 
 
-def zero_carry(p: GRUParams | ResetBeforeGRUParams, batch_size: Size) -> Hidden:
+def zero_carry(p: AnyGRU, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
+    return jnp.zeros((batch_size, len(p.b) // 3), p.b.dtype)
 
 
 # --- Many steps. a (T, B, 3H) is x·W + b of z, r, n.
 
 
-def prepare(p: GRUParams | ResetBeforeGRUParams) -> RecurrentLayer:
+def prepare(p: AnyGRU) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
-    b = jnp.concatenate([plus(p.bz, p.cz), plus(p.br, p.cr), p.bn])
-    if isinstance(p, ResetBeforeGRUParams):
-        return RecurrentLayer(W, b, (jnp.concatenate([p.Uz, p.Ur], axis=-1), p.Un), RESET_BEFORE)
-    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
-    return RecurrentLayer(W, b, (U, p.cn), RESET_AFTER)
+    b = p.b if p.c is None else jnp.concatenate([p.b[: len(p.c)] + p.c, p.b[len(p.c) :]])
+    if isinstance(p, GRUParams):
+        return RecurrentLayer(p.W, b, (p.U, p.cn), RESET_AFTER)
+    k = p.U.shape[-1] // 3
+    return RecurrentLayer(p.W, b, (p.U[..., : 2 * k], p.U[..., 2 * k :]), RESET_BEFORE)
 
 
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).

@@ -1,8 +1,8 @@
-"""Initial weights: how each gate's W, U and b are drawn. Letters as in `base.py`."""
+"""Initial weights: how W, U and b are drawn, gate by gate. Letters as in `base.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -87,6 +87,11 @@ def initializers(
     return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b
 
 
+def gates(parts: Iterable[Array]) -> Array:
+    """Join the gates of a weight or bias on the last axis."""
+    return jnp.concatenate(list(parts), axis=-1)
+
+
 def check_size(name: str, size: Any, least: int = 1) -> None:
     """Raise ValueError if a size is not a whole number, `least` or more."""
     if not is_whole(size) or size < least:
@@ -99,11 +104,7 @@ def gru_weights(
     """Draw W, U and b of a GRU's gates z, r and n, with the options of `initializers`."""
     W, U, b = initializers(E, H, dtype, **options)
     k = jax.random.split(key, 9)
-    return dict(
-        Wz=W(k[0]), Uz=U(k[1]), bz=b(k[2]),
-        Wr=W(k[3]), Ur=U(k[4]), br=b(k[5]),
-        Wn=W(k[6]), Un=U(k[7]), bn=b(k[8]),
-    )  # fmt: skip
+    return dict(W=gates(map(W, k[::3])), U=gates(map(U, k[1::3])), b=gates(map(b, k[2::3])))
 
 
 def lstm_weights(
@@ -118,13 +119,9 @@ def lstm_weights(
 
     Without a `bias_init`, b is zeros, but ones in the forget gate.
     """
-    opened = bias_init is None
-    W, U, b = initializers(E, H, dtype, bias_init=zeros if opened else bias_init, **options)
-    k = jax.random.split(key, 8)
-    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
-    return dict(
-        Wf=W(k[0]), Uf=U(k[1]), bf=jnp.ones(H, dtype) if opened else b(k_bias[0]),
-        Wi=W(k[2]), Ui=U(k[3]), bi=b(k_bias[1]),
-        Wo=W(k[4]), Uo=U(k[5]), bo=b(k_bias[2]),
-        Wg=W(k[6]), Ug=U(k[7]), bg=b(k_bias[3]),
-    )  # fmt: skip
+    W, U, b = initializers(E, H, dtype, bias_init=bias_init or zeros, **options)
+    k, k_bias = jax.random.split(key, 8), jax.random.split(jax.random.fold_in(key, 8), 4)
+    biases = [b(key) for key in k_bias]
+    if bias_init is None:
+        biases[0] = jnp.ones(H, dtype)
+    return dict(W=gates(map(W, k[::2])), U=gates(map(U, k[1::2])), b=gates(biases))

@@ -32,7 +32,7 @@ from jaxgru.cells.products import dense, gradient_of
 class LayerNormGRUParams:
     """Parameters of a GRU layer with layer normalisation.
 
-    W, U, b and cn are as in `GRUParams`; w and u are gains.
+    W, U, b and cn are as in `GRUParams`; w and u are gains, of the gates z, r and n side by side.
 
         z, r = σ(LN(x·[Wz Wr]) ⊙ [wz wr] + LN(h·[Uz Ur]) ⊙ [uz ur] + [bz br])
         n    = tanh(LN(x·Wn) ⊙ wn + r ⊙ (LN(h·Un) ⊙ un + cn) + bn)
@@ -43,22 +43,12 @@ class LayerNormGRUParams:
     √(variance + 10⁻⁵). z and r are normalised together, over 2·H units, and n by itself.
     """
 
-    Wz: Float[Array, "E H"]
-    Uz: StateWeights
-    bz: Float[Array, "H"]
-    Wr: Float[Array, "E H"]
-    Ur: StateWeights
-    br: Float[Array, "H"]
-    Wn: Float[Array, "E H"]
-    Un: StateWeights
-    bn: Float[Array, "H"]
+    W: Float[Array, "E 3H"]
+    U: StateWeights
+    b: Float[Array, "3H"]
     cn: Float[Array, "H"]
-    wz: Float[Array, "H"]
-    uz: Float[Array, "H"]
-    wr: Float[Array, "H"]
-    ur: Float[Array, "H"]
-    wn: Float[Array, "H"]
-    un: Float[Array, "H"]
+    w: Float[Array, "3H"]
+    u: Float[Array, "3H"]
 
 
 def init_layer_norm_gru(
@@ -66,31 +56,35 @@ def init_layer_norm_gru(
 ) -> LayerNormGRUParams:
     """Draw initial parameters, with ones as gains. See `init_gru`."""
     weights = gru_weights(key, E, H, dtype, **options)
-    gains = {side + gate: jnp.ones(H, dtype) for gate in "zrn" for side in "wu"}
-    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), **gains)
+    gain = jnp.ones(3 * H, dtype)
+    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), w=gain, u=gain)
 
 
 def layer_norm_gru_cell(p: LayerNormGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     p, h, x = aligned(dense(p), h, x)
-    pair = lambda a, b: jnp.concatenate([a, b], axis=-1)
-    LN = lambda a: standardized(a)[0]
-    of_x = LN(x @ pair(p.Wz, p.Wr)) * pair(p.wz, p.wr)
-    of_h = LN(h @ pair(p.Uz, p.Ur)) * pair(p.uz, p.ur)
-    z, r = jnp.split(sigmoid(of_x + of_h + pair(p.bz, p.br)), 2, axis=-1)
-    n = jnp.tanh(LN(x @ p.Wn) * p.wn + r * (LN(h @ p.Un) * p.un + p.cn) + p.bn)
+    x_z, x_r, x_n = jnp.split(_normalised(x @ p.W, p.w) + p.b, 3, axis=-1)
+    h_z, h_r, h_n = jnp.split(_normalised(h @ p.U, p.u), 3, axis=-1)
+    z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+    n = jnp.tanh(x_n + r * (h_n + p.cn))
     return (1 - z) * h + z * n
+
+
+def _normalised(y: Float[Array, "*n 3H"], gain: Float[Array, "... 3H"]) -> Float[Array, "*n 3H"]:
+    """Return LN of z and r together, and of n, times the gain."""
+    H = y.shape[-1] // 3
+    zr = layer_norm(y[..., : 2 * H], gain[..., : 2 * H])
+    return jnp.concatenate([zr, layer_norm(y[..., 2 * H :], gain[..., 2 * H :])], axis=-1)
 
 
 def sizes(p: LayerNormGRUParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    gains = [p.wz, p.uz, p.wr, p.ur, p.wn, p.un]
-    return sizes_of_gates([p.Wz, p.Wr, p.Wn], [p.Uz, p.Ur, p.Un], [p.bz, p.br, p.bn, p.cn, *gains])
+    return sizes_of_gates(3, p.W, p.U, [(3, p.b), (1, p.cn), (3, p.w), (3, p.u)])
 
 
 def zero_carry(p: LayerNormGRUParams, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
+    return jnp.zeros((batch_size, *p.cn.shape), p.cn.dtype)
 
 
 # --- Many steps. a (T, B, 3H) is the input's part and b of z, r, n. U (H, 3H), u (2H), un, cn (H).
@@ -98,16 +92,9 @@ def zero_carry(p: LayerNormGRUParams, batch_size: Size) -> Hidden:
 
 def prepare(p: LayerNormGRUParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    W = jnp.concatenate([p.Wz, p.Wr, p.Wn], axis=1)
-    b = jnp.concatenate([p.bz, p.br, p.bn])
-    U = jnp.concatenate([p.Uz, p.Ur, p.Un], axis=-1)
-    w, u, H = jnp.concatenate([p.wz, p.wr]), jnp.concatenate([p.uz, p.ur]), len(p.bz)
-
-    def norm(xW: Array) -> Array:
-        zr, n = xW[..., : 2 * H], xW[..., 2 * H :]
-        return jnp.concatenate([layer_norm(zr, w), layer_norm(n, p.wn)], axis=-1)
-
-    return RecurrentLayer(W, b, (U, u, p.un, p.cn), RECURRENCE, norm)
+    H = len(p.cn)
+    U = p.U, p.u[: 2 * H], p.u[2 * H :], p.cn
+    return RecurrentLayer(p.W, p.b, U, RECURRENCE, lambda xW: _normalised(xW, p.w))
 
 
 def _step(layout, U, h, a):

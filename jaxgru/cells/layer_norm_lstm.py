@@ -35,7 +35,7 @@ class LayerNormLSTMParams:
 
     W, U and b are as in `LSTMParams`; w, u and wc are gains, and bc is the bias of LN(c').
 
-        a_f, a_i, a_o, a_g = LN(x·[Wf Wi Wo Wg]) ⊙ w + LN(h·[Uf Ui Uo Ug]) ⊙ u + b
+        a_f, a_i, a_o, a_g = LN(x·W) ⊙ w + LN(h·U) ⊙ u + b
         f, i, o, g = σ(a_f), σ(a_i), σ(a_o), tanh(a_g)
         c' = f ⊙ c + i ⊙ g
         h' = o ⊙ tanh(LN(c') ⊙ wc + bc)
@@ -45,26 +45,11 @@ class LayerNormLSTMParams:
     divides by √(variance + 10⁻⁵). All gates are normalised together, over 4·H units.
     """
 
-    Wf: Float[Array, "E H"]
-    Uf: StateWeights
-    bf: Float[Array, "H"]
-    Wi: Float[Array, "E H"]
-    Ui: StateWeights
-    bi: Float[Array, "H"]
-    Wo: Float[Array, "E H"]
-    Uo: StateWeights
-    bo: Float[Array, "H"]
-    Wg: Float[Array, "E H"]
-    Ug: StateWeights
-    bg: Float[Array, "H"]
-    wf: Float[Array, "H"]
-    uf: Float[Array, "H"]
-    wi: Float[Array, "H"]
-    ui: Float[Array, "H"]
-    wo: Float[Array, "H"]
-    uo: Float[Array, "H"]
-    wg: Float[Array, "H"]
-    ug: Float[Array, "H"]
+    W: Float[Array, "E 4H"]
+    U: StateWeights
+    b: Float[Array, "4H"]
+    w: Float[Array, "4H"]
+    u: Float[Array, "4H"]
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
 
@@ -74,8 +59,9 @@ def init_layer_norm_lstm(
 ) -> LayerNormLSTMParams:
     """Draw initial parameters, with ones as gains. See `init_lstm`."""
     weights = lstm_weights(key, E, H, dtype, **options)
-    gains = {name: jnp.ones(H, dtype) for name in ("wc", *(s + g for g in "fiog" for s in "wu"))}
-    return LayerNormLSTMParams(**weights, **gains, bc=jnp.zeros(H, dtype))
+    gain = jnp.ones(4 * H, dtype)
+    of_c = dict(wc=jnp.ones(H, dtype), bc=jnp.zeros(H, dtype))
+    return LayerNormLSTMParams(**weights, w=gain, u=gain, **of_c)
 
 
 def layer_norm_lstm_cell(
@@ -84,25 +70,20 @@ def layer_norm_lstm_cell(
     """Compute one step: (h, c) → (h', c')."""
     check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(dense(p), carry, x)
-    gates = lambda *parts: jnp.concatenate(parts, axis=-1)
-    LN = lambda a: standardized(a)[0]
-    of_x = LN(x @ gates(p.Wf, p.Wi, p.Wo, p.Wg)) * gates(p.wf, p.wi, p.wo, p.wg)
-    of_h = LN(h @ gates(p.Uf, p.Ui, p.Uo, p.Ug)) * gates(p.uf, p.ui, p.uo, p.ug)
-    a = of_x + of_h + gates(p.bf, p.bi, p.bo, p.bg)
+    a = layer_norm(x @ p.W, p.w) + layer_norm(h @ p.U, p.u) + p.b
     f, i, o, g = jnp.split(a, 4, axis=-1)
     c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
-    return LSTMState(sigmoid(o) * jnp.tanh(LN(c) * p.wc + p.bc), c)
+    return LSTMState(sigmoid(o) * jnp.tanh(layer_norm(c, p.wc) + p.bc), c)
 
 
 def sizes(p: LayerNormLSTMParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    vectors = [leaf for name, leaf in vars(p).items() if name[0] in "bwu"]
-    return sizes_of_gates([p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], vectors)
+    return sizes_of_gates(4, p.W, p.U, [(4, p.b), (4, p.w), (4, p.u), (1, p.wc), (1, p.bc)])
 
 
 def zero_carry(p: LayerNormLSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    part = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
+    part = lambda: jnp.zeros((batch_size, *p.bc.shape), p.bc.dtype)
     return LSTMState(part(), part())
 
 
@@ -111,13 +92,8 @@ def zero_carry(p: LayerNormLSTMParams, batch_size: Size) -> LSTMState:
 
 def prepare(p: LayerNormLSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
-    b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=-1)
-    w = jnp.concatenate([p.wf, p.wi, p.wo, p.wg])
-    u = jnp.concatenate([p.uf, p.ui, p.uo, p.ug])
-    norm = lambda xW: layer_norm(xW, w)
-    return RecurrentLayer(W, b, (U, u, p.wc, p.bc), RECURRENCE, norm)
+    norm = lambda xW: layer_norm(xW, p.w)
+    return RecurrentLayer(p.W, p.b, (p.U, p.u, p.wc, p.bc), RECURRENCE, norm)
 
 
 def _step(layout, U, carry, a):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -34,6 +34,8 @@ from jaxgru.errors import UserError, shown
 class LSTMParams:
     """Parameters of an LSTM layer: W for the input, U for the state, b the biases.
 
+    Each holds the gates f, i, o and g side by side:
+
         f  = σ(x·Wf + h·Uf + bf)            forget gate
         i  = σ(x·Wi + h·Ui + bi)            input gate
         o  = σ(x·Wo + h·Uo + bo)            output gate
@@ -41,23 +43,15 @@ class LSTMParams:
         c' = f ⊙ c + i ⊙ g
         h' = o ⊙ tanh(c')
 
-    U is (H, H), or the blocks (n, H/n, H/n) of a block-diagonal matrix. See Hochreiter &
-    Schmidhuber 1997 (Neural Computation 9(8)) and, for the forget gate, Gers et al. 2000 (Neural
-    Computation 12(10)).
+    U is (H, 4H), or (n, k, 4k): for each gate, the n blocks of a block-diagonal matrix. See
+    Hochreiter & Schmidhuber 1997 (Neural Computation 9(8)) and, for the forget gate, Gers et al.
+    2000 (Neural Computation 12(10)).
     """
 
-    Wf: Float[Array, "E H"]
-    Uf: StateWeights
-    bf: Float[Array, "H"]
-    Wi: Float[Array, "E H"]
-    Ui: StateWeights
-    bi: Float[Array, "H"]
-    Wo: Float[Array, "E H"]
-    Uo: StateWeights
-    bo: Float[Array, "H"]
-    Wg: Float[Array, "E H"]
-    Ug: StateWeights
-    bg: Float[Array, "H"]
+    W: Float[Array, "E 4H"]
+    U: StateWeights
+    b: Float[Array, "4H"]
+    gates: ClassVar[str] = "fiog"
 
 
 def init_lstm(
@@ -119,24 +113,19 @@ def lstm_cell(p: LSTMParams, carry: LSTMState, x: Float[Array, "B E"]) -> LSTMSt
     """Compute one step: (h, c) → (h', c')."""
     check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(dense(p), carry, x)
-    f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
-    i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
-    o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
-    g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
-    c = f * c + i * g
-    return LSTMState(o * jnp.tanh(c), c)
+    f, i, o, g = jnp.split(x @ p.W + h @ p.U + p.b, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+    return LSTMState(sigmoid(o) * jnp.tanh(c), c)
 
 
 def sizes(p: LSTMParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    return sizes_of_gates(
-        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg]
-    )
+    return sizes_of_gates(4, p.W, p.U, [(4, p.b)])
 
 
 def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    part = lambda: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype)
+    part = lambda: jnp.zeros((batch_size, len(p.b) // 4), p.b.dtype)
     return LSTMState(part(), part())  # two buffers: each can be donated
 
 
@@ -145,10 +134,7 @@ def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
 
 def prepare(p: LSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
-    b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=-1)
-    return RecurrentLayer(W, b, (U,), RECURRENCE)
+    return RecurrentLayer(p.W, p.b, (p.U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):

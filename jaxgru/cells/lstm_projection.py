@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,19 +35,11 @@ class ProjectedLSTMParams:
     projection is left out.
     """
 
-    Wf: Float[Array, "E H"]
-    Uf: Float[Array, "p H"]
-    bf: Float[Array, "H"]
-    Wi: Float[Array, "E H"]
-    Ui: Float[Array, "p H"]
-    bi: Float[Array, "H"]
-    Wo: Float[Array, "E H"]
-    Uo: Float[Array, "p H"]
-    bo: Float[Array, "H"]
-    Wg: Float[Array, "E H"]
-    Ug: Float[Array, "p H"]
-    bg: Float[Array, "H"]
+    W: Float[Array, "E 4H"]
+    U: Float[Array, "p 4H"]
+    b: Float[Array, "4H"]
     P: Float[Array, "H p"]
+    gates: ClassVar[str] = "fiog"
 
 
 def init_projected_lstm(
@@ -78,27 +70,22 @@ def projected_lstm_cell(
     """Compute one step: (h, c) → (h', c')."""
     check_named("the carry", carry, LSTMState)
     p, (h, c), x = aligned(p, carry, x)
-    f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
-    i = sigmoid(x @ p.Wi + h @ p.Ui + p.bi)
-    o = sigmoid(x @ p.Wo + h @ p.Uo + p.bo)
-    g = jnp.tanh(x @ p.Wg + h @ p.Ug + p.bg)
-    c = f * c + i * g
-    return LSTMState((o * jnp.tanh(c)) @ p.P, c)
+    f, i, o, g = jnp.split(x @ p.W + h @ p.U + p.b, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+    return LSTMState((sigmoid(o) * jnp.tanh(c)) @ p.P, c)
 
 
 def sizes(p: ProjectedLSTMParams) -> tuple[int, int] | None:
     """Return (E, p), or None if the shapes contradict each other."""
     proj_size = p.P.shape[-1]
-    known = sizes_of_gates(
-        [p.Wf, p.Wi, p.Wo, p.Wg], [p.Uf, p.Ui, p.Uo, p.Ug], [p.bf, p.bi, p.bo, p.bg], proj_size
-    )
-    return known and (known[0], proj_size)
+    known = sizes_of_gates(4, p.W, p.U, [(4, p.b)], proj_size)
+    return (known[0], proj_size) if known and p.P.shape == (known[1], proj_size) else None
 
 
 def zero_carry(p: ProjectedLSTMParams, batch_size: Size) -> LSTMState:
     """Return the state before the first step: zeros, h (B, p) and c (B, H)."""
     H, proj_size = p.P.shape
-    zeros = lambda size: jnp.zeros((batch_size, size), p.bf.dtype)
+    zeros = lambda size: jnp.zeros((batch_size, size), p.b.dtype)
     return LSTMState(zeros(proj_size), zeros(H))
 
 
@@ -107,10 +94,7 @@ def zero_carry(p: ProjectedLSTMParams, batch_size: Size) -> LSTMState:
 
 def prepare(p: ProjectedLSTMParams) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    W = jnp.concatenate([p.Wf, p.Wi, p.Wo, p.Wg], axis=1)
-    b = jnp.concatenate([p.bf, p.bi, p.bo, p.bg])
-    U = jnp.concatenate([p.Uf, p.Ui, p.Uo, p.Ug], axis=1)
-    return RecurrentLayer(W, b, (U, p.P), RECURRENCE)
+    return RecurrentLayer(p.W, p.b, (p.U, p.P), RECURRENCE)
 
 
 def _step(layout, U, carry, a):

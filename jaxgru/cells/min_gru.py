@@ -40,13 +40,13 @@ from jaxgru.cells.base import (
     plus,
     struct,
 )
-from jaxgru.cells.initial_weights import initializers
+from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.products import product
 
 
 @struct
 class MinGRUParams:
-    """Parameters of a minGRU layer: W for the input, b the biases.
+    """Parameters of a minGRU layer: W for the input, b the biases, of z and n side by side.
 
         z  = σ(x·Wz + bz)                update gate
         n  = x·Wn + bn                   candidate
@@ -56,10 +56,8 @@ class MinGRUParams:
     h > 0, is another cell.
     """
 
-    Wz: Float[Array, "E H"]
-    bz: Float[Array, "H"]
-    Wn: Float[Array, "E H"]
-    bn: Float[Array, "H"]
+    W: Float[Array, "E 2H"]
+    b: Float[Array, "2H"]
 
 
 def init_min_gru(
@@ -89,40 +87,36 @@ def init_min_gru(
     """
     W, _, b = initializers(in_features, hidden_dim, dtype, kernel_init, bias_init=bias_init)
     k = jax.random.split(key, 4)
-    return MinGRUParams(Wz=W(k[0]), bz=b(k[1]), Wn=W(k[2]), bn=b(k[3]))
+    return MinGRUParams(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
 
 
 def min_gru_cell(p: MinGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
     """Compute one step: h → h'."""
     p, h, x = aligned(p, h, x)
-    z = sigmoid(x @ p.Wz + p.bz)
-    n = x @ p.Wn + p.bn
+    z, n = jnp.split(x @ p.W + p.b, 2, axis=-1)
+    z = sigmoid(z)
     return (1 - z) * h + z * n
 
 
 def sizes(p: MinGRUParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    fits = p.Wz.shape == p.Wn.shape and p.bz.shape == p.bn.shape == p.Wz.shape[1:]
-    if not fits or p.Wz.ndim != 2:
+    if p.W.ndim != 2 or p.W.shape[1] % 2 or p.b.shape != p.W.shape[1:]:
         return None
-    E, H = p.Wz.shape
-    return E, H
+    return len(p.W), len(p.b) // 2
 
 
 def zero_carry(p: MinGRUParams, batch_size: Size) -> Hidden:
     """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, *p.bz.shape), p.bz.dtype)
+    return jnp.zeros((batch_size, len(p.b) // 2), p.b.dtype)
 
 
 def prepare(p: MinGRUParams) -> ParallelLayer:
     """Prepare a layer for many steps, all computed at once."""
-    W, bias = jnp.concatenate([p.Wz, p.Wn], axis=1), jnp.concatenate([p.bz, p.bn])
 
     def all_steps(
         h: Hidden, steps: Steps, constants: Constants = NO_CONSTANTS
     ) -> tuple[Float[Array, "T B H"], Hidden]:
-        gates = plus(product(steps.x, W), bias).astype(h.dtype)
-        z, n = jnp.split(gates, 2, axis=-1)
+        z, n = jnp.split(plus(product(steps.x, p.W), p.b).astype(h.dtype), 2, axis=-1)
         z = sigmoid(z)
         a, b = (apply_mask(part, steps.keep, constants.scale) for part in (1 - z, z * n))
         if steps.real is not None:

@@ -68,8 +68,7 @@ def init_mogrifier_gru(
     """
     E, H = in_features, hidden_dim
     check_size("num_rounds", num_rounds, least=2)
-    gates = gru_weights(key, E, H, dtype)  # it checks E, H and the dtype
-    side_by_side = lambda name: jnp.concatenate([gates[name + gate] for gate in "zrn"], axis=-1)
+    weights = gru_weights(key, E, H, dtype)  # it checks E, H and the dtype
     k = max(H // 8, 1) if rank is None else rank
     check_size("rank", k)
     keys = jax.random.split(jax.random.fold_in(key, 9), 4)
@@ -80,7 +79,7 @@ def init_mogrifier_gru(
 
     n, m = -(-num_rounds // 2), num_rounds // 2
     return MogrifierGRUParams(
-        W=side_by_side("W"), U=side_by_side("U"), b=side_by_side("b"), cn=jnp.zeros(H, dtype),
+        **weights, cn=jnp.zeros(H, dtype),
         Qa=draw(keys[0], n, H, k), Qb=draw(keys[1], n, k, E),
         Ra=draw(keys[2], m, E, k), Rb=draw(keys[3], m, k, H),
     )  # fmt: skip

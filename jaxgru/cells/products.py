@@ -132,8 +132,14 @@ def gradient_of(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> 
 
 
 def dense(params: Any) -> Any:
-    """Return the layer with a block-diagonal matrix (H, H) in place of each (n, k, k)."""
-    matrix = lambda leaf: block_diag(*leaf) if leaf.ndim == 3 else leaf
+    """Return the layer with block-diagonal matrices (H, H), one per gate, in place of blocks."""
+
+    def matrix(U: Array) -> Array:
+        if U.ndim < 3:
+            return U
+        gates = jnp.split(U, U.shape[2] // U.shape[1], axis=-1)
+        return jnp.concatenate([block_diag(*gate) for gate in gates], axis=-1)
+
     return jax.tree.map(matrix, params)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
@@ -34,6 +36,7 @@ class RNNParams:
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
+    gates: ClassVar[str] = "h"
 
 
 def init_rnn(
@@ -78,7 +81,7 @@ def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
 
 def sizes(p: RNNParams) -> tuple[int, int] | None:
     """Return (E, H), or None if the shapes contradict each other."""
-    return sizes_of_gates([p.W], [p.U], [p.b])
+    return sizes_of_gates(1, p.W, p.U, [(1, p.b)])
 
 
 def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:

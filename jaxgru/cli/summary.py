@@ -43,7 +43,7 @@ def print_summary(config: Config, full: bool = False) -> None:
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     shapes = defaultdict(list)
     for name, leaf in flatten(params).items():
-        parts = name.split(".")  # "embedding", "layers", "0", "Wz"
+        parts = name.split(".")  # "embedding", "layers", "0", "W"
         layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
         shapes[name if full else layer].append(leaf.shape)
     model, training = config.model, config.training

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, hidden, zero_carry
+from jaxgru.cells import CellParams, GRUParams, ResetBeforeGRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense
@@ -29,6 +29,9 @@ from jaxgru.libraries import InteropError
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
+
+
+SomeGRU = TypeVar("SomeGRU", bound=GRUParams | ResetBeforeGRUParams)
 
 
 def computes(function: Any, known: Sequence[Callable[..., Any]]) -> bool:
@@ -47,49 +50,57 @@ def _program(function: Callable[..., Any]) -> str:
     return str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2, 3), np.float32)))
 
 
-def layer_of(make: Callable[..., CellParams], order: Sequence[str], **sides: Any) -> CellParams:
-    """Return a layer, given W (E, G·H), U (H, G·H), b and c (G·H). If b is None, it is zeros."""
-    if sides["b"] is None:
-        W = sides["W"]
-        sides["b"] = np.zeros(W.shape[-1], W.dtype)
-    return make(
-        **{
-            side + gate: part
-            for side, weights in sides.items()
-            if weights is not None
-            for gate, part in zip(order, _split(weights, len(order)), strict=True)
-        }
-    )
+def layer_of(
+    cls: type, order: str, W: AnyArray, U: AnyArray, b: AnyArray | None = None, **others: Any
+) -> CellParams:
+    """Return a layer, given W (E, G·H), U (H, G·H) and b (G·H) with gates in another order.
+
+    If b is None, it is zeros.
+    """
+    b = np.zeros(W.shape[-1], W.dtype) if b is None else b
+    sides = {name: reordered(side, order, cls.gates) for name, side in dict(W=W, U=U, b=b).items()}
+    return cls(**sides, **others)
 
 
-def _split(weights: AnyArray, count: int) -> Sequence[Array]:
-    """Return copies of a matrix's gates. For a NumPy array, this compiles nothing."""
-    if isinstance(weights, np.ndarray):
-        return [jnp.array(part) for part in np.split(weights, count, axis=-1)]
-    return jnp.split(weights, count, axis=-1)
+def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
+    """Return a copy of weights (..., G·H) with their gates in another order.
+
+    For a NumPy array, this compiles nothing.
+    """
+    numpy = np if isinstance(weights, np.ndarray) else jnp
+    parts = dict(zip(order, numpy.split(weights, len(order), axis=-1), strict=True))
+    return jnp.array(numpy.concatenate([parts[gate] for gate in wanted], axis=-1))
 
 
-def joined(layer: CellParams, side: str, order: Sequence[str]) -> Array:
-    """Return one side of a layer, W, U or b, with all gates side by side on the last axis.
+def second_biases(c: AnyArray, order: str) -> dict[str, Array]:
+    """Return c and cn of a GRU, given the second biases (3H) of all gates."""
+    c = reordered(c, order, GRUParams.gates)
+    H = len(c) // 3
+    return {"c": c[: 2 * H], "cn": c[2 * H :]}
+
+
+def joined(layer: CellParams, side: str, order: str) -> Array:
+    """Return one side of a layer, W, U or b, with its gates, or some of them, in another order.
 
     Blocks of U become a block-diagonal matrix, because no other library has them.
     """
-    layer = dense(layer)
-    return jnp.concatenate([getattr(layer, side + gate) for gate in order], axis=-1)
+    weights = getattr(dense(layer), side)
+    return weights if order == layer.gates else reordered(weights, layer.gates, order)
 
 
-def stacked(layer: CellParams, order: Sequence[str]) -> tuple[np.ndarray, ...]:
+def stacked(layer: CellParams, order: str) -> tuple[np.ndarray, ...]:
     """Return W (G·H, E), U (G·H, H), b and c (G·H), as in PyTorch; a missing c is zeros.
 
     Blocks of U become a block-diagonal matrix.
     """
     layer = dense(layer)
-    sides = [[getattr(layer, side + gate, None) for gate in order] for side in "WUbc"]
-    zeros = np.zeros_like(sides[2][0])
-    return tuple(
-        np.concatenate([np.asarray(zeros if gate is None else gate).T for gate in gates])
-        for gates in sides
-    )
+    c = np.zeros_like(layer.b)
+    if isinstance(layer, AnyGRU):
+        H = len(c) // 3
+        c[: 2 * H] = 0 if layer.c is None else layer.c
+        c[2 * H :] = getattr(layer, "cn", 0)
+    sides = map(np.asarray, (layer.W, layer.U, layer.b, c))
+    return tuple(np.asarray(reordered(side, layer.gates, order)).T for side in sides)
 
 
 def in_directions(
@@ -130,19 +141,20 @@ def dtype_of_biases(layer: CellParams) -> jnp.dtype:
     return jax.eval_shape(lambda p: hidden(zero_carry(p, 1)), layer).dtype
 
 
-SomeGRU = TypeVar("SomeGRU", bound=AnyGRU)
-
-
 @jax.jit
 def complement_z(p: SomeGRU) -> SomeGRU:
     """Return the GRU whose z is 1 minus this one's: z's weights and biases change sign.
 
     In PyTorch, Flax, Equinox, Keras and ONNX, z weights the old state; here, the new value.
     """
-    names = ("Wz", "Uz", "bz", "cz")
-    return dataclasses.replace(
-        p, **{name: None if (w := getattr(p, name)) is None else -w for name in names}
-    )
+
+    def changed(weights: AnyArray, gates: int) -> Array:
+        H = weights.shape[-1] // gates
+        return jnp.concatenate([-weights[..., :H], weights[..., H:]], axis=-1)
+
+    c = None if p.c is None else changed(p.c, 2)
+    sides = {name: changed(getattr(p, name), 3) for name in "WUb"}
+    return dataclasses.replace(p, c=c, **sides)
 
 
 def added(b: AnyArray, c: AnyArray | None) -> Array:
@@ -156,8 +168,12 @@ def _added(b: AnyArray, c: AnyArray) -> Array:
 
 
 def single_bias(p: SomeGRU) -> SomeGRU:
-    """Return the GRU with cz and cr added to bz and br: their sum is what a layer computes with."""
-    return dataclasses.replace(p, bz=added(p.bz, p.cz), br=added(p.br, p.cr), cz=None, cr=None)
+    """Return the GRU with c added to b: their sum is what a layer computes with."""
+    if p.c is None:
+        return p
+    zr = len(p.c)
+    b = jnp.concatenate([added(p.b[:zr], p.c), p.b[zr:]])
+    return dataclasses.replace(p, b=b, c=None)
 
 
 def check_inner_bias(p: CellParams, theirs: str, hint: str = "") -> None:

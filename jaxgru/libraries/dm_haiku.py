@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.base import AnyArray
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
@@ -237,13 +236,13 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
     W, U = jnp.split(weights["w"], [E])
     p = common.layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
-    return dataclasses.replace(p, bf=p.bf + 1)
+    return dataclasses.replace(p, b=_forget_bias(p.b, 1))
 
 
 def to_haiku(layer: CellParams) -> dict[str, Array]:
     """Return the parameters of an hk.GRU, or of the hk.Linear in an hk.LSTM.
 
-    A GRU's cz and cr are added to bz and br. The forget bias is the layer's minus one, which is
+    A GRU's c is added to b. The forget bias is the layer's minus one, which is
     exact from 0.5 to 2 and is rounded elsewhere, as Haiku rounds f + 1 in each step. `from_haiku`
     returns the other values bit for bit.
 
@@ -251,13 +250,13 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "after".
     """
     match layer:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "before", "hk.GRU")
             W, U, b = (common.joined(common.single_bias(layer), side, "zrn") for side in "WUb")
             return {"w_i": W, "w_h": U, "b": b}
         case LSTMParams():
             W, U, b = (
-                common.joined(dataclasses.replace(layer, bf=layer.bf - 1), side, "igfo")
+                common.joined(dataclasses.replace(layer, b=_forget_bias(layer.b, -1)), side, "igfo")
                 for side in "WUb"
             )
             return {"w": jnp.concatenate([W, U]), "b": b}
@@ -270,3 +269,9 @@ def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
 
 def _lstm_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
     return {"w": (E + H, 4 * H), "b": (4 * H,)}
+
+
+def _forget_bias(b: Array, change: int) -> Array:
+    """Return the biases of an LSTM with those of the forget gate, the first, changed."""
+    H = len(b) // 4
+    return jnp.concatenate([b[:H] + change, b[H:]])

@@ -10,17 +10,16 @@ the product and z weighting the old state. See https://docs.kidger.site/equinox/
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, ResetBeforeGRUParams, sizes
 from jaxgru.cells.base import AnyArray
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
@@ -134,8 +133,8 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
     if lstm:
         return common.layer_of(LSTMParams, "ifgo", **weights)
-    gru = partial(GRUParams, cn=given.get("bias_n", jnp.zeros(H, weights["W"].dtype)))
-    return common.complement_z(common.layer_of(gru, "rzn", **weights))
+    cn = jnp.asarray(given.get("bias_n", np.zeros(H, weights["W"].dtype)))
+    return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, cn=cn))
 
 
 _STATIC = ("input_size", "hidden_size", "use_bias")
@@ -145,14 +144,13 @@ _STATIC = ("input_size", "hidden_size", "use_bias")
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
 
-    A GRU's second biases cz and cr are added to bz and br. `from_equinox` returns the
-    other values bit for bit.
+    A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.
 
     Raises:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "before".
     """
     match layer:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "after", "equinox.nn.GRUCell")
             p, make, order = common.complement_z(common.single_bias(layer)), eqx.nn.GRUCell, "rzn"
         case LSTMParams():

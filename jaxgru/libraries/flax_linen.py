@@ -20,9 +20,8 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -259,47 +258,51 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     E, H = first if len(first) == 2 else (1, 1)
     want = {f"{name}/kernel": (E if name[0] == "i" else H, H) for name in kind}
     check_shapes("a cell's parameters", have, want | {f"{name}/bias": (H,) for name in biased})
-    fields = {f"W{gate}": weights[f"i{gate}/kernel"] for gate in gates}
-    fields |= {f"U{gate}": weights[f"h{gate}/kernel"] for gate in gates}
-    for name in biased:
-        fields[("c" if name == "hn" else "b") + name[1:]] = weights[f"{name}/bias"]
-    p = layer(**fields)
+    side = lambda names: jnp.concatenate([jnp.asarray(weights[name]) for name in names], axis=-1)
+    p = layer(
+        W=side(f"i{gate}/kernel" for gate in gates),
+        U=side(f"h{gate}/kernel" for gate in gates),
+        b=side(f"{name}/bias" for name in biased if name != "hn"),
+        **({"cn": weights["hn/bias"]} if "hn" in biased else {}),
+    )
     return common.complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     """Return the parameters of a GRUCell, of either LSTM cell, or of a SimpleCell.
 
-    A GRU's second biases cz and cr are added to bz and br. `from_linen` returns the
-    other values bit for bit.
+    A GRU's second biases c are added to b. `from_linen` returns the other values bit for bit.
 
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
     match layer:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "after", "flax.linen.GRUCell")
             p = common.complement_z(common.single_bias(layer))
-            gates, biases = "rzn", {"ir": p.br, "iz": p.bz, "in": p.bn, "hn": p.cn}
+            side = "i"
         case LSTMParams():
-            p, gates, biases = layer, "ifgo", {f"h{g}": getattr(layer, f"b{g}") for g in "ifgo"}
+            p, side = layer, "h"
         case RNNParams():
-            p, gates, biases = layer, [""], {"i": layer.b}
+            p, side = layer, "i"
         case _:
             raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
-    kernels = {f"i{g}": getattr(p, f"W{g}") for g in gates}
-    kernels |= {f"h{g}": common.joined(p, "U", [g]) for g in gates}
-    return {
-        name: {"kernel": kernel} | ({"bias": biases[name]} if name in biases else {})
-        for name, kernel in kernels.items()
-    }
+    gates = [""] if isinstance(p, RNNParams) else p.gates
+    split = lambda weights: jnp.split(common.joined(p, weights, p.gates), len(gates), axis=-1)
+    cell: dict[str, dict[str, Array]] = {}
+    for gate, W, U, b in zip(gates, *map(split, "WUb"), strict=True):
+        cell |= {f"i{gate}": {"kernel": W}, f"h{gate}": {"kernel": U}}
+        cell[f"{side}{gate}"]["bias"] = b
+    if isinstance(p, GRUParams):
+        cell["hn"]["bias"] = p.cn
+    return cell
 
 
 _LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
     frozenset(side + gate for side in "ih" for gate in gates): (layer, gates, biased)
     for layer, gates, biased in (
-        (GRUParams, "rzn", ("ir", "iz", "in", "hn")),
-        (LSTMParams, "ifgo", ("hi", "hf", "hg", "ho")),
+        (GRUParams, GRUParams.gates, ("iz", "ir", "in", "hn")),
+        (LSTMParams, LSTMParams.gates, ("hf", "hi", "ho", "hg")),
         (RNNParams, [""], ("i",)),
     )
 }

@@ -10,7 +10,6 @@ state. See https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/recur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,9 +19,8 @@ from flax.nnx.nn import dtypes
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_stack, is_pair
 from jaxgru.layers.stack import ResidualStack
@@ -159,11 +157,11 @@ def from_nnx(cell: Any) -> CellParams:
     kind = type(cell)
     _check_weights(cell)
     if kind is nnx.LSTMCell:
+        inputs, states = (cell.if_, cell.ii, cell.io, cell.ig), (cell.hf, cell.hi, cell.ho, cell.hg)
+        side = lambda parts: jnp.concatenate([part[...] for part in parts], axis=-1)
         return LSTMParams(
-            Wi=cell.ii.kernel[...], Ui=cell.hi.kernel[...], bi=cell.hi.bias[...],
-            Wf=cell.if_.kernel[...], Uf=cell.hf.kernel[...], bf=cell.hf.bias[...],
-            Wg=cell.ig.kernel[...], Ug=cell.hg.kernel[...], bg=cell.hg.bias[...],
-            Wo=cell.io.kernel[...], Uo=cell.ho.kernel[...], bo=cell.ho.bias[...],
+            W=side(part.kernel for part in inputs), U=side(part.kernel for part in states),
+            b=side(part.bias for part in states),
         )  # fmt: skip
     W, U = cell.dense_i.kernel[...], cell.dense_h.kernel[...]
     if kind is nnx.OptimizedLSTMCell:
@@ -171,8 +169,8 @@ def from_nnx(cell: Any) -> CellParams:
     b = cell.dense_i.bias[...]
     if kind is nnx.SimpleCell:
         return RNNParams(W=W, U=U, b=b)
-    gru = partial(GRUParams, cn=jnp.zeros(len(U), U.dtype))
-    return common.complement_z(common.layer_of(gru, "rzn", W=W, U=U, b=b))
+    cn = jnp.zeros(len(U), U.dtype)
+    return common.complement_z(common.layer_of(GRUParams, "rzn", W=W, U=U, b=b, cn=cn))
 
 
 def _check_weights(cell: Any) -> None:
@@ -210,7 +208,7 @@ def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     """Return a GRUCell, a SimpleCell or an LSTM cell with the layer's weights.
 
-    A GRU's second biases cz and cr are added to bz and br. `from_nnx` returns the other values bit
+    A GRU's second biases c are added to b. `from_nnx` returns the other values bit
     for bit.
 
     Args:
@@ -226,7 +224,7 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         )
     order, bias = "ifgo", "dense_h"
     match layer:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
             hint = "; it runs as it is in jaxgru.libraries.flax_nnx.Layer"
             common.check_inner_bias(layer, "flax.nnx.GRUCell", hint)
@@ -235,14 +233,15 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         case LSTMParams():
             p, make = layer, lstm
         case RNNParams():
-            p, make, order, bias = layer, nnx.SimpleCell, [""], "dense_i"
+            p, make, order, bias = layer, nnx.SimpleCell, "h", "dense_i"
         case _:
             raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
     if make is nnx.LSTMCell:
-        weights = {f"i{g}": {"kernel": getattr(p, f"W{g}")} for g in order}
-        weights["if_"] = weights.pop("if")
+        weights = {}
         for g in order:
-            weights[f"h{g}"] = {"kernel": common.joined(p, "U", [g]), "bias": getattr(p, f"b{g}")}
+            W, U, b = (common.joined(p, side, g) for side in "WUb")
+            weights |= {f"i{g}": {"kernel": W}, f"h{g}": {"kernel": U, "bias": b}}
+        weights["if_"] = weights.pop("if")
     else:
         W, U, b = (common.joined(p, side, order) for side in "WUb")
         weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}

@@ -58,7 +58,7 @@ for _params in (ResidualStack, *(params for cell in CELLS.values() for params in
 def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     """Return a path for each array of the layers, in the order of `jax.tree.leaves`.
 
-    A stack has ("0", "LSTMParams", "Wf", "kernel") and so on. The last name is "kernel", "bias" or
+    A stack has ("0", "LSTMParams", "W", "kernel") and so on. The last name is "kernel", "bias" or
     "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer
     and the optional fields that it has are in the path, because Flax restores whatever names it
     looks for and ignores the others: a GRU's fields include those of a minGRU.

@@ -7,7 +7,6 @@ rows, of which the second is added to h·U. See https://keras.io/api/layers/recu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -114,11 +113,12 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     if isinstance(layer, keras.layers.LSTM):
         return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
     if isinstance(layer, keras.layers.SimpleRNN):
-        return common.layer_of(RNNParams, [""], W=W, U=U, b=b)
+        return common.layer_of(RNNParams, "h", W=W, U=U, b=b)
     if not layer.reset_after:
         return common.complement_z(common.layer_of(ResetBeforeGRUParams, "zrn", W=W, U=U, b=b))
     b, c = np.zeros((2, W.shape[1]), W.dtype) if b is None else b
-    return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, c=c))
+    second = common.second_biases(c, "zrn")
+    return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, **second))
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
@@ -149,7 +149,7 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
 
     Several layers become a Sequential, in which all but the last return sequences.
 
-    It has biases. If a GRU's `reset_gate` is "before", cz and cr are added to bz and br; if it is
+    It has biases. If a GRU's `reset_gate` is "before", c is added to b; if it is
     "after", missing second biases become zeros. `from_keras` returns the other values bit for bit.
 
     Args:
@@ -208,16 +208,17 @@ def _made(layer: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
     (E, H), dtype = sizes(p), common.dtype_of_biases(p)
     common.check_dtype("the layer's weights", str(dtype))
     match p:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             after = isinstance(p, GRUParams)
             make, order = partial(keras.layers.GRU, reset_after=after), "zrn"
         case LSTMParams():
             make, order = keras.layers.LSTM, "ifgo"
         case _:
-            make, order = keras.layers.SimpleRNN, [""]
+            make, order = keras.layers.SimpleRNN, "h"
     W, U, b = (common.joined(p, side, order) for side in "WUb")
     if isinstance(p, GRUParams):
-        b = jnp.stack([b, common.joined(p, "c", order)])
+        c = jnp.zeros_like(p.b[: -len(p.cn)]) if p.c is None else p.c
+        b = jnp.stack([b, jnp.concatenate([c, p.cn])])
     made = make(H, dtype=str(dtype), **options)
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])
@@ -241,9 +242,4 @@ def _as_in_keras(layer: CellParams) -> CellParams:
     if not isinstance(layer, AnyGRU):
         return layer
     p = common.complement_z(layer)
-    if not isinstance(p, GRUParams):
-        return common.single_bias(p)
-    second = {name: getattr(p, name) for name in ("cz", "cr")}
-    return dataclasses.replace(
-        p, **{name: jnp.zeros_like(p.bn) if c is None else c for name, c in second.items()}
-    )
+    return p if isinstance(p, GRUParams) else common.single_bias(p)

@@ -9,10 +9,11 @@ and i, o, f, g (its c). A GRU's z weights the old state, and `linear_before_rese
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams
@@ -24,7 +25,7 @@ with needs("onnx"):
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-ORDER: dict[str, Sequence[str]] = {"gru": "zrn", "lstm": "iofg", "rnn": ("",)}
+ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
 """The order of the gates in ONNX's operators."""
 
 _FUNCTIONS = {"gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"], "rnn": ["tanh"]}
@@ -191,11 +192,12 @@ def _layer(
     b, c = (None, None) if B is None else np.split(B[d], 2)
     weights, order = dict(W=W.T, U=R.T, b=b), ORDER[cell]
     if cell == "gru":
-        c = np.zeros(len(R), R.dtype) if c is None else c
-        p = common.complement_z(common.layer_of(GRUParams, order, **weights, c=c))
+        second = common.second_biases(np.zeros(len(R), R.dtype) if c is None else c, order)
         if given.get("linear_before_reset"):
-            return p
-        fields = {name: value for name, value in vars(p).items() if name != "cn"}
-        return ResetBeforeGRUParams(**fields | {"bn": common.added(p.bn, p.cn)})
-    weights["b"] = None if b is None else common.added(b, c)
+            return common.complement_z(common.layer_of(GRUParams, order, **weights, **second))
+        p = common.layer_of(ResetBeforeGRUParams, order, **weights, c=second["c"])
+        zr = len(second["c"])
+        b = jnp.concatenate([p.b[:zr], common.added(p.b[zr:], second["cn"])])
+        return common.complement_z(p.replace(b=b))
+    weights["b"] = None if b is None else np.asarray(common.added(b, c))
     return common.layer_of(LSTMParams if cell == "lstm" else RNNParams, order, **weights)

@@ -12,15 +12,20 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams
-from jaxgru.cells.gru import AnyGRU
+from jaxgru.cells import (
+    CellParams,
+    GRUParams,
+    LSTMParams,
+    ProjectedLSTMParams,
+    ResetBeforeGRUParams,
+    RNNParams,
+)
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
@@ -120,13 +125,13 @@ def to_torch(
     }
     units, options = H, {}
     if isinstance(layers[0], ProjectedLSTMParams):
-        units, options = len(layers[0].bf), {"proj_size": H}
+        units, options = len(layers[0].P), {"proj_size": H}
         if H >= units:
             raise InteropError(
                 f"the projection has {H} units; in PyTorch it must have fewer than the LSTM's "
                 f"{units}."
             )
-        if len({len(layer.bf) for layer in layers}) > 1:
+        if len({len(layer.P) for layer in layers}) > 1:
             raise InteropError("the layers of a PyTorch module must have states c of one size.")
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = kinds[type(layers[0])](
@@ -247,23 +252,22 @@ def _array(weight: Any) -> np.ndarray:
 
 
 def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
-    weights = dict(W=W.T, U=U.T, b=b)
+    weights: dict[str, Any] = dict(W=W.T, U=U.T, b=b)
     if cell == "gru":
-        c = np.zeros(U.shape[0], U.dtype) if c is None else c
-        return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, c=c))
-    weights["b"] = None if b is None else common.added(b, c)
+        second = common.second_biases(np.zeros(len(U), U.dtype) if c is None else c, "rzn")
+        return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, **second))
+    weights["b"] = None if b is None else np.asarray(common.added(b, c))
     if P is not None:
-        make = partial(ProjectedLSTMParams, P=jnp.asarray(P.T))
-        return common.layer_of(make, "ifgo", **weights)
+        return common.layer_of(ProjectedLSTMParams, "ifgo", **weights, P=jnp.asarray(P.T))
     if cell == "lstm":
         return common.layer_of(LSTMParams, "ifgo", **weights)
-    return common.layer_of(RNNParams, [""], **weights)
+    return common.layer_of(RNNParams, "h", **weights)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     match p:
-        case AnyGRU():
+        case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
             return common.stacked(common.complement_z(p), "rzn")
         case LSTMParams():
@@ -271,5 +275,5 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
         case ProjectedLSTMParams():
             return *common.stacked(p, "ifgo"), np.array(np.asarray(p.P).T, order="C")
         case RNNParams():
-            return common.stacked(p, [""])
+            return common.stacked(p, "h")
     raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")

@@ -103,7 +103,7 @@ def num_params(params: Params) -> int:
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Return a tree's leaves by path; for parameters "embedding", "layers.0.Wz", …, "head.bo"."""
+    """Return a tree's leaves by path; for parameters "embedding", "layers.0.W", …, "head.bo"."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 

@@ -260,7 +260,7 @@ def _read(path: str | Path) -> tuple[str, onnx.ModelProto]:
 
 
 def _named(params: Any) -> dict[str, np.ndarray]:
-    """Return the weights by path: "embedding", "layers.0.Wz", …; of a pair "forward.0.Wz", …"""
+    """Return the weights by path: "embedding", "layers.0.W", …; of a pair "forward.0.W", …"""
     if is_pair(params):
         params = dict(zip(DIRECTIONS, params, strict=True))
     elif not isinstance(params, Params):

@@ -35,7 +35,7 @@ with needs("onnx"):
 _OPSET, _IR_VERSION = 17, 8
 """The oldest versions with all of these operators: LayerNormalization came with opset 17."""
 
-KINDS: dict[str, Callable[..., CellParams]] = {
+KINDS: dict[str, type] = {
     "gru, reset before": ResetBeforeGRUParams,
     "gru, reset after": GRUParams,
     "lstm": LSTMParams,
@@ -193,16 +193,12 @@ def unpacked(
     layers = []
     for d, path in enumerate(paths):
         b, c = np.split(B[d], 2)
-        sides = {"W": W[d], "U": R[d], "b": b, "c": c}
-        always = "n" if KINDS[kind] is GRUParams else None  # the second bias that may not be absent
-        p = KINDS[kind](
-            **{
-                side + gate: part.T
-                for side, weights in sides.items()
-                for gate, part in zip(order, np.split(weights, G), strict=True)
-                if side != "c" or gate == always or f"{path}.{i}.c{gate}" in names
-            }
-        )
+        second = common.second_biases(c, order) if cell == "gru" else {}
+        if f"{path}.{i}.c" not in names:
+            second.pop("c", None)
+        if KINDS[kind] is not GRUParams:
+            second.pop("cn", None)
+        p = common.layer_of(KINDS[kind], order, W=W[d].T, U=R[d].T, b=b, **second)
         layers.append(common.complement_z(p) if isinstance(p, AnyGRU) else p)
     return tuple(layers)
 

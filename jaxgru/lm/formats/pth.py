@@ -165,11 +165,13 @@ def save_pth(
     params = dataclasses.replace(params, layers=tuple(map(_with_second_bias, params.layers)))
     want = _shapes(layout, _like(config.model, layout))
     names = _names(layout, config.model.num_layers)
-    tensors = {}
-    for name, leaf in flatten(params).items():
-        if leaf.dtype != np.float32:
-            raise InteropError(f"{where}: {name} is {leaf.dtype}; it must be float32.")
-        tensors[names.get(name, name)] = np.array(_turned(name, np.asarray(leaf)), order="C")
+    tensors, leaves = {}, flatten(params)
+    for name, gates in _gates(params).items():
+        if leaves[name].dtype != np.float32:
+            raise InteropError(f"{where}: {name} is {leaves[name].dtype}; it must be float32.")
+        parts = np.split(np.asarray(leaves[name]), len(gates), axis=-1)
+        for gate, part in zip(gates, parts, strict=True):
+            tensors[names.get(gate, gate)] = np.array(_turned(name, part), order="C")
     check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, want)
     torch = import_torch()
     checkpoint = {
@@ -202,9 +204,10 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     like = _like(config, layout)
     check_shapes(where, {n: tuple(t.shape) for n, t in tensors.items()}, _shapes(layout, like))
     names = _names(layout, config.num_layers)
+    array = lambda gate: _turned(gate, tensors[names[gate]].numpy(force=True))
     leaves = {
-        name: jax.device_put(_turned(name, tensors[names[name]].numpy(force=True)))
-        for name in flatten(like)
+        name: jax.device_put(np.concatenate([array(gate) for gate in gates], axis=-1))
+        for name, gates in _gates(like).items()
     }
     return unflatten(like, leaves), config, checkpoint
 
@@ -410,11 +413,19 @@ def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
 
 def _with_second_bias(p: CellParams) -> CellParams:
     """Return a GRU with zeros for missing second biases, and any other layer unchanged."""
-    if not isinstance(p, AnyGRU):
+    if not isinstance(p, AnyGRU) or p.c is not None:
         return p
-    cz = jnp.zeros_like(p.bz) if p.cz is None else p.cz
-    cr = jnp.zeros_like(p.br) if p.cr is None else p.cr
-    return dataclasses.replace(p, cz=cz, cr=cr)
+    return dataclasses.replace(p, c=jnp.zeros_like(p.b[: len(p.b) // 3 * 2]))
+
+
+def _gates(params: Params) -> dict[str, list[str]]:
+    """Map our parameters' names to those of their gates: layers.0.W to layers.0.Wz, …."""
+    found = {}
+    for name in flatten(params):
+        _, _, field = path = name.split(".") if name.startswith("layers.") else ["", "", ""]
+        gates = params.layers[int(path[1])].gates if field else ("",)
+        found[name] = [name + gate for gate in (gates[:2] if field == "c" else gates)]
+    return found
 
 
 def _like(config: ModelConfig, layout: _Layout) -> Params:
@@ -435,11 +446,13 @@ def _names(layout: _Layout, num_layers: int) -> dict[str, str]:
 
 def _shapes(layout: _Layout, like: Params) -> dict[str, tuple[int, ...]]:
     """Map the study's names to the shapes there."""
-    names = _names(layout, len(like.layers))
-    return {
-        names[name]: tuple(reversed(leaf.shape)) if name != "embedding" else leaf.shape
-        for name, leaf in flatten(like).items()
-    }
+    names, leaves, shapes = _names(layout, len(like.layers)), flatten(like), {}
+    for name, gates in _gates(like).items():
+        *rows, columns = leaves[name].shape
+        shape = *rows, columns // len(gates)
+        for gate in gates:
+            shapes[names[gate]] = tuple(reversed(shape)) if name != "embedding" else shape
+    return shapes
 
 
 def _turned(name: str, weight: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A whole model in one .safetensors file: the format for sharing runs.
 
-The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.Wz", …,
+The tensors are float32 and named by their path in the parameters ("embedding", "layers.0.W", …,
 "head.bo"), as in the checkpoints. The header's metadata holds the rest: see `metadata.py`.
 
 See https://huggingface.co/docs/safetensors for the format; nothing in it can run code.
