@@ -1,4 +1,4 @@
-import { plus, sigmoid, type Layer, type LayerParams } from "./layer";
+import { sigmoid, type Layer, type LayerParams } from "./layer";
 import type { Arena } from "./product";
 
 /**
@@ -13,16 +13,11 @@ import type { Arena } from "./product";
  * The gates lie side by side: z, r, n.
  */
 export function gru(arena: Arena, p: LayerParams, E: number, H: number, resetGate: "before" | "after"): Layer {
-  const [Wz, Wr, Wn] = ["Wz", "Wr", "Wn"].map((name) => p.matrix(name, E, H));
-  const [Uz, Ur, Un_] = ["Uz", "Ur", "Un"].map((name) => p.matrix(name, H, H));
-  const W = arena.matrix(E, H, [Wz, Wr, Wn]);
-  const Uzr = arena.matrix(H, H, [Uz, Ur]);
-  const Un = arena.matrix(H, H, [Un_]);
-  const b = Float32Array.from([
-    ...plus(p, "bz", "cz", H),
-    ...plus(p, "br", "cr", H),
-    ...p.vector("bn", H),
-  ]);
+  const W = arena.matrix(E, p.matrix("W", E, 3 * H));
+  const U = p.matrix("U", H, 3 * H);
+  const [Uzr, Un] = [arena.matrix(H, U, 0, 2 * H), arena.matrix(H, U, 2 * H)];
+  const c = p.has("c") ? p.vector("c", 2 * H) : new Float32Array(2 * H);
+  const b = p.vector("b", 3 * H).map((x, i) => x + (c[i] ?? 0));
   const cn = p.has("cn") ? p.vector("cn", H) : new Float32Array(H);
 
   const h = arena.vector(H);

@@ -28,11 +28,3 @@ export interface LayerParams {
 }
 
 export const sigmoid = (x: number) => 1 / (1 + Math.exp(-x));
-
-/** Return b + c, or b if the parameters have no c. */
-export function plus(p: LayerParams, b: string, c: string, H: number): Float32Array {
-  const first = p.vector(b, H);
-  if (!p.has(c)) return first;
-  const second = p.vector(c, H);
-  return first.map((x, i) => x + second[i]);
-}

@@ -66,7 +66,7 @@ export function loadModel(file: ArrayBuffer, simd?: boolean): Model {
   const [first] = layers;
   const top = layers[L - 1];
 
-  const Wo = arena.matrix(H, V, [matrix("head.Wo", H, V)]);
+  const Wo = arena.matrix(H, matrix("head.Wo", H, V));
   const bo = vector("head.bo", V);
   const output = arena.vector(V);
   const x = arena.vector(E); // an embedding, or its gradient

@@ -13,7 +13,7 @@ test.each([[1, 1], [1, 17], [3, 2], [9, 18], [16, 16], [31, 33], [128, 65]])("a 
 
   for (const simd of [true, false]) {
     const arena = new Arena([[rows, columns]], simd);
-    const matrix = arena.matrix(rows, columns, [M]);
+    const matrix = arena.matrix(rows, M);
     const vector = (values: Float32Array) => {
       const v = arena.vector(values.length);
       v.set(values);
@@ -27,14 +27,13 @@ test.each([[1, 1], [1, 17], [3, 2], [9, 18], [16, 16], [31, 33], [128, 65]])("a 
   }
 });
 
-test("matrices side by side", () => {
-  const arena = new Arena([[2, 6]]);
+test("some columns of a matrix", () => {
+  const arena = new Arena([[2, 3]]);
   const x = arena.vector(2);
   x.set([1, 10]);
-  const y = arena.vector(6);
-  const parts = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]].map((part) => Float32Array.from(part));
-  arena.matrix(2, 3, parts).times(x, y);
-  expect([...y]).toEqual([41, 52, 63, 107, 118, 129]);
+  const y = arena.vector(2);
+  arena.matrix(2, Float32Array.of(1, 2, 3, 4, 5, 6), 1, 3).times(x, y);
+  expect([...y]).toEqual([52, 63]);
 });
 
 test("without WebAssembly at all", () => {
@@ -43,7 +42,7 @@ test("without WebAssembly at all", () => {
     const arena = new Arena([[1, 2]]);
     const [x, y] = [arena.vector(1), arena.vector(2)];
     x[0] = 3;
-    arena.matrix(1, 2, [Float32Array.of(5, 7)]).times(x, y);
+    arena.matrix(1, Float32Array.of(5, 7)).times(x, y);
     expect([...y]).toEqual([15, 21]);
   } finally {
     vi.unstubAllGlobals();

@@ -37,11 +37,10 @@ export class Arena {
     return view;
   }
 
-  /** Return matrices (rows, columns) side by side as one. */
-  matrix(rows: number, columns: number, parts: Float32Array[]): Matrix {
-    const at = (row: number, column: number) =>
-      parts[Math.floor(column / columns)][row * columns + (column % columns)];
-    return new Matrix(this, rows, columns * parts.length, at);
+  /** Return some columns of a matrix with so many rows, by default all. */
+  matrix(rows: number, M: Float32Array, first = 0, end = M.length / rows): Matrix {
+    const columns = M.length / rows;
+    return new Matrix(this, rows, end - first, (row, column) => M[row * columns + first + column]);
   }
 }
 

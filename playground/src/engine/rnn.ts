@@ -3,8 +3,8 @@ import type { Arena } from "./product";
 
 /** The vanilla RNN, as in jaxgru/cells/rnn.py: h' = tanh(x·W + h·U + b). */
 export function rnn(arena: Arena, p: LayerParams, E: number, H: number): Layer {
-  const W = arena.matrix(E, H, [p.matrix("W", E, H)]);
-  const U = arena.matrix(H, H, [p.matrix("U", H, H)]);
+  const W = arena.matrix(E, p.matrix("W", E, H));
+  const U = arena.matrix(H, p.matrix("U", H, H));
   const b = p.vector("b", H);
   const h = arena.vector(H);
   const a = arena.vector(H);
