@@ -178,7 +178,7 @@ def random_tokens(task: Task) -> jax.Array:
 
 @functools.cache
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its path, "layers.0.Wz", without computing any."""
+    """Return the shape of each parameter by its path, "layers.0.W", without computing any."""
     params = jax.eval_shape(lambda: init(jax.random.key(0), model))
     return {path: leaf.shape for path, leaf in flatten(params).items()}
 

@@ -45,17 +45,17 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "reset gate after the product instead of before": (
         CELL_TESTS,
-        ("cells/gru.py", 'if p.reset_gate == "before":', "if False:"),
+        ("cells/gru.py", "n = jnp.tanh(x_n + (r * h) @ U_n)", "n = jnp.tanh(x_n + r * (h @ U_n))"),
     ),
     "a bias dropped: the candidate's": (
         CELL_TESTS,
-        ("cells/gru.py", "(r * h) @ p.Un + p.bn)", "(r * h) @ p.Un)"),
-        ("cells/gru.py", "plus(p.br, p.cr), p.bn]", "plus(p.br, p.cr), 0 * p.bn]"),
+        ("cells/gru.py", "x_n + (r * h) @ U_n)", "x_n - p.b[:, 2 * H :] + (r * h) @ U_n)"),
+        ("cells/gru.py", "p.b[len(p.c) :]])", "0 * p.b[len(p.c) :]])"),
     ),
     "a bias dropped: the second one of z and r": (
         CELL_TESTS,
-        ("cells/base.py", "    if b is None:\n        return a\n",
-         "    if b is None or a.ndim == 1:\n        return a\n"),
+        ("cells/gru.py", "p.b[: len(p.c)] + p.c", "p.b[: len(p.c)]"),
+        ("cells/gru.py", "plus(x_zr + h @ U_zr, p.c)", "x_zr + h @ U_zr"),
     ),
     "the carry of layer 2 not passed on": (
         STATE_TESTS,
