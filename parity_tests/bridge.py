@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import jaxgru
 import torchref
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import CellParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.model import HeadParams, LayerNormParams, Params
 
@@ -117,7 +117,7 @@ def random_cell(
     """Return random parameters of one layer."""
     config = ModelConfig(cell, 2, E, H, 1, **VARIANTS[cell])
     layer = random_params(rng, config, dtype).layers[0]
-    return layer if second_bias or cell != "gru" else layer.replace(cz=None, cr=None)
+    return layer if second_bias or cell != "gru" else layer.replace(c=None)
 
 
 def random_carry(rng: np.random.Generator, params: Params, B: int, dtype: str) -> Any:
@@ -134,30 +134,30 @@ def random_tokens(rng: np.random.Generator, V: int, B: int, T: int) -> jax.Array
 # --- jaxgru ↔ torchref
 
 GRU_KEYS = {
-    "Wz": "Wzx.weight", "Uz": "Wzh.weight", "bz": "Wzx.bias", "cz": "bias_z",
-    "Wr": "Wrx.weight", "Ur": "Wrh.weight", "br": "Wrx.bias", "cr": "bias_r",
-    "Wn": "Wx.weight", "Un": "Wh.weight", "bn": "Wx.bias",
+    "W": ["Wzx.weight", "Wrx.weight", "Wx.weight"], "U": ["Wzh.weight", "Wrh.weight", "Wh.weight"],
+    "b": ["Wzx.bias", "Wrx.bias", "Wx.bias"], "c": ["bias_z", "bias_r"],
 }  # fmt: skip
 LSTM_KEYS = {
-    name + gate: key.format(gate)
-    for gate in "fiog"
+    name: [key.format(gate) for gate in "fiog"]
     for name, key in {"W": "W_{}_x.weight", "U": "W_{}_h.weight", "b": "b_{}"}.items()
 }
-RNN_KEYS = {"W": "Wx.weight", "U": "Wh.weight", "b": "Wx.bias"}
+RNN_KEYS = {"W": ["Wx.weight"], "U": ["Wh.weight"], "b": ["Wx.bias"]}
 
 
 def cell_keys(p: CellParams, prefix: str = "") -> CellParams:
-    """Return the struct with each array replaced by the name of its torchref tensor."""
-    names = {GRUParams: GRU_KEYS, LSTMParams: LSTM_KEYS, RNNParams: RNN_KEYS}[type(p)]
-    present = {name for name in names if getattr(p, name) is not None}
-    return type(p)(**{name: prefix + names[name] for name in present})
+    """Return the struct with each array replaced by the names of its gates' torchref tensors."""
+    keys = {ResetBeforeGRUParams: GRU_KEYS, LSTMParams: LSTM_KEYS, RNNParams: RNN_KEYS}[type(p)]
+    present = {name: names for name, names in keys.items() if getattr(p, name) is not None}
+    return type(p)(**{
+        name: " ".join(prefix + key for key in names) for name, names in present.items()
+    })  # fmt: skip
 
 
 def model_keys(params: Params) -> Params:
     """Return the tree with each array replaced by the name of its torchref tensor."""
     cell = type(params.layers[0])
     layer = {
-        GRUParams: "layers.{}.grucell.",
+        ResetBeforeGRUParams: "layers.{}.grucell.",
         LSTMParams: "lstm_layer.layers.{}.",
         RNNParams: "layers.{}.rnncell.",
     }[cell]
@@ -178,7 +178,12 @@ def _is_linear(key: str, array: Any) -> bool:
 def to_state_dict(keys: Any, params: Any) -> dict[str, torch.Tensor]:
     """Copy parameters into a state dict of torchref."""
     pairs = zip(jax.tree.leaves(keys), map(np.asarray, jax.tree.leaves(params)), strict=True)
-    return {k: to_torch(leaf.T if _is_linear(k, leaf) else leaf) for k, leaf in pairs}
+    return {
+        key: to_torch(gate.T if _is_linear(key, gate) else gate)
+        for names, leaf in pairs
+        for gates in [names.split()]
+        for key, gate in zip(gates, np.split(leaf, len(gates), axis=-1), strict=True)
+    }
 
 
 def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -192,7 +197,8 @@ def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         value = to_numpy(tensors[key])
         return value.T if _is_linear(key, value) else value
 
-    return jax.tree.map(array, keys)
+    side_by_side = lambda names: np.concatenate([array(key) for key in names.split()], axis=-1)
+    return jax.tree.map(side_by_side, keys)
 
 
 def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> torch.nn.Module:
@@ -200,8 +206,8 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
     V, E = params.embedding.shape
     H, L = params.head.Wo.shape[0], len(params.layers)
     first = params.layers[0]
-    if isinstance(first, GRUParams):
-        second_bias = first.cz is not None
+    if isinstance(first, ResetBeforeGRUParams):
+        second_bias = first.c is not None
         model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias=second_bias)
     elif isinstance(first, LSTMParams):
         model = torchref.MyLSTMModel(V, E, H, L, dropout, site)
@@ -214,11 +220,9 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
 
 def torch_cell(p: CellParams) -> torch.nn.Module:
     """Return torchref's cell with these parameters."""
-    U = p.U if isinstance(p, RNNParams) else p.Uf if isinstance(p, LSTMParams) else p.Uz
-    W = p.W if isinstance(p, RNNParams) else p.Wf if isinstance(p, LSTMParams) else p.Wz
-    E, H = W.shape[0], U.shape[0]
-    if isinstance(p, GRUParams):
-        cell = torchref.models.GRUCell(E, H, p.cz is not None)
+    E, H = sizes(p)
+    if isinstance(p, ResetBeforeGRUParams):
+        cell = torchref.models.GRUCell(E, H, p.c is not None)
     else:
         cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[type(p)](
             E, H

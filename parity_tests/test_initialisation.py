@@ -28,10 +28,15 @@ CONFIGS = {
 
 
 def named_leaves(params) -> dict[str, np.ndarray]:
-    return {
-        jax.tree_util.keystr(path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    """Return the arrays by name; each gate of a layer's is one of its own, such as Wz."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        of_layer = len(path) == 3  # layers, a number, a field
+        gates = params.layers[path[1].idx].gates if of_layer else [""]
+        gates = gates[:2] if of_layer and path[2].name == "c" else gates
+        for gate, part in zip(gates, np.split(np.asarray(leaf), len(gates), axis=-1), strict=True):
+            found[jax.tree_util.keystr(path) + gate] = part
+    return found
 
 
 @functools.lru_cache

@@ -26,6 +26,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 from matplotlib.figure import Figure
+from random_models import by_gate
 
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
@@ -322,19 +323,18 @@ def numpy_gru_losses(params: Params, tokens: np.ndarray, window: int) -> np.ndar
         return 1 / (1 + np.exp(-x))
 
     def gru(p, h, x):
-        bz, br = (b if c is None else b + c for b, c in ((p.bz, p.cz), (p.br, p.cr)))
-        z = sigmoid(x @ p.Wz + h @ p.Uz + bz)
-        r = sigmoid(x @ p.Wr + h @ p.Ur + br)
+        z = sigmoid(x @ p.Wz + h @ p.Uz + p.bz + p.cz)
+        r = sigmoid(x @ p.Wr + h @ p.Ur + p.br + p.cr)
         n = np.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
         return (1 - z) * h + z * n
 
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    losses = []
+    layers, losses = list(map(by_gate, params.layers)), []
     for t, (token, target) in enumerate(zip(tokens[:-1], tokens[1:], strict=True)):
         if t % window == 0:
-            states = [np.zeros(len(layer.bn)) for layer in params.layers]
+            states = [np.zeros(len(layer.bn)) for layer in layers]
         x = params.embedding[token]
-        for i, layer in enumerate(params.layers):
+        for i, layer in enumerate(layers):
             states[i] = x = gru(layer, states[i], x)
         logits = x @ params.head.Wo + params.head.bo
         losses.append(np.log(np.exp(logits).sum()) - logits[target])

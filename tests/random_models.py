@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -29,6 +30,21 @@ def random_bits(config: ModelConfig, seed: int = 0) -> Params:
 def _fill(config, draw):
     shapes = jax.eval_shape(lambda: init(jax.random.key(0), config))
     return jax.tree.map(lambda leaf: jax.device_put(draw(leaf.shape)), shapes)
+
+
+def by_gate(layer) -> SimpleNamespace:
+    """A layer's weights apart, under the letters of the equations: Wz, …; absent second biases 0.
+
+    What is not of all gates, such as cn, keeps its name.
+    """
+    found = {}
+    for name, weights in vars(layer).items():
+        gates = layer.gates[:2] if name == "c" else layer.gates if name in "WUbwu" else ""
+        for i, gate in enumerate(gates):
+            k = 0 if weights is None else weights.shape[-1] // len(gates)
+            found[name + gate] = 0 if weights is None else weights[..., i * k : (i + 1) * k]
+        found |= {} if gates else {name: weights}
+    return SimpleNamespace(**found)
 
 
 def same_bits(a, b) -> bool:

@@ -5,7 +5,7 @@ LN(x·W) does not depend on h, so it is computed for all steps at once, before t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -49,6 +49,7 @@ class LayerNormGRUParams:
     cn: Float[Array, "H"]
     w: Float[Array, "3H"]
     u: Float[Array, "3H"]
+    gates: ClassVar[str] = "zrn"
 
 
 def init_layer_norm_gru(

@@ -5,7 +5,7 @@ LN(x·W) does not depend on h, so it is computed for all steps at once, before t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -52,6 +52,7 @@ class LayerNormLSTMParams:
     u: Float[Array, "4H"]
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
+    gates: ClassVar[str] = "fiog"
 
 
 def init_layer_norm_lstm(

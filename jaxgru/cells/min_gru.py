@@ -17,7 +17,7 @@ one after another. On 2 cores (E = 64), forward and backward, in ms:
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ class MinGRUParams:
 
     W: Float[Array, "E 2H"]
     b: Float[Array, "2H"]
+    gates: ClassVar[str] = "zn"
 
 
 def init_min_gru(

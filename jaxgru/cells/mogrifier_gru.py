@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -40,6 +42,7 @@ class MogrifierGRUParams:
     Qb: Float[Array, "n k E"]
     Ra: Float[Array, "m E k"]
     Rb: Float[Array, "m k H"]
+    gates: ClassVar[str] = "zrn"
 
 
 def init_mogrifier_gru(

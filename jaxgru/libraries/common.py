@@ -72,10 +72,12 @@ def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
     return jnp.array(numpy.concatenate([parts[gate] for gate in wanted], axis=-1))
 
 
-def second_biases(c: AnyArray, order: str) -> dict[str, Array]:
-    """Return c and cn of a GRU, given the second biases (3H) of all gates."""
+def second_biases(c: AnyArray | None, order: str, U: AnyArray) -> dict[str, Array]:
+    """Return c and cn of a GRU, given the second biases (3H) of all gates; or only cn, zeros."""
+    H = U.shape[-1] // 3
+    if c is None:
+        return {"cn": jnp.array(np.zeros(H, U.dtype))}
     c = reordered(c, order, GRUParams.gates)
-    H = len(c) // 3
     return {"c": c[: 2 * H], "cn": c[2 * H :]}
 
 

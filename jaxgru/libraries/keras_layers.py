@@ -116,8 +116,8 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
         return common.layer_of(RNNParams, "h", W=W, U=U, b=b)
     if not layer.reset_after:
         return common.complement_z(common.layer_of(ResetBeforeGRUParams, "zrn", W=W, U=U, b=b))
-    b, c = np.zeros((2, W.shape[1]), W.dtype) if b is None else b
-    second = common.second_biases(c, "zrn")
+    b, c = (None, None) if b is None else b
+    second = common.second_biases(c, "zrn", U)
     return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, **second))
 
 

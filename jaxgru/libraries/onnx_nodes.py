@@ -192,12 +192,12 @@ def _layer(
     b, c = (None, None) if B is None else np.split(B[d], 2)
     weights, order = dict(W=W.T, U=R.T, b=b), ORDER[cell]
     if cell == "gru":
-        second = common.second_biases(np.zeros(len(R), R.dtype) if c is None else c, order)
+        second = common.second_biases(c, order, R.T)
         if given.get("linear_before_reset"):
             return common.complement_z(common.layer_of(GRUParams, order, **weights, **second))
-        p = common.layer_of(ResetBeforeGRUParams, order, **weights, c=second["c"])
-        zr = len(second["c"])
-        b = jnp.concatenate([p.b[:zr], common.added(p.b[zr:], second["cn"])])
+        cn = second.pop("cn")
+        p = common.layer_of(ResetBeforeGRUParams, order, **weights, **second)
+        b = jnp.concatenate([p.b[: -len(cn)], common.added(p.b[-len(cn) :], cn)])
         return common.complement_z(p.replace(b=b))
     weights["b"] = None if b is None else np.asarray(common.added(b, c))
     return common.layer_of(LSTMParams if cell == "lstm" else RNNParams, order, **weights)

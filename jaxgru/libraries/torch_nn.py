@@ -254,7 +254,7 @@ def _array(weight: Any) -> np.ndarray:
 def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
     weights: dict[str, Any] = dict(W=W.T, U=U.T, b=b)
     if cell == "gru":
-        second = common.second_biases(np.zeros(len(U), U.dtype) if c is None else c, "rzn")
+        second = common.second_biases(c, "rzn", U.T)
         return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, **second))
     weights["b"] = None if b is None else np.asarray(common.added(b, c))
     if P is not None:

@@ -20,16 +20,19 @@ def scalar(x):
     return jnp.full((1, 1), x)
 
 
-def bias(x):
-    return jnp.full((1,), x)
+def bias(*gates):
+    return jnp.array(gates)
+
+
+def row(*gates):
+    """A weight (1, G)."""
+    return jnp.array([gates])
 
 
 def test_gru_step_by_hand():
     """The equations in Python floats, one unit, every parameter different."""
     p = cells.ResetBeforeGRUParams(
-        Wz=scalar(0.3), Uz=scalar(-0.2), bz=bias(0.1),
-        Wr=scalar(-0.5), Ur=scalar(0.7), br=bias(-0.4),
-        Wn=scalar(0.9), Un=scalar(1.1), bn=bias(0.2),
+        W=row(0.3, -0.5, 0.9), U=row(-0.2, 0.7, 1.1), b=bias(0.1, -0.4, 0.2),
     )  # fmt: skip
     x, h = 0.6, -0.8
     z = sigmoid(0.3 * x - 0.2 * h + 0.1)
@@ -41,10 +44,7 @@ def test_gru_step_by_hand():
 
 def test_lstm_step_by_hand():
     p = cells.LSTMParams(
-        Wf=scalar(0.3), Uf=scalar(-0.2), bf=bias(1.0),
-        Wi=scalar(-0.5), Ui=scalar(0.7), bi=bias(-0.4),
-        Wo=scalar(0.8), Uo=scalar(0.6), bo=bias(0.5),
-        Wg=scalar(0.9), Ug=scalar(1.1), bg=bias(0.2),
+        W=row(0.3, -0.5, 0.8, 0.9), U=row(-0.2, 0.7, 0.6, 1.1), b=bias(1.0, -0.4, 0.5, 0.2),
     )  # fmt: skip
     x, h, c = 0.6, -0.8, 0.5
     f = sigmoid(0.3 * x - 0.2 * h + 1.0)

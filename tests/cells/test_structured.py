@@ -13,6 +13,7 @@ import pytest
 import torch
 from against import randomized, torch_gradients, value_and_gradients
 from annotations import unchecked
+from random_models import by_gate
 
 import jaxgru
 from jaxgru import cells
@@ -88,8 +89,8 @@ def block_diagonal(U):
 
 
 def numbers(p):
-    """The layer's parameters in NumPy, by name, the recurrent weights as matrices."""
-    p = {name: np.asarray(leaf, np.float64) for name, leaf in vars(p).items()}
+    """The layer's parameters in NumPy, gate by gate, the recurrent weights as matrices."""
+    p = {name: np.asarray(leaf, np.float64) for name, leaf in vars(by_gate(p)).items()}
     return {name: block_diagonal(leaf) if name[0] == "U" else leaf for name, leaf in p.items()}
 
 
@@ -147,10 +148,9 @@ def mogrifier(p, h, x):
         else:
             R = p["Ra"][i // 2 - 1] @ p["Rb"][i // 2 - 1]
             h = 2 * sigma(R.T @ x) * h
-    (Wz, Wr, Wn), (Uz, Ur, Un) = np.split(p["W"], 3, axis=1), np.split(p["U"], 3, axis=1)
-    bz, br, bn = np.split(p["b"], 3)
-    z, r = sigma(x @ Wz + h @ Uz + bz), sigma(x @ Wr + h @ Ur + br)
-    return (1 - z) * before + z * np.tanh(x @ Wn + r * (h @ Un + p["cn"]) + bn)
+    z, r = (sigma(x @ p["W" + k] + h @ p["U" + k] + p["b" + k]) for k in "zr")
+    n = np.tanh(x @ p["Wn"] + r * (h @ p["Un"] + p["cn"]) + p["bn"])
+    return (1 - z) * before + z * n
 
 
 @pytest.mark.parametrize("B, T, E, H, n", [(2, 5, 3, 6, 3), (1, 1, 1, 1, 1), (1, 2, 2, 33, 11)])
@@ -189,12 +189,10 @@ def test_each_block_is_drawn_by_itself(init):
     """Orthogonal blocks; the default's bounds of k inputs; one block is the matrix."""
     key, orthogonal = jax.random.key(0), jax.nn.initializers.orthogonal()
     p = init(key, 3, 6, num_blocks=2, recurrent_kernel_init=orthogonal, dtype="float64")
-    blocks = [U for name, U in vars(p).items() if name[0] == "U"]
+    blocks = [U for name, U in vars(by_gate(p)).items() if name[0] == "U"]
     for block in (block for U in blocks for block in np.asarray(U)):
         np.testing.assert_allclose(block @ block.T, np.eye(3), atol=1e-14)
-    U = np.concatenate([np.ravel(U) for name, U in vars(init(key, 1, 64, num_blocks=16)).items()
-                        if name[0] == "U"])  # fmt: skip
-    assert 0.49 < np.abs(U).max() <= 0.5
+    assert 0.49 < np.abs(init(key, 1, 64, num_blocks=16).U).max() <= 0.5
     chex.assert_trees_all_equal(init(key, 3, 6, num_blocks=1), init(key, 3, 6))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from annotations import unchecked
 from conftest import slow
+from random_models import by_gate
 
 import jaxgru
 from jaxgru import Dropout
@@ -37,9 +38,10 @@ def sigma(a):
 
 def gru(p, h, x, m):
     """Gal & Ghahramani 2016, equation 8 and its like for a GRU: m on h in the products alone."""
+    before, p = p.reset_gate == "before", by_gate(p)
     z = sigma(x @ p.Wz + (m * h) @ p.Uz + p.bz)
     r = sigma(x @ p.Wr + (m * h) @ p.Ur + p.br)
-    if p.reset_gate == "before":
+    if before:
         n = np.tanh(x @ p.Wn + (m * r * h) @ p.Un + p.bn)
     else:
         n = np.tanh(x @ p.Wn + r * ((m * h) @ p.Un + p.cn) + p.bn)
@@ -47,7 +49,7 @@ def gru(p, h, x, m):
 
 
 def lstm(p, carry, x, m):
-    h, c = carry
+    (h, c), p = carry, by_gate(p)
     f, i, o = (
         sigma(x @ W + (m * h) @ U + b)
         for W, U, b in ((p.Wf, p.Uf, p.bf), (p.Wi, p.Ui, p.bi), (p.Wo, p.Uo, p.bo))

@@ -622,19 +622,19 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "x has 2 features per step; the layer takes 3",
         ),
         (
-            lambda x: jaxgru.unroll(GRU.replace(Un=jnp.zeros((4, 5))), x),
+            lambda x: jaxgru.unroll(GRU.replace(U=jnp.zeros((4, 13))), x),
             "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
-            "cn float32 (4,), Wz float32 (3, 4), Uz float32 (4, 4)",
+            "cn float32 (4,), W float32 (3, 12), U float64 (4, 13)",
         ),
         (
-            lambda x: jaxgru.unroll(LSTM.replace(bg=jnp.zeros(5)), x),
+            lambda x: jaxgru.unroll(LSTM.replace(b=jnp.zeros(17)), x),
             "the parameters of layer 0 do not fit together, or not to an input of 3 features: "
-            "Wf float32 (3, 4)",
+            "W float32 (3, 16)",
         ),
-        (lambda x: jaxgru.unroll(GRU.replace(Un=None), x), "Un None, bn float32 (4,)"),
+        (lambda x: jaxgru.unroll(GRU.replace(U=None), x), "U None, b float32 (12,)"),
         (
-            lambda x: jaxgru.unroll(GRU.replace(bz=GRU.bz.astype(jnp.bfloat16)), x),
-            "bz bfloat16 (4,)",
+            lambda x: jaxgru.unroll(GRU.replace(cn=GRU.cn.astype(jnp.bfloat16)), x),
+            "cn bfloat16 (4,)",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x, jnp.zeros((2, H), complex)),
@@ -691,7 +691,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the layer below it has 8 features per step; layer 1 takes 3",
         ),
         (
-            lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(bi=jnp.zeros(1)), x),
+            lambda x: jaxgru.unroll(jaxgru.init_lstm(KEY, F, 4).replace(b=jnp.zeros(1)), x),
             "the parameters of layer 0 do not fit together, or not to an input of 3 features",
         ),
         (
@@ -719,14 +719,14 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "dtype is 'foo'; it must be a floating",
         ),
         (
-            lambda x: jaxgru.unroll(GRU.replace(Wz=jnp.ones((F, H), jnp.int32)), x),
+            lambda x: jaxgru.unroll(GRU.replace(W=jnp.ones((F, 3 * H), jnp.int32)), x),
             "a weight in layers is int32; it must be a floating-point array",
         ),
         (
             lambda x: jaxgru.unroll([jax.tree.map(lambda w: w.tolist(), GRU)], x),
             "a weight in layers is a float; it must be a floating-point array",
         ),
-        (lambda x: jaxgru.initial_carry(GRU.replace(bz="a"), 2), "a weight in layers is a str; it"),
+        (lambda x: jaxgru.initial_carry(GRU.replace(b="a"), 2), "a weight in layers is a str; it"),
         (
             lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(KEY, "a", "state")),
             "the dropout rate is 'a'; it must be at least 0 and below 1",
@@ -945,7 +945,7 @@ def test_arrays_that_jax_does_not_have_are_refused(argument, dtype):
     shapes = dict(x=(2, 3, F), carry=(2, H), initial=(H,), reset=(2, 3), lengths=(2,))
     wrong = np.zeros(shapes.get(argument, (H,)), dtype)
     arguments: dict = dict(layers=GRU, x=jnp.ones((2, 3, F)))
-    arguments[argument] = GRU.replace(bz=wrong) if argument == "layers" else wrong
+    arguments[argument] = GRU.replace(b=wrong) if argument == "layers" else wrong
     with unchecked(), pytest.raises(ValueError) as raised:
         jaxgru.unroll(**arguments)
     assert "\n" not in str(raised.value) and str(np.dtype(dtype)) in str(raised.value)

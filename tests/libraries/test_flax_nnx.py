@@ -324,8 +324,8 @@ def test_from_torch_and_back_bit_for_bit(kind, two):
 def test_second_biases_become_the_first():
     p = layer("gru after, second bias").replace(cn=jnp.zeros(6))
     q = from_nnx(to_nnx(p))
-    assert q.cz is q.cr is None and not q.cn.any()
-    assert same_bits((q.bz, q.br, q.bn), (p.bz + p.cz, p.br + p.cr, p.bn))
+    assert q.c is None and not q.cn.any()
+    assert same_bits((q.b[:12], q.b[12:]), (p.b[:12] + p.c, p.b[12:]))
 
 
 def test_what_flax_takes_besides_arrays_of_floats():

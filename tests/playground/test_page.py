@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from random_models import by_gate
 
 from jaxgru import lm
 from jaxgru.lm import apply, load
@@ -113,8 +114,7 @@ def assert_pytorch_code_resets(code: str, every: int | None) -> None:
 def assert_same_step(values: list[str], unit: int, text: str) -> None:
     """Compare a unit's h, r, n, z and h′ at the last character with the equations in NumPy."""
     params, _, tokenizer = load("astra_alpha")
-    layer = vars(params.layers[0])
-    p = {k: np.asarray(v, np.float64) for k, v in layer.items() if k[0] in "WUbc" and k != "cn"}
+    p = {k: np.asarray(v, np.float64) for k, v in vars(by_gate(params.layers[0])).items()}
     before = z = r = n = h = np.zeros(len(p["Un"]))
     for x in np.asarray(params.embedding, np.float64)[tokenizer.encode(text)]:
         before = h

@@ -193,7 +193,7 @@ def unpacked(
     layers = []
     for d, path in enumerate(paths):
         b, c = np.split(B[d], 2)
-        second = common.second_biases(c, order) if cell == "gru" else {}
+        second = common.second_biases(c, order, R[d].T) if cell == "gru" else {}
         if f"{path}.{i}.c" not in names:
             second.pop("c", None)
         if KINDS[kind] is not GRUParams:

@@ -123,7 +123,7 @@ class TestTheFile:
         tensors, metadata = parsed(path.read_bytes())
         expected = {"embedding": params.embedding}
         for i, layer in enumerate(params.layers):
-            for name in "Wf Uf bf Wi Ui bi Wo Uo bo Wg Ug bg".split():
+            for name in "WUb":
                 expected[f"layers.{i}.{name}"] = getattr(layer, name)
         expected |= {"norm.scale": params.norm.scale, "norm.shift": params.norm.shift}
         expected |= {"head.Wo": params.head.Wo, "head.bo": params.head.bo}
@@ -268,9 +268,9 @@ def _metadata(key, value):
 
 
 REFUSED = {
-    "missing tensor": (lambda t, m: t.pop("layers.0.bz"), "layers.0.bz is missing"),
-    "extra tensor": (_tensor("layers.0.cz"), "the tensor layers.0.cz does not belong"),
-    "turned tensor": (_tensor("layers.0.Wz", shape=[1, 2]), r"\(1, 2\); it must be \(2, 1\)"),
+    "missing tensor": (lambda t, m: t.pop("layers.0.b"), "layers.0.b is missing"),
+    "extra tensor": (_tensor("layers.0.c"), "the tensor layers.0.c does not belong"),
+    "turned tensor": (_tensor("layers.0.W", shape=[3, 2]), r"\(3, 2\); it must be \(2, 3\)"),
     "bfloat16": (_tensor("head.bo", "BF16", [6]), "head.bo has dtype BF16; it must be F32"),
     "float64": (_tensor("head.Wo", "F64", [1, 3], bytes(24)), "head.Wo has dtype F64"),
     "integers": (_tensor("head.bo", "I32"), "head.bo has dtype I32"),
@@ -369,7 +369,7 @@ class TestRefusals:
         half = params.replace(embedding=params.embedding.astype("float16"))
         with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
             save(path, half, CONFIG, TOKENIZER)
-        with pytest.raises(InteropError, match="layers.0.cr is missing"):
+        with pytest.raises(InteropError, match="layers.0.c is missing"):
             other = Config("x", only_model(SMALL, second_bias=True))
             save(path, params, other, TOKENIZER)
         with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the config has 3"):

@@ -148,8 +148,8 @@ def test_no_run_and_no_checkpoint(tmp_path):
     [
         ({"hidden_dim": 5}, r"head.Wo is \(4, 3\) in the checkpoint and \(5, 3\) in the config"),
         ({"num_layers": 3}, "layers.2.* is missing in the checkpoint"),
-        ({"num_layers": 1}, r"layers.1.Un is \(4, 4\) in the checkpoint and missing in the config"),
-        ({"second_bias": False}, "layers.0.cr is .* missing in the config"),
+        ({"num_layers": 1}, r"layers.1.U is \(4, 12\) in the checkpoint and missing in the config"),
+        ({"second_bias": False}, "layers.0.c is .* missing in the config"),
         ({"cell": "rnn", "second_bias": False}, "does not fit its config"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from annotations import unchecked
 from conftest import slow
-from random_models import random_params
+from random_models import by_gate, random_params
 
 from jaxgru.cells import CELLS, register
 from jaxgru.cells.base import Cell, struct
@@ -554,7 +554,6 @@ def test_every_regularizer_against_a_plain_loop():
     sizes = {"batch_size": B, "sequence_length": T}
     recipe = dataclasses.replace(REGULARIZED.training, **sizes, max_grad_norm=1e9)
     rates = {"state": 0.2, "input": 0.3, "between": 0.4, "output": 0.5}
-    gates = ("Uz", "Ur", "Un")
 
     def drawn(key, step):
         """What a step draws: its windows, the rows that start from zeros, and its masks."""
@@ -569,7 +568,7 @@ def test_every_regularizer_against_a_plain_loop():
         )
         masks = state[0].state, state[1].state, below[0].input, between[0].output, above[1].output
         kept = [
-            [jax.random.bernoulli(key, 0.75, (4, 4)) / 0.75 for key in jax.random.split(layer, 3)]
+            jax.random.bernoulli(jax.random.split(layer, 1)[0], 0.75, (4, 12)) / 0.75
             for layer in jax.random.split(weight_key, 2)
         ]
         return x, y, zero, [mask.keep * mask.scale for mask in masks], kept
@@ -579,12 +578,11 @@ def test_every_regularizer_against_a_plain_loop():
         hidden = [jnp.where(zero[:, None], 0, h) for h in carry]
         for t in range(T):
             h = params.embedding[x[:, t]] * masks[2][t]
-            for i, p in enumerate(params.layers):
-                Uz, Ur, Un = (getattr(p, U) * keep for U, keep in zip(gates, kept[i], strict=True))
-                old = hidden[i]
-                z = sigmoid(h @ p.Wz + p.bz + old @ Uz + p.cz)
-                r = sigmoid(h @ p.Wr + p.br + old @ Ur + p.cr)
-                n = jnp.tanh(h @ p.Wn + p.bn + r * (old @ Un + p.cn))
+            for i, layer in enumerate(params.layers):
+                p, old = by_gate(layer.replace(U=layer.U * kept[i])), hidden[i]
+                z = sigmoid(h @ p.Wz + p.bz + old @ p.Uz + p.cz)
+                r = sigmoid(h @ p.Wr + p.br + old @ p.Ur + p.cr)
+                n = jnp.tanh(h @ p.Wn + p.bn + r * (old @ p.Un + p.cn))
                 hidden[i] = ((1 - z) * old + z * n) * masks[i][t]
                 h = hidden[i] * masks[3 + i][t]
             log_p = jax.nn.log_softmax(h @ params.head.Wo + params.head.bo)
