@@ -227,7 +227,7 @@ def torch_cell(p: CellParams) -> torch.nn.Module:
         cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[type(p)](
             E, H
         )
-    cell.to(torch.float64 if U.dtype == jnp.float64 else torch.float32)
+    cell.to(torch.float64 if p.U.dtype == jnp.float64 else torch.float32)
     cell.load_state_dict(to_state_dict(cell_keys(p), p), strict=True)
     return cell
 

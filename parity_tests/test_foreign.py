@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxgru.cells import CellParams, LSTMState
+from jaxgru.cells import CellParams, GRUParams, LSTMState
 from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_layer
 from jaxgru.libraries.torch_nn import from_torch
@@ -47,9 +47,7 @@ class Case:
             random_cell(rng, cell, H if i else E, H, bool(after), dtype) for i in range(layers)
         ]
         if after:  # only this variant has a bias that its reset gate multiplies
-            params = [
-                cells.GRUParams(**vars(p), cn=random_array(rng, (H,), dtype, 0.5)) for p in params
-            ]
+            params = [GRUParams(**vars(p), cn=random_array(rng, (H,), dtype, 0.5)) for p in params]
         self.layers: tuple[CellParams, ...] = tuple(params)
         self.x = random_array(rng, (B, T, E), dtype)
         draw = lambda: random_array(rng, (B, H), dtype)

@@ -175,11 +175,14 @@ def zero_carry(p: AnyGRU, batch_size: Size) -> Hidden:
 
 def prepare(p: AnyGRU) -> RecurrentLayer:
     """Prepare a layer for many steps."""
-    b = p.b if p.c is None else jnp.concatenate([p.b[: len(p.c)] + p.c, p.b[len(p.c) :]])
+    b = p.b
+    if p.c is not None:
+        b_zr, b_n = jnp.split(p.b, [len(p.c)])
+        b = jnp.concatenate([b_zr + p.c, b_n])
     if isinstance(p, GRUParams):
         return RecurrentLayer(p.W, b, (p.U, p.cn), RESET_AFTER)
-    k = p.U.shape[-1] // 3
-    return RecurrentLayer(p.W, b, (p.U[..., : 2 * k], p.U[..., 2 * k :]), RESET_BEFORE)
+    U = jnp.split(p.U, [p.U.shape[-1] // 3 * 2], axis=-1)
+    return RecurrentLayer(p.W, b, tuple(U), RESET_BEFORE)
 
 
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).

@@ -119,7 +119,8 @@ def lstm_weights(
 
     Without a `bias_init`, b is zeros, but ones in the forget gate.
     """
-    W, U, b = initializers(E, H, dtype, bias_init=bias_init or zeros, **options)
+    given = zeros if bias_init is None else bias_init
+    W, U, b = initializers(E, H, dtype, bias_init=given, **options)
     k, k_bias = jax.random.split(key, 8), jax.random.split(jax.random.fold_in(key, 8), 4)
     biases = [b(key) for key in k_bias]
     if bias_init is None:

@@ -57,8 +57,8 @@ def init_layer_norm_gru(
 ) -> LayerNormGRUParams:
     """Draw initial parameters, with ones as gains. See `init_gru`."""
     weights = gru_weights(key, E, H, dtype, **options)
-    gain = jnp.ones(3 * H, dtype)
-    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), w=gain, u=gain)
+    gain = lambda: jnp.ones(3 * H, dtype)  # two buffers: each can be donated
+    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), w=gain(), u=gain())
 
 
 def layer_norm_gru_cell(p: LayerNormGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:

@@ -60,9 +60,9 @@ def init_layer_norm_lstm(
 ) -> LayerNormLSTMParams:
     """Draw initial parameters, with ones as gains. See `init_lstm`."""
     weights = lstm_weights(key, E, H, dtype, **options)
-    gain = jnp.ones(4 * H, dtype)
+    gain = lambda: jnp.ones(4 * H, dtype)  # two buffers: each can be donated
     of_c = dict(wc=jnp.ones(H, dtype), bc=jnp.zeros(H, dtype))
-    return LayerNormLSTMParams(**weights, w=gain, u=gain, **of_c)
+    return LayerNormLSTMParams(**weights, w=gain(), u=gain(), **of_c)
 
 
 def layer_norm_lstm_cell(

@@ -151,8 +151,8 @@ def complement_z(p: SomeGRU) -> SomeGRU:
     """
 
     def changed(weights: AnyArray, gates: int) -> Array:
-        H = weights.shape[-1] // gates
-        return jnp.concatenate([-weights[..., :H], weights[..., H:]], axis=-1)
+        z, *others = jnp.split(weights, gates, axis=-1)
+        return jnp.concatenate([-z, *others], axis=-1)
 
     c = None if p.c is None else changed(p.c, 2)
     sides = {name: changed(getattr(p, name), 3) for name in "WUb"}

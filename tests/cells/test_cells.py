@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotations import unchecked
+from random_models import by_gate
 
 from jaxgru import cells
 
@@ -91,7 +92,7 @@ def test_initializers_of_ones_own(init):
         bias_init=jax.nn.initializers.normal(),
     )
     with jax.enable_x64(True):
-        p = vars(init(jax.random.key(0), 3, 4, dtype="float64", **given))
+        p = vars(by_gate(init(jax.random.key(0), 3, 4, dtype="float64", **given)))
     values = {name: np.asarray(v) for name, v in p.items() if isinstance(v, jax.Array)}
     assert {v.dtype for v in values.values()} == {np.dtype("float64")}
     for name, value in values.items():

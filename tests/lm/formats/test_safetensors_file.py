@@ -282,7 +282,7 @@ REFUSED = {
     "other hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 7"), "it must be"),
     "huge hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 1000000000000"), "it must be"),
     "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
-    "1,000 layers": (_config("num_layers = 1", "num_layers = 1000"), "there are only 12 tensors"),
+    "1,000 layers": (_config("num_layers = 1", "num_layers = 1000"), "there are only 6 tensors"),
     "a billion layers": (_config("num_layers = 1", "num_layers = 1000000000"), "it must be"),
     "kind of tokenizer": (_metadata("tokenizer", "runes"), "no kind of tokenizer 'runes'"),
     "tokenizer not JSON": (_metadata("tokenizer_data", "abc"), "characters tokenizer is broken"),
