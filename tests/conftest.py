@@ -26,10 +26,11 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 from matplotlib.figure import Figure
-from random_models import by_gate
 
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
+
+from random_models import by_gate  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.layers import implementations  # noqa: E402

@@ -49,10 +49,10 @@ class GRUParams:
     """
 
     cn: Float[Array, "H"]  # the first leaf: Equinox reads leaves in order, and tells the GRUs by it
-    W: Float[Array, "E 3H"]
+    W: Float[Array, "E GH"]
     U: StateWeights
-    b: Float[Array, "3H"]
-    c: Float[Array, "2H"] | None = None
+    b: Float[Array, "GH"]
+    c: Float[Array, "_2H"] | None = None
     gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "after"
 
@@ -67,10 +67,10 @@ class ResetBeforeGRUParams:
     without cn, so that no library restores the weights of one GRU as those of the other.
     """
 
-    W: Float[Array, "E 3H"]
+    W: Float[Array, "E GH"]
     U: StateWeights
-    b: Float[Array, "3H"]
-    c: Float[Array, "2H"] | None = None
+    b: Float[Array, "GH"]
+    c: Float[Array, "_2H"] | None = None
     gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "before"
 

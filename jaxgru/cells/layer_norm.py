@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 EPSILON = 1e-5
 
 
-def layer_norm(x: Array, gain: Float[Array, "units"], axis: int = -1) -> Array:
+def layer_norm(x: Array, gain: Float[Array, "... units"], axis: int = -1) -> Array:
     """Return LN(x) ⊙ gain, differentiated by JAX."""
     return standardized(x, axis)[0] * jax.lax.broadcast_to_rank(gain.astype(x.dtype), x.ndim)
 

@@ -43,12 +43,12 @@ class LayerNormGRUParams:
     √(variance + 10⁻⁵). z and r are normalised together, over 2·H units, and n by itself.
     """
 
-    W: Float[Array, "E 3H"]
+    W: Float[Array, "E GH"]
     U: StateWeights
-    b: Float[Array, "3H"]
+    b: Float[Array, "GH"]
     cn: Float[Array, "H"]
-    w: Float[Array, "3H"]
-    u: Float[Array, "3H"]
+    w: Float[Array, "GH"]
+    u: Float[Array, "GH"]
     gates: ClassVar[str] = "zrn"
 
 
@@ -71,7 +71,7 @@ def layer_norm_gru_cell(p: LayerNormGRUParams, h: Hidden, x: Float[Array, "B E"]
     return (1 - z) * h + z * n
 
 
-def _normalised(y: Float[Array, "*n 3H"], gain: Float[Array, "... 3H"]) -> Float[Array, "*n 3H"]:
+def _normalised(y: Float[Array, "*n GH"], gain: Float[Array, "... GH"]) -> Float[Array, "*n GH"]:
     """Return LN of z and r together, and of n, times the gain."""
     H = y.shape[-1] // 3
     zr = layer_norm(y[..., : 2 * H], gain[..., : 2 * H])

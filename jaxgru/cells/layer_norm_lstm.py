@@ -45,11 +45,11 @@ class LayerNormLSTMParams:
     divides by √(variance + 10⁻⁵). All gates are normalised together, over 4·H units.
     """
 
-    W: Float[Array, "E 4H"]
+    W: Float[Array, "E GH"]
     U: StateWeights
-    b: Float[Array, "4H"]
-    w: Float[Array, "4H"]
-    u: Float[Array, "4H"]
+    b: Float[Array, "GH"]
+    w: Float[Array, "GH"]
+    u: Float[Array, "GH"]
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
     gates: ClassVar[str] = "fiog"

@@ -48,9 +48,9 @@ class LSTMParams:
     2000 (Neural Computation 12(10)).
     """
 
-    W: Float[Array, "E 4H"]
+    W: Float[Array, "E GH"]
     U: StateWeights
-    b: Float[Array, "4H"]
+    b: Float[Array, "GH"]
     gates: ClassVar[str] = "fiog"
 
 

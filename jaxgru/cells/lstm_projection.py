@@ -35,9 +35,9 @@ class ProjectedLSTMParams:
     projection is left out.
     """
 
-    W: Float[Array, "E 4H"]
-    U: Float[Array, "p 4H"]
-    b: Float[Array, "4H"]
+    W: Float[Array, "E GH"]
+    U: Float[Array, "p GH"]
+    b: Float[Array, "GH"]
     P: Float[Array, "H p"]
     gates: ClassVar[str] = "fiog"
 

@@ -56,8 +56,8 @@ class MinGRUParams:
     h > 0, is another cell.
     """
 
-    W: Float[Array, "E 2H"]
-    b: Float[Array, "2H"]
+    W: Float[Array, "E GH"]
+    b: Float[Array, "GH"]
     gates: ClassVar[str] = "zn"
 
 

@@ -34,9 +34,9 @@ class MogrifierGRUParams:
     LSTM, with Q and R of rank k. There are n rounds for x, and n or n − 1 for h.
     """
 
-    W: Float[Array, "E 3H"]
-    U: Float[Array, "H 3H"]
-    b: Float[Array, "3H"]
+    W: Float[Array, "E GH"]
+    U: Float[Array, "H GH"]
+    b: Float[Array, "GH"]
     cn: Float[Array, "H"]
     Qa: Float[Array, "n H k"]
     Qb: Float[Array, "n k E"]

@@ -138,7 +138,7 @@ class TestTrain:
 
     @pytest.mark.parametrize(
         "name, count, mebibytes, layers, parameters",
-        [("astra_alpha", "86,913", "0.33", 3, 14), ("leviathan", "24,248,129", "92.50", 6, 41)],
+        [("astra_alpha", "86,913", "0.33", 3, 7), ("leviathan", "24,248,129", "92.50", 6, 14)],
     )
     def test_summary_prints_the_counts_and_writes_nothing(
         self, script, tmp_path, name, count, mebibytes, layers, parameters

@@ -21,8 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +315,14 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
         if kind not in list(KINDS):
             names = "; ".join(KINDS)
             raise InteropError(f"{where}: a layer is {shown(kind)}; it must be one of {names}.")
-    array: Callable[[str], Any] = partial(_array, where, stored)
+    dtypes: set[str] = set()
+
+    def array(name: str) -> np.ndarray:
+        tensor = _array(where, stored, name)
+        dtypes.add(tensor.dtype.name)
+        _check_dtypes(f"{where}: its weights", dtypes)
+        return tensor
+
     pairs = [unpacked(where, i, kind, shapes, array) for i, kind in enumerate(kinds)]
     if len({len(pair) for pair in pairs}) > 1:
         raise InteropError(f"{where}: some of its layers have one direction, others two.")
@@ -332,8 +338,6 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
     tensors = _named(params)
     if {name: [*tensor.shape] for name, tensor in tensors.items()} != shapes:
         raise InteropError(f"{where}: its tensors are not those that its metadata name.")
-    dtypes = {tensor.dtype.name for tensor in tensors.values()}
-    _check_dtypes(f"{where}: its weights", dtypes)
     return jax.tree.map(jnp.asarray, params)
 
 

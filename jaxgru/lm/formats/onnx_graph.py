@@ -187,7 +187,6 @@ def unpacked(
     order, paths = ORDER[cell], _prefixes(names)
     packed = {f"{at}{side}": array(f"{at}{side}") for side in "WRB"}
     (W, R, B), D, G = packed.values(), len(paths), len(order)
-    common.check_dtype(f"{where}: its weights", str(W.dtype))
     E, H = W.shape[-1], R.shape[-1]
     want = {f"{at}W": (D, G * H, E), f"{at}R": (D, G * H, H), f"{at}B": (D, 2 * G * H)}
     check_shapes(where, {name: w.shape for name, w in packed.items()}, want)

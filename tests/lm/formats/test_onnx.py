@@ -459,9 +459,10 @@ class TestRefusals:
                 assert tokenizer.vocabulary == TOKENIZER.vocabulary
         assert refused > len(damaged) / 2
 
-    def test_float64_where_jax_would_round_it(self):
+    @pytest.mark.parametrize("kind", ["gru", "rnn"])
+    def test_float64_where_jax_would_round_it(self, kind):
         with jax.enable_x64(True):
-            model = to_onnx(layer("rnn", dtype=np.float64))
+            model = to_onnx(layer(kind, dtype=np.float64))
         with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             from_onnx(model)
 
