@@ -317,7 +317,7 @@ def _params(where: str, metadata: Mapping[str, str], stored: Mapping[str, Tensor
             raise InteropError(f"{where}: a layer is {shown(kind)}; it must be one of {names}.")
     dtypes: set[str] = set()
 
-    def array(name: str) -> np.ndarray:
+    def array(name: str) -> Any:
         tensor = _array(where, stored, name)
         dtypes.add(tensor.dtype.name)
         _check_dtypes(f"{where}: its weights", dtypes)
