@@ -52,7 +52,7 @@ class GRUParams:
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
-    c: Float[Array, "_2H"] | None = None
+    c: Float[Array, "2*H"] | None = None
     gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "after"
 
@@ -70,7 +70,7 @@ class ResetBeforeGRUParams:
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
-    c: Float[Array, "_2H"] | None = None
+    c: Float[Array, "2*H"] | None = None
     gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "before"
 

@@ -78,8 +78,8 @@ ERRORS: dict[str, tuple[Tests, *tuple[tuple[str, str, str], ...]]] = {
     ),
     "a dropout mask reused across a sequence's steps": (
         ("parity_tests/test_models.py", "-k", "masks"),
-        ("layers/dropout.py", "threefry2x32_p.bind(key_0, key_1, t, ",
-         "threefry2x32_p.bind(key_0, key_1, 0 * t, "),
+        ("layers/dropout.py", "threefry2x32_p.bind(*seed, t, ",
+         "threefry2x32_p.bind(*seed, 0 * t, "),
     ),
     "dropout masks reused across training steps": (
         FIFTY_STEPS,
