@@ -200,7 +200,8 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
         for x_or_index in inputs:
             seen = step(seen, x_or_index)
             expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
-            chex.assert_trees_all_close(seen, expected, rtol=1e-12)
+            # Some sums of terms of about 1 nearly cancel: a rounding is then relatively large
+            chex.assert_trees_all_close(seen, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_an_mlp_of_many_positions(monkeypatch):
