@@ -320,6 +320,11 @@ def at_least_float32(tree: T) -> T:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if narrow(leaf) else leaf, tree)
 
 
+def in_dtypes_of(like: T, tree: T) -> T:
+    """Return the tree with each array in the dtype of the one in `like`."""
+    return jax.tree.map(lambda like, leaf: leaf.astype(like.dtype), like, tree)
+
+
 def rounded_inside(weights: T) -> Callable[[], T]:
     """Return a function that returns the weights; the body of a loop calls it.
 
@@ -327,7 +332,7 @@ def rounded_inside(weights: T) -> Callable[[], T]:
     little is left. So the loop closes over wide weights, and its body rounds them.
     """
     wide = at_least_float32(weights)
-    return lambda: jax.tree.map(lambda w, narrow: w.astype(narrow.dtype), wide, weights)
+    return lambda: in_dtypes_of(weights, wide)
 
 
 def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Array, "*n H"]:

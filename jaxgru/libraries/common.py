@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, GRUParams, ResetBeforeGRUParams, hidden, zero_carry
+from jaxgru.cells import CellParams, GRUParams, hidden, zero_carry
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense
@@ -31,7 +31,7 @@ SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
 
 
-SomeGRU = TypeVar("SomeGRU", bound=GRUParams | ResetBeforeGRUParams)
+SomeGRU = TypeVar("SomeGRU", bound=AnyGRU)
 
 
 def computes(function: Any, known: Sequence[Callable[..., Any]]) -> bool:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.base import AnyArray, at_least_float32
+from jaxgru.cells.base import AnyArray, at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, a_type, counted
 from jaxgru.layers.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
@@ -187,9 +187,8 @@ def _dynamic_nll(
             start = rows > 1 or i % max(reset // every, 1) == 0
             carry = jax.tree.map(lambda zero, c: jnp.where(start, zero, c), zero, carry)
         cut = lambda tokens: tokens.reshape(rows, -1)
-        rounded = jax.tree.map(lambda p, narrow: p.astype(narrow.dtype), params, trained)
         gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
-            rounded, cut(inputs), cut(targets), carry
+            in_dtypes_of(trained, params), cut(inputs), cut(targets), carry
         )
         params = jax.tree.map(updated, params, wide, at_least_float32(gradient), roots)
         return (params, carry), nll.ravel()

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.cells.base import at_least_float32, rounded_inside, struct
+from jaxgru.cells.base import at_least_float32, in_dtypes_of, rounded_inside, struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.implementations import in_segments
@@ -305,7 +305,7 @@ def mean_of_micro_batches(
     zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
     total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
     joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
-    return jax.tree.map(lambda t, x: (t / number).astype(x.dtype), total, means), joined
+    return in_dtypes_of(means, jax.tree.map(lambda t: t / number, total)), joined
 
 
 @partial(jax.jit, static_argnames=("training", "mesh"), donate_argnames="state")
