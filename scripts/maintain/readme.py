@@ -1,4 +1,4 @@
-"""Make the sample, tables and diagram of README.md, from a pretrained model and the records."""
+"""Make the sample and the tables of README.md, from a pretrained model and the records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bench.records import ONE_DEVICE, ContestantTime
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm.config import load_config
-from maintain.carry import plot_carry
 from pages.markdown import DOCS, ROOT, table, write_page
 from pages.records import grouped, load
 from study.records import Study
@@ -27,7 +26,7 @@ WIDTH = "92"  # of the sample, in columns
 
 
 def main() -> None:
-    """Remake the tables and the diagram."""
+    """Remake the tables."""
     Parser(__doc__).parse_args()
     words = [sys.executable, "-m", *shlex.split(COMMAND)]
     environment = os.environ | {"COLUMNS": WIDTH, "PYTHONPATH": str(ROOT)}
@@ -36,7 +35,6 @@ def main() -> None:
         raise UserError(f"{COMMAND} failed: {done.stderr.strip()}")
     records = Records()
     write_page(ROOT / "README.md", records.tables(done.stdout), records.expected_sentences())
-    plot_carry(DOCS / "figures" / "carry.svg")
 
 
 class Records:

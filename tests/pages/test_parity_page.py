@@ -4,9 +4,6 @@ import pytest
 
 import parity
 from jaxgru.cli.options import run_script
-from jaxgru.errors import UserError
-from maintain import plant_errors
-from maintain.plant_errors import Outcome, table
 from pages.markdown import TABLE
 
 FAILS = "def test_it():\n    assert 'ours' == 'theirs'\n"
@@ -22,7 +19,6 @@ def test_the_page_says_what_was_recorded():
     ]  # fmt: skip
     records.append(same | {"quantity": "tokens", "dtype": "int32", "size": 1000})
     records.append({"kind": "distribution", "quantity": "init", "size": 5000, "p_value": 0.5})
-    planted = table([Outcome("none", (), 3), Outcome("a bias", ("a::b[c|d]",), 3)])
     tables = parity.tables(records, "3 passed", "python scripts/parity.py")
     text = "\n".join(tables.values())
     prose = " ".join(text.split())
@@ -31,11 +27,7 @@ def test_the_page_says_what_was_recorded():
     assert "| a step | 3 | 30 | 2.0e-09 | = | 1.0e-06 | 3.0e-05 | = | 1.0e-06 |" in text
     assert "| tokens | 1 | 1,000 | = | = | = | = | = | = |" in text
     assert "| init | 5,000 | 0.500 |" in text
-    assert planted.endswith("| none | 0 of 3 | – |\n| a bias | 1 of 3 | `b[c\\|d]` |\n")
-    assert {name for _, name, *_ in TABLE.findall(parity.PAGE.read_text())} == {
-        *tables,
-        "planted errors",
-    }
+    assert {name for _, name, *_ in TABLE.findall(parity.PAGE.read_text())} == {*tables}
 
 
 @pytest.mark.slow
@@ -49,29 +41,5 @@ def test_a_suite_that_fails_shows_pytests_output_and_then_one_sentence(
     with pytest.raises(SystemExit, match="2"):
         run_script(parity.main)
     out, err = capfd.readouterr()
-    *shown, sentence = err.splitlines()
-    assert out == "" and "E   AssertionError: assert 'ours' == 'theirs'" in shown
-    assert sentence.startswith("parity.py: the tests do not pass (pytest's exit code is 1)")
-
-
-@pytest.mark.slow
-def test_planted_errors_need_a_suite_that_passes_without_them(tmp_path, capfd):
-    (tmp_path / "jaxgru").mkdir()
-    (tmp_path / "jaxgru" / "__init__.py").touch()
-    (tmp_path / "test_it.py").write_text(FAILS + "\ndef test_other():\n    pass\n")
-    assert plant_errors._run(tmp_path, ("test_it.py",)) == (("test_it.py::test_it",), 2)
-    for tests, code in (("test_it.py", 1), ("test_none.py", 4)):
-        with pytest.raises(UserError, match=f"exit code is {code}"):
-            plant_errors._run(tmp_path, (tests,), may_fail=False)
-    assert "E   AssertionError: assert 'ours' == 'theirs'" in capfd.readouterr().err.splitlines()
-
-
-def test_an_error_that_no_test_noticed_is_named():
-    with pytest.raises(UserError, match="no test noticed: a bias."):
-        plant_errors.check([Outcome("none", (), 3), Outcome("a bias", (), 3)])
-
-
-def test_the_texts_of_the_planted_errors_are_in_the_package():
-    for _, *changes in plant_errors.ERRORS.values():
-        for file, right, _ in changes:
-            assert right in (plant_errors.ROOT / "jaxgru" / file).read_text(), (file, right)
+    assert "E   AssertionError: assert 'ours' == 'theirs'" in out.splitlines()
+    assert err.startswith("parity.py: the tests do not pass (pytest's exit code is 1)")
