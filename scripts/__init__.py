@@ -1,4 +1,4 @@
-"""Commands of a checkout: `python scripts/train.py`; in folders, `python -m scripts.bench.cost`.
+"""Commands of a checkout, such as `python scripts/train.py` or `python -m scripts.maintain.readme`.
 
 This puts the scripts' folder on the path for the latter, where Python puts it for the former.
 """

@@ -1,7 +1,4 @@
-"""Measure speed side by side with other libraries, and write docs/performance.md.
-
-bench/cost.py measures how a step's cost grows with its sizes; bench/roofline.py computes it.
-"""
+"""Measure speed side by side with other libraries, and write docs/performance.md."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Speed: contestants, timing, how cost grows with size, and the roofline."""
+"""Speed: contestants, timing, records and their page."""

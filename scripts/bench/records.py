@@ -1,8 +1,8 @@
-"""What is kept of measurements of speed: docs/benchmarks.json and docs/cost.json."""
+"""What is kept of measurements of speed: docs/benchmarks.json."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -72,22 +72,3 @@ class Benchmarks(Record):
         for record in self.records:
             if record.run not in self.runs:
                 raise ValueError(f"there is no run {record.run!r}")
-
-
-class CostPoint(Record):
-    """A training step with one size set to `value`; bytes: those that XLA plans, if known."""
-
-    letter: Literal["T", "B", "H"]
-    value: Annotated[int, Meta(ge=1, le=2**15)]
-    remat: bool
-    seconds: Positive
-    bytes: Count | None
-
-
-class CostRun(Record):
-    """One run of scripts/bench/cost.py."""
-
-    hardware: str
-    date: str
-    command: str
-    points: list[CostPoint]

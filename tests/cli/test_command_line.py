@@ -167,7 +167,6 @@ def test_every_script_runs_by_run_script():
     assert here - set(MAINS) == {"__init__", "startup"}  # modules
     maintained -= {"__init__"}
     assert {f"maintain/{name}" for name in maintained} <= set(MAINS)
-    assert {"bench/cost", "bench/roofline"} <= set(MAINS)
 
 
 def process(*command, env=(), **options) -> subprocess.CompletedProcess[str]:
@@ -189,7 +188,6 @@ class TestOutput:
             ("sample", ["--num-tokens", 5, "--run"]),
             ("sample", ["--num-tokens", 5, "--compare", "--run"]),
             ("evaluate", ["--help"]),
-            ("bench/roofline", []),
         ],
     )
     @pytest.mark.parametrize("buffered", [True, False])
@@ -322,7 +320,6 @@ class TestDevices:
         [
             ("cuda", "train", ["--config", "astra_alpha"]),
             *slow(
-                ("nonsense", "bench/cost", []),
                 ("cuda", "evaluate", ["--pretrained", "astra_alpha"]),
                 ("nonsense", "sample", ["--pretrained", "astra_alpha"]),
             ),

@@ -11,8 +11,8 @@ from conftest import ROOT
 from matplotlib import pyplot
 
 import jaxgru
-from bench import benchmark_page, cost
-from bench.records import Benchmarks, CostRun
+from bench import benchmark_page
+from bench.records import Benchmarks
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from pages import notebooks
 from pages.figures import for_both_schemes
@@ -131,9 +131,8 @@ STUDY = Page(
     [
         ("study", STUDY.tables()),
         ("performance", benchmark_page.tables(load(DOCS / "benchmarks.json", Benchmarks))),
-        ("cost", cost.tables(load(DOCS / "cost.json", dict[str, CostRun]))),
     ],
-    ids=["study", "performance", "cost"],
+    ids=["study", "performance"],
 )
 def test_tables_are_what_the_records_make(name, tables):
     page = (DOCS / f"{name}.md").read_text()

@@ -12,8 +12,8 @@ from msgspec import convert
 from msgspec.structs import replace
 from mutations import mutate, text
 
-from bench import benchmark_page, cost
-from bench.records import Benchmarks, CostRun
+from bench import benchmark_page
+from bench.records import Benchmarks
 from pages import records
 from study import study_page
 from study.records import Kept, Run, RunMeasures, load_metrics
@@ -28,7 +28,6 @@ VALID = {
     "study.json": json.dumps(RUN["study"]).encode(),
     "kept.json": json.dumps(KEPT | {"runs": KEPT["runs"][:2]}).encode(),
     "benchmarks.json": json.dumps(BENCHMARKS | {"records": BENCHMARKS["records"][:9]}).encode(),
-    "cost.json": json.dumps(json.loads((ROOT / "docs" / "cost.json").read_text())).encode(),
 }
 VALID_RUN = convert(RUN, Run)
 
@@ -63,8 +62,6 @@ def load(path: Path) -> None:
             _page(*records.load(path, Kept).runs)
         case "benchmarks.json":
             benchmark_page.tables(records.load(path, Benchmarks))
-        case "cost.json":
-            cost.tables(records.load(path, dict[str, CostRun]))
 
 
 def _page(*runs: Run) -> None:

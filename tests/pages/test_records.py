@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from test_study_page import NGRAMS, run_json
 
-from bench import benchmark_page, cost
+from bench import benchmark_page
 from bench.contestants import CONTESTANTS
-from bench.records import Benchmarks, CostRun
+from bench.records import Benchmarks
 from pages import records
 from pages.records import RecordError
 from study.records import Kept, Run, Study
@@ -151,15 +151,6 @@ def test_measurements_make_a_page(folder, data):
     assert benchmark_page.load(folder / "benchmarks.json") == data
 
 
-@settings(**SOME)
-@given(st.dictionaries(st.sampled_from(["cpu", "gpu"]), json_of(inspect.type_info(CostRun))))
-def test_costs_make_a_page(folder, data):
-    runs = read(folder, data, dict[str, CostRun])
-    cost.write(folder, runs)
-    assert (folder / "cost.md").read_text().count("](figures/cost_") == len(runs)
-    assert records.load(folder / "cost.json", dict[str, CostRun]) == runs
-
-
 @pytest.mark.parametrize(
     "kind, data, says",
     [
@@ -177,7 +168,6 @@ def test_costs_make_a_page(folder, data):
         (Study, {"runs": [], "ngrams": {"astra_alpha": [1.0] * 8}}, "of length >= 2"),
         (Study, {"runs": [], "ngrams": NGRAMS | {"scribe_alpha": [1.0]}}, "of length >= 8"),
         (Benchmarks, {"runs": {"yesterday": {}}}, "matching regex"),
-        (dict[str, CostRun], {"cpu": {}}, "missing required field `hardware`"),
     ],
 )
 def test_what_is_refused_is_said(tmp_path, kind, data, says):
