@@ -4,7 +4,7 @@ Each contestant is a function from a Task to a Contestant. The peers, in JAX and
 only their model: training, forward pass and sampling are shared, so that peers differ in the
 recurrence alone.
 
-A new one is an entry in CONTESTANTS.
+A new one is an entry in CONTESTANTS; its layer is a function in layers.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench import layers, timing
-from bench.records import ONE_DEVICE
 from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
 from jaxgru.cells import cell_of
 from jaxgru.errors import UserError
@@ -37,6 +36,9 @@ from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, shard
 from pages.markdown import ROOT
+
+ONE_DEVICE = "-one-device"
+"""The end of a contestant's name: its batch is not split."""
 
 
 def why_absent(name: str) -> str | None:
@@ -59,32 +61,30 @@ def why_absent(name: str) -> str | None:
     return None
 
 
+def is_measured(name: str, task: AnyTask) -> bool:
+    """Return whether a contestant is measured at a task: at its kind and, if a layer, has it."""
+    entry = CONTESTANTS[name]
+    if isinstance(task, LayerTask) and (task.cell not in entry.cells or task.resets > entry.resets):
+        return False
+    return task.what in entry.kinds
+
+
 def build(name: str, task: AnyTask, precision: str) -> Contestant:
     """Return a contestant, ready to be called.
 
     Raises:
       UserError: it has no such model, or cannot compute in that precision here.
     """
-    entry, library = CONTESTANTS[name], name.removesuffix(ONE_DEVICE)
-    peer = entry.layer and library != "jaxgru"
-    if (peer or task.what in timing.WITHOUT_CONFIG) and on_cpu() and precision != "float32":
+    entry = CONTESTANTS[name]
+    if not is_measured(name, task):
+        raise UserError(f"{name} has no such {task.what}")
+    peer = entry.needs and "torch" not in entry.needs
+    if (peer or not isinstance(task, Task)) and on_cpu() and precision != "float32":
         raise UserError("on a CPU it computes in float32 only")
-    if isinstance(task, Task):
-        return entry.model(task, precision)
     if isinstance(task, PPOTask):
-        return _ppo(task, {"jaxgru": "jaxgru", "linen": "flax"}[name])
-    if layers.lacks(library, task):
-        raise UserError(f"{library} has no such layer")
-    if library == "torch.nn":
-        return _torch(task, precision, library)
-    mesh = _mesh(task.batch_size, split=name == library)
-    return layers.layer_contestant(task, mesh, entry.layer)
-
-
-def is_measured(name: str, task: AnyTask) -> bool:
-    """Return whether a contestant is measured at a task."""
-    lacks = isinstance(task, LayerTask) and layers.lacks(name.removesuffix(ONE_DEVICE), task)
-    return task.what in CONTESTANTS[name].kinds and not lacks
+        return _ppo(task, entry.ppo)
+    make = entry.model if isinstance(task, Task) else entry.layer
+    return make(task, precision, entry.split)
 
 
 # --- jaxgru
@@ -95,8 +95,13 @@ def _mesh(batch_size: int, split: bool) -> Mesh:
     return data_mesh(batch_size) if split else Mesh(np.array(jax.devices()[:1]), (ROWS,))
 
 
-def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
+def _jaxgru(
+    task: Task, precision: str, split: bool, implementation: str | None = None
+) -> Contestant:
+    """Return jaxgru; implementation: of its layers, if it is not the config's."""
     model, training, tokens = task.config.model, task.config.training, random_tokens(task)
+    if implementation:
+        training = dataclasses.replace(training, implementation=implementation)
     if precision == "bfloat16":
         training = dataclasses.replace(training, compute_dtype="bfloat16")
     if task.what == "training":
@@ -122,19 +127,12 @@ def _jaxgru(task: Task, precision: str, split: bool = True) -> Contestant:
     )
 
 
-def _wavefront(task: Task, precision: str) -> Contestant:
+def _wavefront(task: Task, precision: str, split: bool) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
     layers = [cell_of(layer).prepare(layer) for layer in params.layers]
     if not wavefront.supports(layers, task.num_tokens):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
-    return _unrolled(task, precision, "wavefront")
-
-
-def _unrolled(task: Task, precision: str, how: str) -> Contestant:
-    """Return jaxgru with another implementation of its layers."""
-    training = dataclasses.replace(task.config.training, implementation=how)
-    config = dataclasses.replace(task.config, training=training)
-    return _jaxgru(dataclasses.replace(task, config=config), precision)
+    return _jaxgru(task, precision, split, "wavefront")
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
@@ -146,13 +144,12 @@ def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
         state, loss = program(state, tokens)
         return loss
 
-    return Contestant(timing.calling(call), seconds, lambda: timing.planned_memory(program))
+    return Contestant(timing.calling(call), seconds)
 
 
 def _ahead(function: Callable, *arguments: Any) -> Contestant:
     program, seconds = timing.compiled(function, *arguments)
-    run = timing.calling(lambda: program(*arguments))
-    return Contestant(run, seconds, lambda: timing.planned_memory(program))
+    return Contestant(timing.calling(lambda: program(*arguments)), seconds)
 
 
 # --- Other libraries on JAX
@@ -167,11 +164,15 @@ class JaxModel(NamedTuple):
 
 
 def _jax(
-    task: Task, precision: str, make_model: Callable[[Config], JaxModel], split: bool = True
+    task: Task, precision: str, split: bool, make_model: Callable[[Config], JaxModel]
 ) -> Contestant:
-    training = partial(_jax_training, split=split)
-    make = {"training": training, "forward": _jax_forward, "sampling": _jax_sampling}
-    return make[task.what](task, make_model(task.config))
+    model = make_model(task.config)
+    match task.what:
+        case "training":
+            return _jax_training(task, model, split)
+        case "forward":
+            return _jax_forward(task, model)
+    return _jax_sampling(task, model)
 
 
 def _jax_training(task: Task, model: JaxModel, split: bool) -> Contestant:
@@ -291,10 +292,16 @@ def _nnx_model(config: Config) -> JaxModel:
     return JaxModel(params, apply, _zeros(config))
 
 
-# --- PyTorch
+# --- Layers, and PyTorch
 
 
-def _torch(task: Task | LayerTask, precision: str, library: str) -> Contestant:
+def _layer(
+    task: LayerTask, precision: str, split: bool, make: Callable[[LayerTask], layers.Layer]
+) -> Contestant:
+    return layers.layer_contestant(task, _mesh(task.batch_size, split), make)
+
+
+def _torch(task: Task | LayerTask, precision: str, split: bool, library: str) -> Contestant:
     from bench import torch_peers  # its libraries may be absent
 
     return torch_peers.contestant(library, task, precision)
@@ -322,59 +329,61 @@ class Entry(NamedTuple):
     """A contestant: what the page says of it, what it computes, and where it takes part."""
 
     text: str
-    model: Callable[[Task, str], Contestant] | None = None
-    layer: Callable[[LayerTask], layers.Layer] | None = None
+    kinds: tuple[str, ...]  # what of a task
+    model: Callable[[Task, str, bool], Contestant] | None = None  # precision; split the batch?
+    layer: Callable[[LayerTask, str, bool], Contestant] | None = None
+    cells: tuple[str, ...] = ("gru, reset after", "lstm")  # its layers
+    resets: bool = True  # in layers
+    ppo: str = ""  # its name in examples/recurrent_ppo.py
     needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
-    kinds: tuple[str, ...] = KINDS[:4]  # of tasks
+    split: bool = True
 
 
+MODEL, ALL_CELLS = ("training", "forward", "sampling"), ("gru", "gru, reset after", "lstm")
 TORCH = "torch", "torchref"
-HAIKU = partial(_jax, make_model=_haiku_model)
-NNX = partial(_jax, make_model=_nnx_model)
-STEP_ON_ONE = "the same, but a training step computes its batch on one device"
-STEP, LAYER = ("training", "layer"), ("layer",)
 
 CONTESTANTS = {
-    "jaxgru": Entry("this library: `train_step`, `apply` and `generate`", _jaxgru,
-                    layers.jaxgru_layer, kinds=KINDS),
-    "jaxgru-one-device": Entry(STEP_ON_ONE, partial(_jaxgru, split=False), layers.jaxgru_layer,
-                               kinds=STEP),
+    "jaxgru": Entry(
+        "this library: `train_step`, `apply` and `generate`", KINDS,
+        _jaxgru, partial(_layer, make=layers.jaxgru_layer), ALL_CELLS, ppo="jaxgru"),
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
-        _wavefront, kinds=("training", "forward")),
+        ("training", "forward"), _wavefront),
     "autodiff": Entry(
         'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
         "differentiated by JAX (not measured for sampling, which takes one step at a time)",
-        partial(_unrolled, how="autodiff"),
-        partial(layers.jaxgru_layer, implementation="autodiff"),
-        kinds=("training", "forward", "layer")),
+        ("training", "forward", "layer"), partial(_jaxgru, implementation="autodiff"),
+        partial(_layer, make=partial(layers.jaxgru_layer, implementation="autodiff")), ALL_CELLS),
     "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
-                      partial(_torch, library="torchref"), None, TORCH, KINDS[:3]),
+                      MODEL, partial(_torch, library="torchref"), needs=TORCH),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
         "dropout: other equations, but the same amount of work",
-        partial(_torch, library="torch.nn"), None, TORCH),
+        (*MODEL, "layer"), partial(_torch, library="torch.nn"),
+        partial(_torch, library="torch.nn"), resets=False, needs=TORCH),
+    "torch.compile": Entry("torchref's step, with its model under `torch.compile`: only if asked "
+                           "for with `--only`, because it compiles for minutes",
+                           MODEL, partial(_torch, library="torch.compile"), needs=TORCH),
     "haiku": Entry(
         "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        HAIKU, layers.haiku_layer, ("haiku",)),
-    "haiku-one-device": Entry(STEP_ON_ONE, partial(HAIKU, split=False), layers.haiku_layer,
-                              ("haiku",), STEP),
+        (*MODEL, "layer"), partial(_jax, make_model=_haiku_model),
+        partial(_layer, make=layers.haiku_layer), ("gru", "lstm"), needs=("haiku",)),
     "nnx": Entry(
         "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "applies the reset gate after the product, which is cheaper",
-        NNX, layers.nnx_layer, ("flax.nnx",)),
-    "nnx-one-device": Entry(STEP_ON_ONE, partial(NNX, split=False), layers.nnx_layer,
-                            ("flax.nnx",), STEP),
-    "torch.compile": Entry("torchref's step, with its model under `torch.compile`",
-                           partial(_torch, library="torch.compile"), None, TORCH, KINDS[:3]),
-    "linen": Entry("Flax: `linen.RNN`; where states are reset, its cell under `nn.scan`", None,
-                   layers.linen_layer, ("flax.linen",), KINDS[3:]),
-    "linen-one-device": Entry("the same, on one device", None, layers.linen_layer,
-                              ("flax.linen",), LAYER),
+        (*MODEL, "layer"), partial(_jax, make_model=_nnx_model),
+        partial(_layer, make=layers.nnx_layer), needs=("flax.nnx",)),
+    "linen": Entry(
+        "Flax: `linen.RNN`; where states are reset, its cell under `nn.scan`", ("layer", "ppo"),
+        layer=partial(_layer, make=layers.linen_layer), ppo="flax", needs=("flax.linen",)),
     "equinox": Entry(
-        "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`, for layers only",
-        None, layers.equinox_layer, ("equinox",), LAYER),
-    "equinox-one-device": Entry("the same, on one device", None, layers.equinox_layer,
-                                ("equinox",), LAYER),
+        "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`", ("layer",),
+        layer=partial(_layer, make=layers.equinox_layer), needs=("equinox",)),
 }  # fmt: skip
 """The contestants, in the page's order."""
+
+for _name in ("jaxgru", "haiku", "nnx", "linen", "equinox"):
+    _kinds = tuple(kind for kind in ("training", "layer") if kind in CONTESTANTS[_name].kinds)
+    CONTESTANTS[f"{_name}{ONE_DEVICE}"] = CONTESTANTS[_name]._replace(
+        text="the same, with the batch on one device", kinds=_kinds, split=False
+    )

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
-from bench.timing import Contestant, LayerTask, calling, compiled, planned_memory
+from bench.timing import Contestant, LayerTask, calling, compiled
 from jaxgru.parallel.sharding import ROWS
 
 
@@ -28,14 +28,6 @@ class Layer(NamedTuple):
 
     params: Any
     apply: Callable[[Any, jax.Array, jax.Array | None], jax.Array]
-
-
-def lacks(library: str, task: LayerTask) -> bool:
-    """Return whether a library has no such layer: equations, or in PyTorch resets."""
-    if library in ("jaxgru", "autodiff"):
-        return False
-    other = "gru, reset after" if library == "haiku" else "gru"
-    return task.cell == other or (library == "torch.nn" and task.resets)
 
 
 def layer_contestant(
@@ -63,7 +55,7 @@ def layer_contestant(
     params = jax.device_put(layer.params, NamedSharding(mesh, P()))
     arguments = params, *jax.device_put((x, reset, weights), NamedSharding(mesh, columns))
     done, seconds = compiled(program, *arguments)
-    return Contestant(calling(lambda: done(*arguments)), seconds, lambda: planned_memory(done))
+    return Contestant(calling(lambda: done(*arguments)), seconds)
 
 
 def jaxgru_layer(task: LayerTask, implementation: str = "auto") -> Layer:

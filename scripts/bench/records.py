@@ -2,73 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-from msgspec import UNSET, Meta, UnsetType
-
-from jaxgru.lm.records import Count, Number, Positive, Record, Whole
-
-ONE_DEVICE = "-one-device"
-"""The end of a contestant's name: its batch is not split."""
-MOMENT = r"\A[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\Z"  # 2026-02-03T04:05:06
+from jaxgru.lm.files import write_text
+from jaxgru.lm.records import Count, Number, Positive, Record
+from pages.records import dumps, load_or
 
 
 class BenchmarkRun(Record):
-    """One run of scripts/benchmark.py; a ceiling is in operations, or bytes, per second."""
+    """One run of scripts/benchmark.py."""
 
     hardware: str
     command: str
     versions: dict[str, str]
     rounds: Count
     note: str
-    ceilings: dict[str, Positive]
 
 
 class ContestantTime(Record):
-    """One contestant at one task: its time in seconds per call, or why it failed."""
+    """One contestant at one task: seconds per call, over the rounds."""
 
     run: str
-    config: str
-    kind: Annotated[
-        str,
-        Meta(pattern=r"\A(training|forward|layer(_resets)?|ppo|(ppo|sampling)_[1-9][0-9]{0,8})\Z"),
-    ]
+    config: str  # or another name of the task
+    kind: str  # "training", "sampling_64", …: a task's `kind`
     batch_size: Count
     num_tokens: Count
     precision: str
     contestant: str
-    operations: Count
-    steps_of_a_run: Count | None = None
-    failed: str | None = None
-    median: Positive | None = None
-    min: Positive | None = None
-    max: Positive | None = None
-    repeats: Count | None = None
-    calls: Count | None = None
-    compile_seconds: Number | None = None
-    memory_bytes: Whole | None | UnsetType = UNSET
+    median: Positive
+    min: Positive
+    max: Positive
+    compile_seconds: Number
 
     @property
-    def task(self) -> tuple[str, str, str, int, int, str]:
-        """What was measured, and of whom."""
-        sizes = self.batch_size, self.num_tokens
-        return self.precision, self.config, self.kind, *sizes, self.contestant
+    def task(self) -> tuple[str, str, str, int, int]:
+        """What was measured."""
+        return self.precision, self.kind, self.config, self.batch_size, self.num_tokens
 
     def __post_init__(self) -> None:
-        times = self.min, self.median, self.max, self.compile_seconds
-        if self.failed is None and (None in times or not self.min <= self.median <= self.max):
-            raise ValueError(
-                "a measurement needs failed, or compile_seconds and min ≤ median ≤ max"
-            )
+        if not self.min <= self.median <= self.max:
+            raise ValueError("a measurement needs min ≤ median ≤ max")
 
 
 class Benchmarks(Record):
     """docs/benchmarks.json: runs by the date and time of their start, and measurements."""
 
-    runs: dict[Annotated[str, Meta(pattern=MOMENT)], BenchmarkRun] = {}
+    runs: dict[str, BenchmarkRun] = {}
     records: list[ContestantTime] = []
 
     def __post_init__(self) -> None:
         for record in self.records:
             if record.run not in self.runs:
                 raise ValueError(f"there is no run {record.run!r}")
+
+    def merged(self, name: str, run: BenchmarkRun, records: list[ContestantTime]) -> Benchmarks:
+        """Add a run's records, which replace those of the same tasks on the same hardware.
+
+        Runs without any records left are dropped.
+        """
+        runs = self.runs | {name: run}
+        of = lambda r: (runs[r.run].hardware, r.task, r.contestant)
+        kept = [*{of(r): r for r in [*self.records, *records]}.values()]
+        return Benchmarks({name: runs[name] for name in sorted({r.run for r in kept})}, kept)
+
+
+def load(path: Path) -> Benchmarks:
+    """Read the file's runs and records; none if there is no file. Raises RecordError."""
+    return load_or(Benchmarks(), path, Benchmarks)
+
+
+def save(path: Path, data: Benchmarks) -> None:
+    """Write the data, one run or record per line."""
+    runs = ",\n".join(f"{dumps(name)}: {dumps(run)}" for name, run in data.runs.items())
+    records = ",\n".join(map(dumps, data.records))
+    write_text(path, f'{{"runs": {{\n{runs}\n}},\n"records": [\n{records}\n]}}\n')

@@ -1,4 +1,4 @@
-"""The contestants in PyTorch: torchref, `torch.nn` and `torch.compile`; and torch's ceilings."""
+"""The contestants in PyTorch: torchref, `torch.nn` and `torch.compile`."""
 
 from __future__ import annotations
 
@@ -41,32 +41,6 @@ def _precision(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def product(size: int, precision: str) -> Contestant:
-    """Return `timing.jax_product` in torch."""
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    a, b = torch.randn(2, size, size, dtype=dtype, device=device())
-
-    def run(calls: int) -> None:
-        with _precision("tf32" if precision == "tf32" else "float32"):
-            for _ in range(calls):
-                a @ b
-            _synchronize()
-
-    return Contestant(run)
-
-
-def copy(num_bytes: int) -> Contestant:
-    """Return `timing.jax_copy` in torch."""
-    a, b = torch.zeros(2, num_bytes, dtype=torch.uint8, device=device())
-
-    def run(calls: int) -> None:
-        for _ in range(calls):
-            b.copy_(a)
-        _synchronize()
-
-    return Contestant(run)
-
-
 def _torchref(config: Config) -> Any:
     m, training = config.model, config.training
     if m.final_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
@@ -107,11 +81,6 @@ def contestant(library: str, task: Task | LayerTask, precision: str) -> Contesta
     """Return one of MODELS at a task; `torch.nn` also has layers."""
     if isinstance(task, LayerTask):
         return _layer(task, precision)
-    memory = lambda: None
-    if device() == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        memory = lambda: torch.cuda.max_memory_allocated() - before
     module = MODELS[library](task.config).to(device()).train(task.what == "training")
     model = module
     if library == "torch.compile":
@@ -128,7 +97,7 @@ def contestant(library: str, task: Task | LayerTask, precision: str) -> Contesta
             _synchronize()
         return result
 
-    return Contestant(run, memory=memory)
+    return Contestant(run)
 
 
 def _layer(task: LayerTask, precision: str) -> Contestant:

@@ -141,8 +141,6 @@ def test_tables_are_what_the_records_make(name, tables):
 
 def test_what_the_pages_say_is_what_the_records_say():
     assert missing_sentences((DOCS / "study.md").read_text(), expected_sentences(STUDY)) == []
-    said = benchmark_page.expected_sentences(load(DOCS / "benchmarks.json", Benchmarks))
-    assert missing_sentences((DOCS / "performance.md").read_text(), said) == []
 
 
 @pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)

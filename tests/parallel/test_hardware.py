@@ -50,3 +50,14 @@ def test_one_core_is_no_plural(number, says, monkeypatch):
     cpus = jax.devices("cpu")  # the default may be a GPU
     monkeypatch.setattr(jax, "devices", lambda: cpus)
     assert hardware.describe_hardware().startswith(says)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_started_process_does_not_report_its_parents_peak():
+    """If a process was larger than what it executes, ru_maxrss keeps its larger peak."""
+    code = "from jaxgru.parallel.hardware import peak_resident_bytes as p; print(p())"
+    filled = b"1" * 2**30
+    assert len(filled) < hardware.peak_resident_bytes() < 2**40
+    run = [sys.executable, "-c", code]
+    child = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert 2**24 < int(child.stdout) < len(filled)
