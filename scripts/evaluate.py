@@ -1,8 +1,5 @@
 """Measure a model's loss with and without its state, or the loss of each token of a text."""
 
-import startup  # noqa: F401
+from startup import run_command
 
-from jaxgru.cli.options import run_command
-
-if __name__ == "__main__":
-    run_command("evaluate")
+run_command("evaluate")

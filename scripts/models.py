@@ -1,8 +1,5 @@
 """List the models: their sizes, losses, and what each is for."""
 
-import startup  # noqa: F401
+from startup import run_command
 
-from jaxgru.cli.options import run_command
-
-if __name__ == "__main__":
-    run_command("models")
+run_command("models")

@@ -1,8 +1,5 @@
 """Sample text from a trained model."""
 
-import startup  # noqa: F401
+from startup import run_command
 
-from jaxgru.cli.options import run_command
-
-if __name__ == "__main__":
-    run_command("sample")
+run_command("sample")

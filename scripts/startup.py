@@ -2,6 +2,7 @@
 
 try:
     import jaxgru.cli.startup  # noqa: F401
+    from jaxgru.cli.options import run_command  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "jaxgru":
         raise

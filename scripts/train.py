@@ -1,8 +1,5 @@
 """Train a model from a config, train a model further, or resume a run."""
 
-import startup  # noqa: F401
+from startup import run_command
 
-from jaxgru.cli.options import run_command
-
-if __name__ == "__main__":
-    run_command("train")
+run_command("train")
