@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,8 @@ from hypothesis import strategies as st
 import jaxgru
 import torchref
 from jaxgru.layers.dropout import Dropout, dropout_masks
-from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.config import ModelConfig, config_dir
 from jaxgru.lm.model import Params, token_nll
-from jaxgru.lm.runs.published import load_published
 from parity_tests.bridge import (
     DTYPES,
     REPEATED,
@@ -36,7 +37,7 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-PUBLISHED = [name for name in jaxgru.lm.config_names() if load_published(name).num_params]
+PUBLISHED = sorted(path.stem for path in (config_dir() / "published").glob("*.toml"))
 SMALL, SLOW = ("astra_alpha", "scribe_alpha"), pytest.mark.slow
 
 
@@ -197,4 +198,5 @@ def test_parameter_counts(name):
         module = cls(model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers)
     shapes = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), model))
     assert sum(p.numel() for p in module.parameters()) == jaxgru.lm.num_params(shapes)
-    assert jaxgru.lm.num_params(shapes) == load_published(name).num_params
+    published = tomllib.loads((config_dir() / "published" / f"{name}.toml").read_text())
+    assert jaxgru.lm.num_params(shapes) == published["num_params"]

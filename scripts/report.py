@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import startup  # noqa: F401
 
+import datetime
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,12 +26,13 @@ from jaxgru.lm import init, num_params
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
-from jaxgru.lm.runs import study_record
+from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import RunError, is_finished, load_info, load_run_config, versions
-from jaxgru.lm.runs.published import recipe
+from jaxgru.lm.runs.reports import recipe
+from jaxgru.parallel.hardware import describe_hardware
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
-from study.jobs import NANOGPT, SEEDS, is_measured
+from study.jobs import NANOGPT, SEEDS
 from study.records import (
     Ablation,
     DynamicEvaluation,
@@ -45,6 +47,7 @@ from study.records import (
 from study.sentences import expected_sentences
 from study.study_page import Page
 
+MEASURES = "study.json"  # of a run, in its folder
 console = Console(highlight=False, markup=False)
 
 
@@ -99,24 +102,36 @@ def gather(root: Path) -> Iterable[Run]:
             changes = changed(config)
             if changes is None or load_info(run).lengthened:
                 continue
-            if not is_measured(run):
+            epochs = load_metrics(run / "metrics.jsonl")
+            if not (run / MEASURES).exists():
                 console.print(f"measuring {run}")
-                params, _, tokenizer = lm.load(run)
-                _, dataset = load_dataset(config, tokenizer)
-                window = config.training.sequence_length
-                record = state_cost.measure(
-                    params, tokenizer, dataset, window, random_batches=name in NANOGPT
-                )
-                study_record.save_record(run, record.to_dict())
+                best = min(epochs, key=lambda epoch: epoch.val_loss).epoch
+                write_text(run / MEASURES, json.dumps(measure(run, best), indent=1) + "\n")
             shapes = jax.eval_shape(lambda m=config.model: init(jax.random.key(0), m))
             yield Run(
                 config=name,
                 changes=changes,
                 seed=config.training.seed,
                 parameters=num_params(shapes),
-                epochs=load_metrics(run / "metrics.jsonl"),
-                measured=load(run / study_record.FILE_NAME, RunMeasures),
+                epochs=epochs,
+                measured=load(run / MEASURES, RunMeasures),
             )
+
+
+def measure(run: Path, best: int) -> dict[str, Any]:
+    """Return what is measured of a run, as `RunMeasures` reads it; best: its best epoch."""
+    params, config, tokenizer = lm.load(run)
+    _, dataset = load_dataset(config, tokenizer)
+    like_nanogpt = config.name in NANOGPT
+    record = state_cost.measure(
+        params, tokenizer, dataset, config.training.sequence_length, random_batches=like_nanogpt
+    ).to_dict()
+    if like_nanogpt:
+        tokens = dataset.validation
+        of_best = state_cost.evaluate_random_batches(lm.load(run, "best")[0], tokens).to_dict()
+        record["random_batches"]["best"] = of_best | {"epoch": best}
+    made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
+    return record | made | {"commits": trained_by(run)}
 
 
 def changed(config: Config) -> dict[str, Any] | None:

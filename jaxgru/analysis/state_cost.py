@@ -106,13 +106,6 @@ class MeanLoss(Record, frozen=True, kw_only=True):
 
     mean: Number
     standard_error: Number
-    epoch: Count | None = None  # whose weights were evaluated; None: the last
-
-
-class RandomBatches(MeanLoss, frozen=True, kw_only=True):
-    """The loss with the last weights, and with the best epoch's."""
-
-    best: MeanLoss | None = None
 
 
 class StateCost(Record, frozen=True):
@@ -128,7 +121,7 @@ class StateCost(Record, frozen=True):
     recovery: Annotated[list[Number], Meta(min_length=1)]
     chain: Chain | None
     text: dict[str, Text]
-    random_batches: RandomBatches | None = None
+    random_batches: MeanLoss | None = None
 
 
 def num_steps(tokenizer: Tokenizer, random_batches: bool = False) -> int:
@@ -194,7 +187,7 @@ def measure(
     )
 
 
-def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> RandomBatches:
+def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> MeanLoss:
     """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
 
     Raises:
@@ -202,7 +195,7 @@ def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> Rando
     """
     batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
     error = batches.std(ddof=1) / len(batches) ** 0.5
-    return RandomBatches(mean=float(batches.mean()), standard_error=float(error))
+    return MeanLoss(mean=float(batches.mean()), standard_error=float(error))
 
 
 def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -32,13 +31,10 @@ from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import Scores, in_units, perplexity, stream_nll, window_loss
 from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
-from jaxgru.lm.load import load
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.study_record import best_epoch, save_record
 from jaxgru.lm.runs.terminal import progress_bar
 
 with needs("train"):
-    from msgspec.structs import replace
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -80,7 +76,6 @@ def make_parser() -> Parser:
         help=".csv file to write: position, token and nats of each token but the first, over one "
         "stream; an older file is replaced",
     )
-    add("--save", action="store_true", help="also write the results into the run folder")
     add(
         "--dynamic",
         action="store_true",
@@ -90,8 +85,7 @@ def make_parser() -> Parser:
     add(
         "--random-batches",
         action="store_true",
-        help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT; "
-        "of a run, also with the weights of the best epoch",
+        help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT",
     )
     return parser
 
@@ -102,18 +96,6 @@ def main() -> None:
     arguments = parser.parse_args()
     counted = arguments.ngram is not None
     model = None if counted else trained_model(arguments)
-    run = None if model is None or model.format else model.path
-    if arguments.save:
-        if run is None:
-            parser.error("--save writes into a run folder; name one as MODEL.")
-        if arguments.text is not None:
-            parser.error("--save is for the run's own text; it does not go with --text.")
-        if arguments.epoch is not None:
-            parser.error("--save is for the run's result; it does not go with --epoch.")
-        try:
-            check_writable(run)
-        except OSError as error:
-            parser.error(f"--save: {arguments.model} cannot be written: {error.strerror}.")
     try:
         encoding = DataConfig(encoding=arguments.encoding).encoding
     except ConfigError as error:
@@ -163,7 +145,11 @@ def main() -> None:
             moved = None if config.data.validation else given
             name = _title(config.name, moved, "the validation split of ")
             prompt = default_prompt(sha256, tokenizer)
-            record = _measured(params, dataset, window, prompt, arguments, run, console)
+            steps = state_cost.num_steps(tokenizer, arguments.random_batches)
+            with _in_steps(console, steps) as begin:
+                record = state_cost.measure(
+                    params, tokenizer, dataset, window, begin, arguments.random_batches, prompt
+                )
             console.print(_losses(name, window, record), _text(record.text), sep="\n")
             if arguments.dynamic:
                 with _working(console, "choosing the settings of dynamic evaluation"):
@@ -174,8 +160,6 @@ def main() -> None:
                 console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
-            if arguments.save and run:
-                save_record(run, record.to_dict())
             scores = None
             if arguments.output is not None:
                 tokens = dataset.validation
@@ -302,31 +286,6 @@ def _encoded(tokenizer: Tokenizer, text: Corpus) -> Int[np.ndarray, "N"]:
         raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
 
 
-def _measured(
-    params: Params,
-    dataset: Dataset,
-    window: int,
-    prompt: str,
-    arguments: argparse.Namespace,
-    run: Path | None,
-    console: Console,
-) -> state_cost.StateCost:
-    best_of = run if arguments.random_batches else None
-    steps = state_cost.num_steps(dataset.tokenizer, arguments.random_batches)
-    with _in_steps(console, steps + (best_of is not None)) as begin:
-        record = state_cost.measure(
-            params, dataset.tokenizer, dataset, window, begin, arguments.random_batches, prompt
-        )
-        if best_of is not None and (found := record.random_batches):
-            begin("the best epoch")
-            best, epoch = load(best_of, "best")[0], best_epoch(best_of)
-            if not jax.tree.all(jax.tree.map(np.array_equal, best, params)):  # not the last one
-                found = state_cost.evaluate_random_batches(best, dataset.validation)
-            found = replace(found, epoch=epoch)
-            record = replace(record, random_batches=replace(record.random_batches, best=found))
-    return record
-
-
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
     rows = [
         ("every token" if every == 1 else f"every {every:,} tokens", loss)
@@ -338,7 +297,7 @@ def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
         ("sensitivity: every token minus never", record.sensitivity),
     ]
     if batches := record.random_batches:
-        rows += map(_random_batches, filter(None, (batches, batches.best)))
+        rows.append(_random_batches(batches))
     return _in_units(name, "state reset to zero", rows, record)
 
 
@@ -347,8 +306,7 @@ def _windows(window: int) -> str:
 
 
 def _random_batches(found: state_cost.MeanLoss) -> tuple[str, float]:
-    whose = f", epoch {found.epoch}" if found.epoch else ""
-    what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}{whose}"
+    what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
     return f"{what} (± {found.standard_error:.4f} nats/token)", found.mean
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxgru.lm.config import load_config
-from jaxgru.lm.runs.published import load_published
+from study.published import load_published
 
 if TYPE_CHECKING:
     from study.study_page import Page

@@ -1,4 +1,4 @@
-"""The figures of docs/study.md, but for the losses of each config.
+"""The figures of docs/study.md.
 
 Each `plot_*` function draws one SVG and raises OSError if the file cannot be written.
 """
@@ -11,7 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jaxgru.lm.training import Epoch
 from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, beside, head, svg
+from study.published import load_published
 
 Points = Sequence[tuple[int, float]]
 
@@ -118,6 +120,36 @@ def plot_recovery(
         axes.set_yticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
         axes.minorticks_off()
         axes.set(xlabel="predictions since the reset", xlim=(0.9, 100), ylim=(low, high))
+
+
+def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> None:
+    """Draw the losses of each model by epoch, in nats per token: ours as lines, theirs as crosses.
+
+    Args:
+      runs: by config, the epochs of each seed.
+    """
+    with svg(path, 1.75 * math.ceil(len(runs) / 2) + 0.8) as figure:
+        grid = [*figure.subplots(math.ceil(len(runs) / 2), 2, squeeze=False).flat]
+        for axes in grid[len(runs) :]:
+            axes.set_visible(False)
+        for axes, (name, seeds) in zip(grid, runs.items(), strict=False):
+            axes.set_title(name, size=11, pad=4)
+            published = load_published(name)
+            for field, theirs, color, what in (
+                ("train_loss", published.train_loss, BLUE, "training"),
+                ("val_loss", published.val_loss, ORANGE, "validation"),
+            ):
+                for epochs in seeds:
+                    losses = [getattr(epoch, field) for epoch in epochs]
+                    axes.plot(range(1, len(losses) + 1), losses, color=color, lw=1.2, label=what)
+                for losses in theirs:
+                    axes.plot(range(1, len(losses) + 1), losses, color=color, marker="x", ms=4,
+                              lw=0, label=f"{what}, published")  # fmt: skip
+            axes.grid(axis="x", visible=False)
+            axes.locator_params(nbins=4)
+            axes.locator_params(axis="x", integer=True)
+        found = dict(zip(*reversed(grid[0].get_legend_handles_labels()), strict=True))
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
 
 
 def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:

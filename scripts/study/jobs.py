@@ -10,8 +10,7 @@ from typing import Any
 from jaxgru.cli.options import typed
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.runs.folders import RunError, load_info, load_run_config, versions
-from jaxgru.lm.runs.published import recipe
-from jaxgru.lm.runs.study_record import FILE_NAME
+from jaxgru.lm.runs.reports import recipe
 
 SEEDS = {
     "astra_alpha": 3, "astra_beta": 3, "astra_gamma": 3,
@@ -21,8 +20,7 @@ SEEDS = {
 """The number of seeds, from 0 on, that each config is trained with."""
 
 NANOGPT = ("astra_beta", "astra_gamma", "best_gru")
-"""The configs that are also evaluated as nanoGPT is, with --random-batches: their last epoch and
-their best one."""
+"""The configs that are also evaluated as nanoGPT is: their last epoch and their best one."""
 
 VARIANTS = [
     *({"training.dropout": 0, "training.seed": seed} for seed in range(3)),
@@ -74,8 +72,3 @@ def find_job(runs: Path, job: Job) -> Path | None:
         if recipe(found) == recipe(config) and same_seed and not info.lengthened:
             return run
     return None
-
-
-def is_measured(run: Path) -> bool:
-    """Return whether a run's measurements are in its folder."""
-    return (run / FILE_NAME).exists()

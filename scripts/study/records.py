@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from jaxgru.analysis.state_cost import StateCost
+from jaxgru.analysis.state_cost import MeanLoss, StateCost
 from jaxgru.lm.config import Config, config_names, from_dict, load_config, to_dict
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.records import Count, Number, Positive, Record, Whole
@@ -26,9 +26,22 @@ PLATEAU_MEAN = 25  # training steps whose mean loss is one number in docs/platea
 DYNAMIC_PARTS = 50  # of the text, for the figure
 
 
+class EpochLoss(MeanLoss, frozen=True, kw_only=True):
+    """The loss of random batches with the weights of an epoch."""
+
+    epoch: Count
+
+
+class RandomBatches(MeanLoss, frozen=True, kw_only=True):
+    """The loss of random batches with the last weights, and with the best epoch's."""
+
+    best: EpochLoss | None = None
+
+
 class RunMeasures(StateCost, frozen=True, kw_only=True):
     """A run's study.json: the cost of resetting its state, and how it was measured."""
 
+    random_batches: RandomBatches | None = None
     date: str
     hardware: str
     commits: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxgru.analysis import state_cost
-from jaxgru.lm.runs.published import load_published
+from study.published import load_published
 from study.records import EarlyStopping, Run
 from study.study_page import FILLED, Page, lowest_to_highest, per_character
 

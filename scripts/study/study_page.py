@@ -13,20 +13,20 @@ from typing import Any
 
 from jaxgru.analysis import state_cost
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.runs.figure import losses_figure
-from jaxgru.lm.runs.published import PublishedResults, load_published, recipe
-from pages.figures import save_svg, style
+from jaxgru.lm.runs.reports import recipe
 from pages.markdown import folded, table
 from pages.records import grouped
 from study.claims import CLAIMS, SIZE_FIELDS
 from study.figures import (
     in_quarter_octaves,
     plot_dynamic,
+    plot_epochs,
     plot_memory,
     plot_recovery,
     plot_sensitivity,
 )
 from study.jobs import SEEDS, all_jobs
+from study.published import PublishedResults, load_published
 from study.records import Ablation, DynamicEvaluation, EarlyStopping, Plateau, Run
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
@@ -170,13 +170,9 @@ class Page:
             points = {title(run): (run.parameters, per_character(run, "sensitivity")[0])
                       for run in self.sized}  # fmt: skip
             plot_sensitivity(figures / "sensitivity.svg", points)
-        for name in self.first:
-            runs = [run.epochs for run in self.of(name)]
-            train = [[epoch.train_loss for epoch in run] for run in runs]
-            validation = [[epoch.val_loss for epoch in run] for run in runs]
-            with style():
-                figure = losses_figure(name, train, validation, load_published(name))
-                save_svg(figure, figures / f"{name}.svg")
+        losses = {name: [run.epochs for run in self.of(name)] for name in self.first}
+        if losses:
+            plot_epochs(figures / "epochs.svg", losses)
 
     # --- Choosing runs
 

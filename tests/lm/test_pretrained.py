@@ -13,9 +13,9 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import FOLDER, measured_losses, pretrained_names
-from jaxgru.lm.runs.published import load_published
 from pages import records
 from pages.markdown import DOCS
+from study.published import load_published
 from study.records import Study
 
 BASELINES = ["bengio_mlp", "elman_alpha", "best_gru"]  # not published, so without a published count

@@ -172,7 +172,7 @@ def test_the_numbers_are_the_records(tmp_path, drawn):
     assert "25% of the words that astra_alpha writes occur in the training text" in text
     assert "| supported | Stateless sampling" in text
     Page([run(seed=7)], NGRAMS).draw(tmp_path)
-    for figure in ("memory", "recovery", "sensitivity", "astra_alpha"):
+    for figure in ("memory", "recovery", "sensitivity", "epochs"):
         assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
 
 

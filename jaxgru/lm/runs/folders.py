@@ -3,7 +3,7 @@
 A run is `runs/<config>/v<N>/`:
 
     config.toml  run.json  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
-    study.json  checkpoints/<step>/  epochs/<epoch>.safetensors  tensorboard/  .lock
+    checkpoints/<step>/  epochs/<epoch>.safetensors  tensorboard/  .lock
 
 and `runs/<config>/latest` points at the newest.
 """

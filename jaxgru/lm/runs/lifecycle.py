@@ -23,7 +23,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
-from jaxgru.lm.runs import checkpoints, folders, initial, study_record
+from jaxgru.lm.runs import checkpoints, folders, initial
 from jaxgru.lm.runs.commits import current_commit, record_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
@@ -178,9 +178,8 @@ class _Run:
             console.print(now, soft_wrap=True)
             self.info = dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
             if is_first():
-                for path in (run / "samples.txt", run / study_record.FILE_NAME):
-                    if path.exists():
-                        path.rename(path.with_stem(f"{path.stem}-{progress.epoch}-epochs"))
+                if (samples := run / "samples.txt").exists():
+                    samples.rename(run / f"samples-{progress.epoch}-epochs.txt")
                 folders.save_info(run, self.info)  # first: a kill may come before the config
         if is_first():
             folders.save_config(run, self.config)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import json
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxgru.errors import needs, warn
-from jaxgru.lm.config import Config
+from jaxgru.lm.config import Config, config_dir, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.figure import losses_figure, save_figure
 from jaxgru.lm.runs.folders import RunInfo
-from jaxgru.lm.runs.published import published_for
 from jaxgru.lm.training import Epoch, Progress
 
 NUM_TOKENS = 300  # of samples.txt
@@ -29,15 +30,32 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
     title = f"{config.name}, seed {config.training.seed}"
     try:
         losses = (
-            [[r.train_loss for r in progress.records]],
-            [[r.val_loss for r in progress.records]],
+            [r.train_loss for r in progress.records],
+            [r.val_loss for r in progress.records],
         )
-        published = published_for(config, info.lengthened)
+        published = published_losses(config, info)
         save_figure(losses_figure(title, *losses, published), run / "loss.png")
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
+
+
+def recipe(config: Config) -> dict[str, Any]:
+    """Return what decides a model's losses but for the seed: its text's name and its recipe."""
+    names = ["data.corpus", *dotted_names("recipe")]
+    return {name: field_value(config, name) for name in names if name != "training.seed"}
+
+
+def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
+    """Return what the study reports of this text and recipe: `train_loss`, `val_loss`, by run.
+
+    Nothing for a run that was lengthened: its first epochs had the learning rates of a shorter one.
+    """
+    for path in (config_dir() / "published").glob("*.toml"):
+        if not info.lengthened and recipe(load_config(path.stem)) == recipe(config):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 class Events:

@@ -151,13 +151,6 @@ def test_a_pth_whose_tokenizer_is_not_known(script, saved, name):
     assert "convert.py m.pth" in outcome.err and "--tokenizer" in outcome.err
 
 
-def test_a_record_is_not_saved_beside_a_pth(script, saved):
-    assert script("convert", "m.safetensors", "m.pth").code == 0
-    for file in ("m.pth", "m.safetensors"):
-        outcome = script("evaluate", "--run", file, "--save")
-        assert outcome.code == 2 and "--save writes into a run folder" in outcome.err
-
-
 def test_a_link_is_written_through(script, saved, tmp_path):
     """It stays a link; what it leads to is replaced, and only with --force."""
     (tmp_path / "store").mkdir()

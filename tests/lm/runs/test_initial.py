@@ -21,7 +21,7 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import RunInfo, load_info, load_run_config, save_config, save_info
 from jaxgru.lm.runs.initial import config_from, initial_params, load_initial
-from jaxgru.lm.runs.published import PublishedResults, published_for
+from jaxgru.lm.runs.reports import published_losses
 from study.jobs import all_jobs, find_job
 
 FROZEN = {"training.learning_rate": 1e-30, "training.epochs": 1}  # steps change no weight
@@ -191,7 +191,7 @@ class TestARun:
         """Though nothing else in its config differs from the study's."""
         for name in set(pretrained_names()) & set(config_names()):
             config = load_config(name, {"training.init": name})
-            assert published_for(config) == PublishedResults()
+            assert published_losses(config, RunInfo()) == {}
         job = next(job for job in all_jobs() if job.name == "astra_alpha")
         folder = tmp_path / "astra_alpha" / "v1"
         folder.mkdir(parents=True)

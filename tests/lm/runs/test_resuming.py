@@ -22,7 +22,6 @@ from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs import folders, lifecycle, orbax, reports, terminal
 from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, load_info
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
-from jaxgru.lm.runs.published import PublishedResults, load_published
 from jaxgru.lm.training import Epoch, Progress
 from study.jobs import Job, find_job
 
@@ -345,19 +344,6 @@ class TestNames:
         assert load_config("astra_alpha", {"name": "mine"}).name == "mine"
         with pytest.raises(jaxgru.UserError, match="name is '../mine'"):
             load_config("astra_alpha", {"name": "../mine"})
-
-
-@pytest.mark.parametrize(
-    "overrides, published", [({"training.seed": 1}, True), ({"data.corpus": "my_text.txt"}, False)]
-)
-def test_published_losses_are_drawn_beside_the_published_text_and_recipe_alone(
-    overrides, published, monkeypatch, tmp_path
-):
-    seen = []
-    monkeypatch.setattr(reports, "losses_figure", lambda *arguments: seen.append(arguments[-1]))
-    monkeypatch.setattr(reports, "save_figure", lambda figure, path: None)
-    reports.write_losses(tmp_path, load_config("astra_beta", overrides), RunInfo(), Progress())
-    assert seen == [load_published("astra_beta") if published else PublishedResults()]
 
 
 class TestTraining:
