@@ -143,7 +143,7 @@ class TestStrayWords:
             ("sample", "--ngram 3 astra_beta",
              "argument MODEL: not allowed with argument --ngram"),
             ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
-            ("reproduce", "astra_alpha",
+            ("reproduce", "--all astra_alpha",
              "'astra_alpha' belongs to no option; --help lists the options."),
         ],
     )  # fmt: skip
