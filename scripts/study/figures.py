@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxgru.lm.training import Epoch
 from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, beside, head, svg
-from study.published import load_published
+from study.records import load_published
 
 Points = Sequence[tuple[int, float]]
 
@@ -150,25 +150,6 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
             axes.locator_params(axis="x", integer=True)
         found = dict(zip(*reversed(grid[0].get_legend_handles_labels()), strict=True))
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
-
-
-def plot_dynamic(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """Draw each model's loss along the text, with fixed weights and with weights that learn.
-
-    Args:
-      curves: by model, the losses of equal parts of the text, static and dynamic; nats per
-        character.
-    """
-    with svg(path, 3.7) as figure:
-        axes = figure.subplots()
-        for name, (static, dynamic) in curves.items():
-            places = [100 * (i + 0.5) / len(static) for i in range(len(static))]
-            axes.plot(places, static, color=color_of(name), lw=1.2, ls=":")
-            axes.plot(places, dynamic, color=color_of(name))
-            beside(axes, name, (places[-1], dynamic[-1]), color_of(name))
-        unit = "loss in nats per character; dotted: it does not learn"
-        head(axes, "A model that learns as it reads", unit)
-        axes.set(xlabel="place in the validation text, %", xlim=(0, 100), xticks=range(0, 101, 25))
 
 
 RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)

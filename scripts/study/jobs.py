@@ -24,7 +24,6 @@ NANOGPT = ("astra_beta", "astra_gamma", "best_gru")
 
 VARIANTS = [
     *({"training.dropout": 0, "training.seed": seed} for seed in range(3)),
-    {"training.dropout_site": "between"},  # with one layer, there is no such place
     *({"model.hidden_dim": size} for size in (32, 64, 256)),
     *({"model.num_layers": number} for number in (2, 3)),
     *({"data.batches": "streams", "training.seed": seed} for seed in range(3)),

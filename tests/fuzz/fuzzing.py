@@ -44,7 +44,7 @@ MESSAGE_LENGTH = 2000
 """Characters of a message: more is no sentence for people."""
 
 KINDS = (
-    "config", "metrics", "checkpoints", "safetensors", "pth", "sentencepiece", "subwords",
+    "config", "checkpoints", "safetensors", "pth", "sentencepiece", "subwords",
     "characters", "text", "names", "prompts",
 )  # fmt: skip
 

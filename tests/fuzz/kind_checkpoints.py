@@ -29,7 +29,6 @@ from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import create_run, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.lm.training import Epoch, Progress, init_state
-from study.records import load_metrics
 
 COUNT = itertools.count()
 ITEMS = ("params", "optimizer", "best")
@@ -92,7 +91,7 @@ def load(run: Path) -> None:
 
     refused = None
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        for call in (lambda: _use(run), lambda: _resume(run), lambda: load_metrics(_metrics(run))):
+        for call in (lambda: _use(run), lambda: _resume(run)):
             try:
                 call()
             except UserError as error:
@@ -104,10 +103,6 @@ def load(run: Path) -> None:
             raise Finding(f"printed a traceback: {said.getvalue()[-300:]!r}")
     if refused is not None:
         raise refused
-
-
-def _metrics(run: Path) -> Path:
-    return run / "metrics.jsonl"
 
 
 def _use(run: Path) -> None:

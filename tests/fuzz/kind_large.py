@@ -17,7 +17,6 @@ from jaxgru.lm.data.tokenizers import read_tokenizer
 from jaxgru.lm.formats.pth import load_pth_model
 from jaxgru.lm.formats.safetensors import load_safetensors
 from jaxgru.lm.generation import Options, stream_text
-from study.records import load_metrics
 
 BOUNDS = {"seconds": 300.0, "factor": 64, "constant": 512 * 2**20}
 """A state of astra_alpha is 4 MB for 8,192 tokens, and compiled programs are the most of it."""
@@ -58,7 +57,6 @@ CASES: list[tuple[str, Callable[[], bytes], Callable[[Path], object]]] = [
     ("tokenizer.model", lambda: b"\x0a\x03\x0a\x01a" * (20 * MB), read_tokenizer),
     ("model.safetensors", lambda: b"\xff" * (100 * MB), load_safetensors),
     ("model.pth", lambda: b"PK\5\6" * (25 * MB), load_pth_model),
-    ("metrics.jsonl", lambda: b"{}\n" * (10 * MB), load_metrics),
 ]  # fmt: skip
 
 

@@ -37,8 +37,6 @@ from jaxgru.lm.formats.safetensors import (
     save_safetensors,
 )
 from jaxgru.lm.runs.initial import config_from
-from pages.records import RecordError, load
-from study.records import RunMeasures, load_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -269,51 +267,6 @@ class TestStudyCheckpoints:
         assert "members claim to be larger than the file" in refusal(
             InteropError, load_pth_model, path
         )
-
-
-class TestRecords:
-    KEPT = json.loads((ROOT / "docs" / "study.json").read_text())
-
-    @pytest.mark.parametrize(
-        "text, says",
-        [
-            ("", "is empty"),
-            ("{}", "missing required field `epoch`"),
-            ('{"epoch": 1', "is not a file of measurements: Input data was truncated"),
-            ("[" * 99_999, "Expected `object`, got `array`"),
-            ('{"x": ' * 99_999, "recursion"),
-            ("9" * 9999, "is not a file of measurements"),
-            ("\n" * 2**24, "at most 8,388,608 are allowed"),
-        ],
-    )
-    def test_metrics_that_are_none(self, text, says, tmp_path):
-        (tmp_path / "m.jsonl").write_text(text)
-        assert says in refusal(RecordError, load_metrics, tmp_path / "m.jsonl")
-
-    @pytest.mark.parametrize(
-        "value, says",
-        [
-            ("3", "Expected `int | float`, got `str` - at `$.stream`"),
-            (10**400, "Expected `int` <= 1000000000 - at `$.stream`"),
-            (None, "Expected `int | float`, got `null` - at `$.stream`"),
-            (float("nan"), "JSON is malformed"),
-        ],
-    )
-    def test_a_record_with_another_value(self, value, says, tmp_path):
-        record = self.KEPT["runs"][0]["study"] | {"stream": value}
-        (tmp_path / "study.json").write_text(json.dumps(record))
-        assert says in refusal(RecordError, load, tmp_path / "study.json", RunMeasures)
-
-    def test_a_record_with_a_text_that_is_none(self, tmp_path):
-        """The page shows every one that there is."""
-        record = json.loads(json.dumps(self.KEPT["runs"][0]["study"]))
-        record["text"]["one more"] = [1]
-        (tmp_path / "study.json").write_text(json.dumps(record))
-        says = refusal(RecordError, load, tmp_path / "study.json", RunMeasures)
-        assert "Expected `object`, got `array` - at `$.text[...]`" in says
-
-    def test_a_pipe(self, pipe):
-        assert "it is a pipe" in refusal(RecordError, load_metrics, pipe)
 
 
 def test_a_cycle_that_looks_like_markup():

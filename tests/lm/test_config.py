@@ -32,7 +32,7 @@ from jaxgru.lm.config import (
 )
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
-from study.published import PublishedResults, load_published
+from study.records import PublishedResults, load_published
 
 # The reference's table of models, copied by hand: cell, vocabulary, embedding, hidden, layers,
 # dropout, epochs, steps an epoch, learning rate, parameters.

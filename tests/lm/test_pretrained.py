@@ -15,8 +15,7 @@ from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import FOLDER, measured_losses, pretrained_names
 from pages import records
 from pages.markdown import DOCS
-from study.published import load_published
-from study.records import Study
+from study.records import Study, load_published
 
 BASELINES = ["bengio_mlp", "elman_alpha", "best_gru"]  # not published, so without a published count
 

@@ -25,7 +25,6 @@ from jaxgru.lm.runs.checkpoints import restore, save
 from jaxgru.lm.runs.folders import RunError, create_run, load_info, load_run_config
 from jaxgru.lm.runs.orbax import CHECKSUMS, open_checkpoints
 from jaxgru.lm.training import Epoch, Progress, TrainState, init_state
-from study.records import load_metrics
 
 MODEL = ModelConfig("rnn", vocab_size=3, embedding_dim=2, hidden_dim=4)
 RECORD = {"epoch": 1, "step": 2, "learning_rate": 1e-3, "train_loss": 1.5, "val_loss": 1.25,
@@ -336,7 +335,6 @@ class TestProgress:
         ("run.json", load_info),
         ("tokenizer.json", jaxgru.lm.load),
         ("tokenizer.json", load_tokenizer),
-        ("metrics.jsonl", lambda run: load_metrics(run / "metrics.jsonl")),
     ],
 )
 def test_the_other_files_of_a_run(run, name, call, kind):
