@@ -17,15 +17,33 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.parallel.hardware import describe_hardware
-from pages.markdown import DOCS, ROOT, folded, table, versions, write_page
+from pages.markdown import DOCS, ROOT, table, versions, write_page
 from pages.records import grouped
 
 PAGE = DOCS / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()
 DTYPES = ("float64", "float32")
 SUMMARY = ["implementation", "checks", "largest relative difference, float64", "float32"]
-QUANTITIES = ["quantity", "checks", "size", "float64: absolute", "relative", "allowed",
-              "float32: absolute", "relative", "allowed"]  # fmt: skip
+QUANTITIES = ["implementation", "quantity", "checks", "largest array", "float64", "allowed",
+              "float32", "allowed"]  # fmt: skip
+KINDS = {
+    "transition matrix": "matrix of transitions without a state",
+    "derivative": "derivatives by the carry and by the inputs",
+    "greedy": "greedy tokens (all equal), and the carry after them",
+    "steps of clip": "fifty steps of clipping, AdamW and cosine",
+    "first epoch": "an epoch of real training, the loss of every step",
+    "distribution": "distribution of the next token",
+    "gradient": "gradients",
+    "outputs": "outputs",
+    "carry": "final carry",
+    "logits": "logits",
+    "loss": "loss",
+    "step": "one step",
+    "initialisation": "initial weights, against PyTorch's own draws",
+    "sampled texts": "sampled texts, against torchref's probabilities",
+    "stateless text": "texts without a state, against a chain without memory",
+}
+"""What a quantity is called, by the first of these words in its name."""
 EPOCH = "parity_tests/test_training.py::test_an_epoch_of_astra_alpha"
 
 
@@ -70,32 +88,33 @@ def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
     draws = [r for r in records if r["kind"] == "distribution"]
     numbers = sum(r["size"] for r in values)
     packages = ", ".join(" ".join(item) for item in versions(PACKAGES).items())
-    summary, by_quantity = [], []
+    summary, quantities = [], []
     for implementation, every in grouped(values, lambda r: r["implementation"]).items():
         worst = [largest(every, dtype, "relative") for dtype in DTYPES]
         summary.append([implementation, f"{len(every):,}", *worst])
-        quantities = grouped(every, lambda r: r["quantity"]).items()
-        rows = [row(quantity, of_quantity) for quantity, of_quantity in quantities]
-        by_quantity.append(folded(implementation, table(QUANTITIES, rows)))
-    samples = [[r["quantity"], f"{r['size']:,}", f"{r['p_value']:.3f}"] for r in draws]
+        for kind, some in grouped(every, kind_of).items():
+            figures = [largest(some, dtype, key) for dtype in DTYPES
+                       for key in ("relative", "tolerance")]  # fmt: skip
+            size = max(r["size"] for r in some)
+            quantities.append([implementation, kind, len(some), f"{size:,}", *figures])
+    samples = [[kind, len(some), f"{min(r['size'] for r in some):,}",
+                f"{min(r['p_value'] for r in some):.3f}"]
+               for kind, some in grouped(draws, kind_of).items()]  # fmt: skip
     return {
         "checks": f"**{len(records):,} checks** pass: {len(values):,} comparisons of {numbers:,} "
         f"numbers, and {len(draws):,} tests of distributions.",
         "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
 Python {platform.python_version()}; {packages}; pytest: {outcome}.""",
         "summary": table(SUMMARY, summary),
-        "quantities": "\n".join(by_quantity),
-        "draws": table(["quantity", "sample", "p"], samples),
+        "quantities": table(QUANTITIES, quantities),
+        "draws": table(["quantity", "tests", "smallest sample", "smallest p"], samples),
     }
 
 
-def row(quantity: str, records: list[dict]) -> list[str]:
-    """Return the row of a quantity in its implementation's table: how close it came."""
-    cells = [quantity, f"{len(records)}", f"{max(r['size'] for r in records):,}"]
-    if records[0]["dtype"].startswith("int"):
-        return cells + ["="] * 6
-    keys = ("absolute", "relative", "tolerance")
-    return cells + [largest(records, dtype, key) for dtype in DTYPES for key in keys]
+def kind_of(record: dict) -> str:
+    """Return what kind of quantity a record is of."""
+    quantity = record["quantity"]
+    return next((kind for word, kind in KINDS.items() if word in quantity), quantity)
 
 
 def largest(records: list[dict], dtype: str, key: str) -> str:
