@@ -45,11 +45,12 @@ class Page:
         every = [k for k, _ in next(iter(self.first.values())).measured.memory_curve]
         return {
             "models": table(
-                ["model", "parameters", "state kept", "reset before every token", "cost",
-                 "minutes"], map(self.in_short, self.first.values()), "lr"),
+                ["model", "parameters", "training loss, published", "ours", "state kept",
+                 "reset before every token", "cost", "minutes"],
+                map(self.in_short, self.first.values()), "lr"),
             "seeds": table(
-                ["run", "seeds", "last training loss: published", "ours", "windows", "kept",
-                 "cost", "full again after"], map(self.over_seeds, self.groups)),
+                ["run", "seeds", "training loss", "windows", "kept", "cost", "full again after"],
+                map(self.over_seeds, self.groups)),
             "memory": table(
                 ["model", *(f"k = {k}" for k in every), "never"],
                 map(self.memory, self.first.values())),
@@ -87,25 +88,29 @@ class Page:
     # --- Rows of tables
 
     def in_short(self, run: Run) -> Row:
-        """Return a model's losses with and without its state, nats per character, and its time."""
+        """Return a model's last training loss, its losses with and without its state, and its time.
+
+        Those of training are in nats per token, the others in nats per character.
+        """
         measured = run.measured
+        theirs = [losses[-1] for losses in load_published(run.config).train_loss]
+        published = ", ".join(f"{loss:.3f}" for loss in theirs if not math.isnan(loss))
         losses = measured.stream, measured.stateless, measured.sensitivity
-        return [run.title, f"{run.parameters:,}",
+        return [run.title, f"{run.parameters:,}", published or "–",
+                f"{run.epochs[-1].train_loss:.3f}",
                 *(f"{measured.per_character(loss):.3f}" for loss in losses),
                 f"{minutes(run):.1f}"]  # fmt: skip
 
     def over_seeds(self, title: str) -> Row:
         """Return the losses of a config and its changes over seeds, in nats per token."""
         runs = self.groups[title]
-        published = [] if runs[0].changes else load_published(title).train_loss
-        theirs = [f"{losses[-1]:.3f}" for losses in published if not math.isnan(losses[-1])]
         measures: list[Callable[[Run], float]] = [
             lambda run: run.epochs[-1].train_loss,
             lambda run: run.measured.windows,
             lambda run: run.measured.stream,
             lambda run: run.measured.sensitivity,
         ]
-        return [title, len(runs), ", ".join(theirs) or "–",
+        return [title, len(runs),
                 *(mean_and_range([of(run) for run in runs]) for of in measures),
                 ", ".join(str(first_below(run.measured.recovery)) for run in runs)]  # fmt: skip
 
