@@ -32,7 +32,6 @@ from jaxgru.lm import load_config
 from jaxgru.lm.config import Config
 from jaxgru.parallel import hardware
 from pages.markdown import versions
-from study.records import load_published
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 CONFIGS = ("astra_alpha", "astra_beta", "astra_gamma")

@@ -2,13 +2,11 @@
 
 A table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page, with empty lines
 around it if the site shows the page. The output of code is the ```text block after it: the code is
-its name, and markers would say nothing more. All else, a person writes; what it says of
-measurements, scripts and tests compare with the records.
+its name, and markers would say nothing more. All else, a person writes.
 """
 
 from __future__ import annotations
 
-import html
 import importlib.metadata
 import itertools
 import re
@@ -16,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import UserError
 from jaxgru.lm.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,30 +52,13 @@ def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
     return CODE.sub(filled, page)
 
 
-def write_page(path: Path, tables: Mapping[str, str], expected: Iterable[str] = ()) -> None:
-    """Write a page with these tables, and print what it should say and does not.
+def write_page(path: Path, tables: Mapping[str, str]) -> None:
+    """Write a page with these tables.
 
     A page that is not there yet gets the text of the page of that name in docs/.
-
-    Raises:
-      UserError: the page has a table that is none of these.
     """
-
-    def make(name: str) -> str:
-        if name not in tables:
-            raise UserError(f"{path} has a table {name!r}; it can have {', '.join(tables)}.")
-        return tables[name]
-
-    page = fill((path if path.exists() else DOCS / path.name).read_text(encoding="utf-8"), make)
-    write_text(path, page)
-    for sentence in missing_sentences(page, expected):
-        print(f"{path} does not say, as it should by the records: {sentence}")
-
-
-def missing_sentences(page: str, expected: Iterable[str]) -> list[str]:
-    """Return those of the sentences that are not in a page, wherever its lines break."""
-    words = " ".join(page.split())
-    return [sentence for sentence in expected if sentence not in words]
+    text = (path if path.exists() else DOCS / path.name).read_text(encoding="utf-8")
+    write_text(path, fill(text, tables.__getitem__))
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") -> str:
@@ -97,12 +77,6 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") 
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
     )
-
-
-def folded(summary: str, text: str) -> str:
-    """Return a text that is shown when its summary is clicked, on GitHub and on the site."""
-    head = f"<details markdown>\n<summary>{html.escape(summary)}</summary>"
-    return f"{head}\n\n{text.strip()}\n\n</details>\n"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -180,9 +180,7 @@ def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch, d
     kept = [r for r in load(docs / "study.json", Study).runs if r.config == "astra_alpha"]
     seen = [(r.seed, r.parameters, r.measured.hardware) for r in kept]
     assert seen == [(0, 86_913, "another machine"), (1, 86_913, "a machine")]
-    assert "| astra_alpha | 2 | 1.720 (1.720 … 1.720)" in (
-        (docs / "study.md").read_text()
-    )
+    assert "| astra_alpha | 2 | 1.720 (1.720 … 1.720)" in ((docs / "study.md").read_text())
     for figure in ("memory", "recovery", "sensitivity", "epochs"):
         assert (docs / "figures" / f"{figure}.svg").stat().st_size > 5000
 
