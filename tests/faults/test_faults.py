@@ -1,125 +1,133 @@
-"""Harm done to real training processes: each run is resumed and ends with the same bits.
-
-Nearly every kind once, by `python -m pytest tests/faults -m slow`; `campaign.py` does all of them
-often, at random. The suite has one kill of a whole run, in tests/lm/runs/test_lifecycle.py; damaged
-checkpoints, signals and full disks are tested where they are handled. It also tests, here, that a
-process is struck at its n-th change.
-"""
+"""Runs that are killed or stopped anywhere, or whose disk is full, end with the same bits."""
 
 from __future__ import annotations
 
-import errno
-import os
+import json
 import random
+import re
 import signal
-import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 if sys.platform != "linux":
-    pytest.skip("limits on processes and mounts are Linux's", allow_module_level=True)
+    pytest.skip("Python forks no server elsewhere", allow_module_level=True)
 
-import strikes
-from fault_kinds import ALL, can_mount
-from fault_lab import STEPS_PER_EPOCH, Lab
-from strikes import How, Plan, Strike
+from conftest import slow
+from trainers import NO_HARM, Ended, Harm, start_server, train
 
-KINDS = [name for name in ALL if name != "SIGTERM once"]  # tests/lm/runs/test_lifecycle.py
+import jaxgru
+from jaxgru.lm.runs import checkpoints, folders, orbax
 
-# Three times an opening, a write and a renaming; then a removal, and two other openings
-CHANGES = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import strikes
-strikes.arm(Path(sys.argv[2]))
-here = os.getcwd()
-for number in range(3):
-    try:
-        with open("part", "w") as file:
-            file.write("0123456789")
-        os.rename("part", f"{here}/{number}")
-    except OSError as error:
-        print(error.errno)
-try:
-    folder = os.open(here, os.O_RDONLY)
-    os.unlink("2", dir_fd=folder)
-    os.listdir()
-except OSError as error:
-    print(error.errno)
-"""
-LEFT = {"0": 10, "1": 10}  # the files' sizes
+OPTIONS = {
+    "model.embedding_dim": 4,
+    "model.hidden_dim": 32,  # so that a checkpoint has files larger than trainers.FULL
+    "training.epochs": 3,
+    "training.steps_per_epoch": 4,
+    "training.batch_size": 4,
+    "training.sequence_length": 16,
+    "training.patience": 3,
+    "training.keep_epochs": "true",
+}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
-    library = strikes.compiled(tmp_path_factory.mktemp("library"))
-    return library or pytest.skip("needs a C compiler")
+@dataclass
+class Lab:
+    """A text, and what a run that nothing happened to made of it."""
+
+    folder: Path
+    result: dict[str, Any]
+    changes: int
+
+    def place(self) -> Path:
+        """A new folder for runs."""
+        path = self.folder / f"runs{len(list(self.folder.iterdir()))}"
+        path.mkdir()
+        return path
+
+    def go_on(self, runs: Path, harm: Harm = NO_HARM) -> Ended:
+        """Start a run, or resume the one that is there."""
+        run = runs / "tiny" / "v1"
+        if (run / "config.toml").exists():
+            return train(runs, ["--resume", str(run)], harm)
+        options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+        start = ["--config", "astra_alpha", "--name", "tiny", "--runs", str(runs)]
+        return train(runs, [*start, f"--data.corpus={self.folder / 'text.txt'}", *options], harm)
 
 
-@pytest.mark.parametrize(
-    "plan, struck, code, left, said",
-    [
-        (Plan(), "", 0, LEFT, []),
-        (Plan(6, How.BEFORE, signal.SIGKILL), "rename /1", -9, {"0": 10, "part": 10}, []),
-        (Plan(6, How.AFTER, signal.SIGKILL), "rename /1", -9, LEFT, []),
-        (Plan(5, How.HALF, signal.SIGTERM), "write /part", -15, {"0": 10, "part": 5}, []),
-        (Plan(3, How.FAILS, errno.ESTALE), "rename /0", 0, {"1": 10}, [errno.ESTALE]),
-        (Plan(4, How.FAILS, errno.EROFS, times=9), "open64 /part", 0, {"0": 10}, 3 * [errno.EROFS]),
-        (Plan(2, How.FAILS, errno.EMFILE, reads=True), "opendir ", 0, LEFT, [errno.EMFILE]),
-    ],
-)
-def test_a_process_is_struck_at_its_nth_change(library, tmp_path, plan, struck, code, left, said):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    strike = Strike(tmp_path / "strike", folder, plan)
-    ended = subprocess.run(
-        [sys.executable, "-c", CHANGES, Path(__file__).parent, strike.path],
-        env=os.environ | {"LD_PRELOAD": str(library)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stderr) == (code, "")
-    assert strike.struck.startswith(struck) and bool(strike.struck) == bool(struck)
-    assert {path.name: path.stat().st_size for path in folder.iterdir()} == left
-    assert [int(line) for line in ended.stdout.split()] == said
-    assert struck or strike.counts == (10, 2)
+def result_of(runs: Path) -> dict[str, Any]:
+    """All that a run leaves, but for its times; every array as bytes."""
+    run = folders.find_run(runs / "tiny")
+    with orbax.open_checkpoints(run) as manager:
+        state, best, _ = checkpoints.restore(manager, run, folders.load_run_config(run))
+    state = state.replace(key=jax.random.key_data(state.key))
+    epochs = [jaxgru.lm.load(path)[0] for path in sorted((run / "epochs").iterdir())]
+    arrays = jax.tree.leaves((state, best, jaxgru.lm.load(run)[0], epochs))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    names = ("epoch", "step", "learning_rate", "train_loss", "val_loss")
+    parts = (runs.glob("tiny/*"), run.iterdir(), run.glob("checkpoints/*"), run.glob("epochs/*"))
+    return {
+        "arrays": [np.asarray(array).tobytes() for array in arrays],
+        "losses": [[record[name] for name in names] for record in records],
+        "samples": (run / "samples.txt").read_text(),
+        "files": sorted(str(path.relative_to(runs)) for part in parts for path in part),
+        "latest": (runs / "tiny" / "latest").resolve() == run,
+    }
+
+
+def epochs_done(ended: Ended) -> list[int]:
+    """The epochs that a process has finished, as it said."""
+    return [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", ended.output, re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+    start_server()
+    lab = Lab(tmp_path_factory.mktemp("lab"), {}, 0)
+    (lab.folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 20)
+    runs = lab.place()
+    ended = lab.go_on(runs)
+    assert ended.code == 0 and ended.errors == "", ended
+    lab.result, lab.changes = result_of(runs), ended.changes
+    return lab
 
 
-@pytest.fixture(scope="module")
-def outcomes(lab, tmp_path_factory, request) -> dict[str, Future]:
-    """Those that are selected, two at a time: they wait for a disk as often as for a core."""
-    chosen = {getattr(item, "callspec", None) and item.callspec.params.get("name")
-              for item in request.session.items}  # fmt: skip
-    mounts = can_mount(tmp_path_factory.mktemp("mount"))
-    pool, work = ThreadPoolExecutor(2), {}
-    for name in ALL:
-        able = lab.can_strike if "n-th" in name else mounts or not needs_mount(name)
-        if able and name in chosen:
-            work[name] = pool.submit(ALL[name], lab, random.Random(name))
-    yield work
-    pool.shutdown(cancel_futures=True)
+KILL, STOP, FULL = (signal.SIGKILL,), (signal.SIGINT,), (0,)
+MORE = [KILL, 2 * KILL, STOP + KILL, (signal.SIGTERM,), (signal.SIGHUP,), FULL, FULL + KILL]
 
 
-def needs_mount(name: str) -> bool:
-    """To root no folder is read-only but by a mount, and only root makes a disk so small."""
-    return "ENOSPC" in name or ("read-only" in name and os.geteuid() == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_a_run_recovers_and_loses_no_more_than_an_epoch(outcomes, name):
-    if name not in outcomes:
-        pytest.skip("needs a C compiler, or the right to mount file systems")
-    outcome = outcomes[name].result()
-    assert outcome.problems == [] and outcome.files_lost == []
-    assert outcome.steps_lost <= (160 if name == "every checkpoint broken" else STEPS_PER_EPOCH)
+@pytest.mark.parametrize(
+    "harms, seed",
+    [(KILL, 0), (STOP + KILL, 1), (FULL, 2), *slow(*((h, s) for h in MORE for s in range(3, 9)))],
+)
+def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, harms, seed):
+    """It is killed or stopped, or its disk is full, at any change; then while it is resumed."""
+    rng, runs, done = random.Random(seed), lab.place(), []
+    run = runs / "tiny" / "v1"
+    for most, number in zip((lab.changes, 40), harms, strict=False):
+        delay = rng.choice([0, 0, rng.uniform(1e-4, 0.02)]) * (number == signal.SIGKILL)
+        ended = lab.go_on(runs, Harm(rng.randint(1, most), number, delay))
+        done += epochs_done(ended)
+        if number == 0:
+            assert ended.code == 2 and len(ended.errors.splitlines()) == 1, ended
+            assert "cannot be written: File too large" in ended.errors
+            if epochs_done(ended):
+                step = epochs_done(ended)[-1] * OPTIONS["training.steps_per_epoch"]
+                assert f"the checkpoint of step {step} is intact" in ended.errors
+        elif number == signal.SIGKILL:
+            assert ended.code in (-signal.SIGKILL, -signal.SIGALRM, 0) and not ended.errors, ended
+        else:
+            assert ended.code in (130, 0) and not ended.errors, ended
+            if ended.code and run.exists():
+                assert f"--resume {run}" in ended.output
+                step = int(re.findall(r"saved after step (\d+)", ended.output)[0])
+                assert step == folders.saved_steps(run)[-1]
+    ended = lab.go_on(runs)
+    done += epochs_done(ended)
+    assert ended.code == 0 and not ended.errors, ended
+    assert result_of(runs) == lab.result and len(set(done)) == len(done)
