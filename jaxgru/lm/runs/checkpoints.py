@@ -11,25 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxgru.errors import counted, shown, warn
+from jaxgru.errors import shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.model import Params, flatten, init
+from jaxgru.lm.files import reason
+from jaxgru.lm.model import Params, init
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_run_config, saved_steps
 from jaxgru.lm.runs.orbax import (
-    ARRAYS,
     CHECKSUMS,
-    KEPT,
-    MANIFEST,
     BrokenCheckpoint,
     Checkpoint,
     CheckpointManager,
@@ -42,7 +38,6 @@ JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
-MAX_LISTINGS = 100  # of a run's checkpoints while another process trains it
 
 T = TypeVar("T")
 
@@ -60,31 +55,22 @@ def load_folder(
     run = find_run(path)
     config = load_run_config(run)
     tokenizer = load_tokenizer(run)
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise RunError(
-            f"the run {run} cannot be used: its tokenizer has "
-            f"{counted(tokenizer.vocab_size, 'token')}, its config {config.model.vocab_size}."
-        )
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     now = made_with(config, RunInfo(), tokenizer)
-    try:
-        os.listdir(run / "checkpoints")
-    except FileNotFoundError:  # opening it would create it
-        raise _no_checkpoint(run) from None
-    except OSError as error:
-        raise RunError(f"{run / 'checkpoints'} cannot be read: {error.strerror}.") from error
 
+    def read(checkpoint: Checkpoint) -> Params:
+        _check_made_with(checkpoint, now, ("model.", "tokenizer"))
+        has_best = _has_best(checkpoint, config)
+        if epoch == "best" and not has_best:
+            raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
+        which = epoch or ("best" if config.training.patience and has_best else "last")
+        item = "best" if which == "best" else "params"
+        return checkpoint.read({item: like})[item]
+
+    if not saved_steps(run):  # opening a folder that is missing would create it
+        raise _no_checkpoint(run)
     with open_checkpoints(run) as manager:
-
-        def read(checkpoint: Checkpoint) -> Params:
-            _check_made_with(checkpoint, now, ("model.", "tokenizer"))
-            has_best = _has_best(checkpoint, config)
-            if epoch == "best" and not has_best:
-                raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
-            which = epoch or ("best" if config.training.patience and has_best else "last")
-            return checkpoint.read_tree("best" if which == "best" else "params", like)
-
-        params, step, broken = _read_newest(manager, run, like, read)
+        params, step, broken = _read_newest(manager, run, read)
     for checkpoint, fault in broken.items():
         warn(f"{checkpoint} is broken ({fault}); that of step {step} is used.")
     return params, config, tokenizer
@@ -107,16 +93,11 @@ def _check_made_with(
     """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
 
     Placements and settings may differ, and values given at --resume. So may the epochs, if the run
-    was lengthened since then (`RunInfo.lengthened` counts how often). A checkpoint without such a
-    record passes.
+    was lengthened since then (`RunInfo.lengthened` counts how often).
     """
-    if "made_with" not in checkpoint.items():
-        return
-    then = checkpoint.read_json("made_with")
-    if not isinstance(then, dict):
-        raise BrokenCheckpoint(f"{checkpoint} does not say what it was made with.")
-    free = {"lengthened", *dotted_names("placement", "setting")}
-    if now["lengthened"] != then.get("lengthened"):
+    then = checkpoint.read({"made_with": None})["made_with"]
+    free = {"lengthened", "commits", *dotted_names("placement", "setting")}
+    if now.get("lengthened") != then.get("lengthened"):
         free.add("training.epochs")
     for name, value in now.items():
         if name not in then or name in free or name in given or then[name] == value:
@@ -138,13 +119,9 @@ def save(
     progress: Progress,
     recorded: dict[str, Any] | None = None,
 ) -> None:
-    """Save a checkpoint of the state's step, unless there is one already, and read it back.
+    """Save a checkpoint of the state's step, unless there is one already.
 
     recorded: what `made_with` returns; None: nothing is recorded.
-
-    Raises:
-      RunError: the parameters read back are not those that were written. The checkpoint is deleted;
-        the one before it is kept.
     """
     checkpoint = Checkpoint(manager, int(state.step))
     if checkpoint.step in manager.all_steps():
@@ -153,35 +130,12 @@ def save(
         "params": state.evaluated,
         "optimizer": _without_evaluated(_storable(state)),
         "progress": progress.to_dict(),
-        "made_with": recorded,
+        "made_with": recorded or {},
         "best": best,
     }
     checkpoint.write({name: value for name, value in values.items() if value is not None})
-    fault = _fault_read_back(checkpoint, state.evaluated)
-    if fault is not None:
-        manager.delete(checkpoint.step)
-        raise RunError(f"{checkpoint} cannot be read back ({fault}); it is deleted.")
     if is_first():
         checkpoint.write_checksums()
-
-
-def _fault_read_back(checkpoint: Checkpoint, params: Params) -> str | None:
-    """Return what is wrong with a checkpoint that was just written; None: nothing is.
-
-    Each process reads its own parts of the parameters.
-    """
-    for item in checkpoint.items().intersection(ARRAYS):
-        if not (checkpoint.folder / item / MANIFEST).is_file():
-            return f"{item}/{MANIFEST} is missing"
-    try:
-        again = flatten(checkpoint.read_tree("params", params))
-    except RunError as error:
-        return str(error)
-    for name, leaf in flatten(params).items():
-        parts = zip(leaf.addressable_shards, again[name].addressable_shards, strict=True)
-        if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in parts):
-            return f"{name} differs from what was written"
-    return None
 
 
 def restore(
@@ -212,22 +166,21 @@ def restore(
         like = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), like, shardings)
 
     def read(checkpoint: Checkpoint) -> tuple[TrainState, Params | None, Progress]:
-        if recorded is not None:
-            _check_made_with(checkpoint, recorded, given=given)
-        params = checkpoint.read_tree("params", like.params)
-        rest = checkpoint.read_tree("optimizer", _without_evaluated(like))
-        best = None
+        _check_made_with(checkpoint, recorded or {}, given=given)
+        likes = {"params": like.params, "optimizer": _without_evaluated(like), "progress": None}
         if _has_best(checkpoint, config):
-            best = checkpoint.read_tree("best", like.params)
-        with checkpoint.reading():
-            progress = Progress.from_dict(checkpoint.read_json("progress"))
-        key = jax.random.wrap_key_data(rest.key)
-        if int(rest.step) != checkpoint.step:
-            raise BrokenCheckpoint(f"{checkpoint} contains step {int(rest.step)}.")
+            likes["best"] = like.params
+        found = checkpoint.read(likes)
         evaluated = "params" if like.ema is None else "ema"
-        return rest.replace(**{evaluated: params}, key=key), best, progress
+        key = jax.random.wrap_key_data(found["optimizer"].key)
+        state = found["optimizer"].replace(**{evaluated: found["params"]}, key=key)
+        try:
+            progress = Progress.from_dict(found["progress"])
+        except ValueError as error:  # another version of jaxgru wrote it
+            raise BrokenCheckpoint(f"{checkpoint} cannot be read (progress: {error}).") from error
+        return state, found.get("best"), progress
 
-    restored, step, broken = _read_newest(manager, run, like, read)
+    restored, step, broken = _read_newest(manager, run, read)
     if is_first():
         for checkpoint, fault in broken.items():
             warn(
@@ -236,47 +189,43 @@ def restore(
             )
     if broken:
         manager.reload()
-    for old in sorted(manager.all_steps())[:-KEPT]:  # a kill cut its deletion short
-        manager.delete(old)
     return restored
 
 
 def _has_best(checkpoint: Checkpoint, config: Config) -> bool:
     """Return whether a checkpoint has the best epoch's parameters, or should have them."""
     an_epoch_is_done = checkpoint.step >= config.training.steps_per_epoch
-    return an_epoch_is_done or "best" in checkpoint.items()
+    return an_epoch_is_done or checkpoint.has("best")
 
 
 def _read_newest(
-    manager: CheckpointManager, run: Path, like: Any, read: Callable[[Checkpoint], T]
+    manager: CheckpointManager, run: Path, read: Callable[[Checkpoint], T]
 ) -> tuple[T, int, dict[Checkpoint, str]]:
     """Return what `read` gives for the newest intact checkpoint, its step, and newer ones' faults.
 
     Whoever trains the run deletes a checkpoint once there are two newer ones. So where one is not
     whole and there are others than before, they are read instead.
 
-    like: the checkpoint's arrays, as shapes.
-
     Raises:
       RunError: there is none, or `read` raises it for a checkpoint whose files are intact.
     """
     broken: dict[Checkpoint, str] = {}
-    steps, listings = saved_steps(run), 1
-    while len(broken) < len(steps):
-        step = steps[-1 - len(broken)]
+    steps = saved_steps(run)
+    for step in reversed(steps):
         checkpoint = Checkpoint(manager, step)
-        fault = checkpoint.fault(like)
-        whole = fault is None and (checkpoint.folder / CHECKSUMS).exists()
-        if fault is None:
-            try:
+        try:
+            fault = checkpoint.damage()
+            if fault is None:
                 return read(checkpoint), step, broken
-            except BrokenCheckpoint as error:
-                fault = str(error.__cause__ or error)[:300]
-                if saved_steps(run) == steps and whole:
-                    raise  # the files are as they were written, so an older one would not help
+        except OSError as error:
+            raise RunError(f"{checkpoint} cannot be read: {reason(error)}.") from error
+        except BrokenCheckpoint as error:
+            if checkpoint.has(CHECKSUMS):  # its files are intact, so an older one would not help
+                raise
+            fault = str(error)
+        if saved_steps(run) != steps:
+            return _read_newest(manager, run, read)
         broken[checkpoint] = fault
-        if listings < MAX_LISTINGS and (now := saved_steps(run)) != steps:
-            steps, broken, listings = now, {}, listings + 1
     if not broken:
         raise _no_checkpoint(run)
     faults = "; ".join(f"{one.folder}: {fault}" for one, fault in broken.items())

@@ -2,7 +2,7 @@
 
 A run is `runs/<config>/v<N>/`:
 
-    config.toml  run.json  tokenizer.*  metrics.jsonl  commits.txt  samples.txt  loss.png
+    config.toml  run.json  tokenizer.*  metrics.jsonl  samples.txt  loss.png
     checkpoints/<step>/  epochs/<epoch>.safetensors  tensorboard/  .lock
 
 and `runs/<config>/latest` points at the newest.
@@ -17,41 +17,25 @@ import os
 import re
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from jaxgru.errors import UserError, command
 from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import check_writable, locked, read_bytes, reason, resolved, write_text
+from jaxgru.lm.files import check_writable, locked, reason, resolved, write_text
 from jaxgru.parallel.processes import is_first
 
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
-UNWRITABLE = ("*", "?", "[", "]", "\\")  # Orbax takes them for glob patterns
-UNREADABLE = ("**", "\\")
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in TensorStore's messages
 
 
 class RunError(UserError):
     """A run folder that cannot be created, found or used."""
-
-
-class RunLost(RunError):
-    """A run's folder was moved or deleted while it was trained."""
-
-
-class WriteError(RunError):
-    """A run's folder can no longer be written; `why` is the reason, such as a full disk."""
-
-    def __init__(self, run: Path, why: str, left: str) -> None:
-        super().__init__(f"the run {run} cannot be written: {why}; {left}")
-        self.why = why
 
 
 @dataclass(frozen=True)
@@ -61,10 +45,7 @@ class RunInfo:
     text_sha256: str = ""  # as `Dataset.sha256`; "": unknown
     init_sha256: str = ""  # of the model that it starts from; "": from random weights
     lengthened: int = 0  # how often --resume has changed `training.epochs`
-
-    def __post_init__(self) -> None:
-        if [type(value) for value in vars(self).values()] != [str, str, int]:
-            raise TypeError("a value is of another type")
+    commits: list[str] = field(default_factory=list)  # of the checkouts that trained it, in order
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo = RunInfo()) -> Path:
@@ -74,15 +55,13 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
       RunError: the folder cannot be written, or Orbax cannot use its path.
     """
     family = root / config.name
-    check_path(family, UNWRITABLE)
-    run = None
+    latest, run = family / "latest", None
+    check_path(family)
+    if latest.is_dir() and not latest.is_symlink():
+        raise RunError(
+            f"{latest} should be a link to the newest version; rename or delete what is there."
+        )
     try:
-        family.mkdir(parents=True, exist_ok=True)
-        latest = family / "latest"
-        if not _may_link(latest):
-            raise RunError(
-                f"{latest} should be a link to the newest version; rename or delete what is there."
-            )
         run = _next_version(family)
         save_tokenizer(tokenizer, run)
         save_info(run, info)
@@ -113,34 +92,25 @@ def load_info(run: Path) -> RunInfo:
     """Load a run's run.json. Raises RunError where it cannot be read or is damaged."""
     path = run / "run.json"
     try:
-        return RunInfo(**json.loads(read_bytes(path, at_most=2**16)))
+        return RunInfo(**json.loads(path.read_bytes()))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         names = ", ".join(field.name for field in dataclasses.fields(RunInfo))
         raise RunError(f"{path} is damaged; it must be a JSON object of {names}.") from error
 
 
-def check_path(folder: Path, forbidden: tuple[str, ...]) -> None:
+def check_path(folder: Path) -> None:
     """Raise RunError where Orbax would not find what it writes in a folder.
 
     Orbax takes some characters of a path for glob patterns, and "gs:" for a bucket.
     """
-    try:
-        path = resolved(folder)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be used: {reason(error)}.") from error
-    if not str(path).encode(errors="replace") == os.fsencode(path):
-        raise RunError(f"checkpoints cannot be kept in {path}, because that is not UTF-8.")
-    for part in path.parts[1:]:
-        wrong = [text for text in forbidden if text in part]
-        if part == "gs:":
-            wrong = [part]
-        if wrong:
-            raise RunError(
-                f"checkpoints cannot be kept in {path}, because {part!r} contains {wrong[0]!r}; "
-                f"choose a path without {' '.join(forbidden)} and 'gs:', or rename the folder."
-            )
+    path = resolved(folder)
+    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/|$)", str(path)):
+        raise RunError(
+            f"checkpoints cannot be kept in {path}, because it contains {wrong[0]!r}; choose a "
+            "path without * ? [ ] \\ and 'gs:', or rename the folder."
+        )
 
 
 def saved_steps(run: Path) -> list[int]:
@@ -157,15 +127,14 @@ def discard_empty(run: Path) -> bool:
 
     Returns whether it was deleted. Where it cannot be, nothing is raised.
     """
-    family = run.parent
-    with contextlib.suppress(OSError, RunError):
-        if saved_steps(run):
-            return False
-        _despite_threads(lambda: shutil.rmtree(run))
-        _point(family)
-        if not versions(family):
-            family.rmdir()  # fails where it holds anything else
-    return not os.path.lexists(run)
+    if saved_steps(run) or not run.exists():
+        return False
+    with contextlib.suppress(OSError):
+        shutil.rmtree(run)
+        _point(run.parent)
+        if not versions(run.parent):
+            run.parent.rmdir()  # fails where it holds anything else
+    return not run.exists()
 
 
 def _point(family: Path) -> None:
@@ -180,34 +149,9 @@ def _point(family: Path) -> None:
             latest.unlink(missing_ok=True)
         else:
             link = latest.with_name(f".latest.{secrets.token_hex(4)}")
-            try:
-                link.symlink_to(newest)
-                os.replace(link, latest)
-            except FileNotFoundError:  # a process that resumes a run has removed the link
-                continue
-            finally:
-                link.unlink(missing_ok=True)
+            link.symlink_to(newest)
+            os.replace(link, latest)
         linked = newest
-
-
-def _link_again(run: Path) -> None:
-    """Point `latest` at the newest version, if it points at none: after a kill, or in a copy."""
-    if run in versions(run.parent):
-        for link in run.parent.glob(".latest.*"):
-            link.unlink(missing_ok=True)
-        latest = run.parent / "latest"
-        if _may_link(latest) and not latest.exists():
-            _point(run.parent)
-
-
-def _may_link(latest: Path) -> bool:
-    """Return whether `latest` is a link or nothing, as which an empty folder counts.
-
-    An empty folder is what some zip programs make of a link to a folder; it is deleted.
-    """
-    with contextlib.suppress(OSError):
-        latest.rmdir()
-    return latest.is_symlink() or not latest.exists()
 
 
 def _newest_usable(family: Path) -> str | None:
@@ -220,24 +164,17 @@ def _next_version(family: Path) -> Path:
         newest = [int(run.name[1:]) for run in versions(family)[:1]]
         run = family / f"v{max(newest, default=0) + 1}"
         try:
-            run.mkdir(parents=True)  # another process may have taken the number, or the folder away
+            run.mkdir(parents=True)
             return run
-        except FileExistsError:
+        except FileExistsError:  # another process has taken the number
             continue
 
 
 def versions(family: Path) -> list[Path]:
-    """Return a config's run folders, newest first; none if there is no such folder.
-
-    Raises:
-      RunError: the folder cannot be read.
-    """
-    try:
-        runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
-    except (FileNotFoundError, NotADirectoryError):
+    """Return a config's run folders, newest first; none if there is no such folder."""
+    if not os.path.isdir(family):
         return []
-    except OSError as error:
-        raise RunError(f"{family} cannot be read: {reason(error)}.") from error
+    runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
     return sorted(runs, key=lambda run: -int(run.name[1:]))
 
 
@@ -249,16 +186,11 @@ def is_finished(run: Path) -> bool:
 def find_run(path: str | Path) -> Path:
     """Return the version that a path names: itself, or the newest one in a config's folder.
 
-    The newest is what `latest` links to. In a copy, which may lack the link or have a folder in its
-    place, it is the version with the highest number.
-
     Raises:
       RunError: there is no run.
     """
     path = Path(path)
-    latest = path / "latest"
-    linked = [latest] * os.path.islink(latest)
-    for run in (path, *linked, *versions(path), latest):
+    for run in (path, *versions(path)):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return resolved(run)
     if os.path.isfile(path):
@@ -271,117 +203,73 @@ def find_run(path: str | Path) -> Path:
 
 def from_here(run: Path) -> Path:
     """Return a run's path relative to the working folder, if the run is below it."""
+    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+
+
+def load_run_config(run: Path) -> Config:
+    """Load a run's config. Raises RunError where its config.toml cannot be used."""
     try:
-        return run.relative_to(Path.cwd())
-    except (ValueError, OSError):  # it is elsewhere; the working folder was deleted
-        return run
-
-
-def load_run_config(run: Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Load a run's config, with these values changed: see `load_config`.
-
-    Raises:
-      RunError: its config.toml or an override cannot be used.
-    """
-    try:
-        return load_config(run / "config.toml", overrides)
+        return load_config(run / "config.toml")
     except ConfigError as error:
-        what = " with these overrides" if overrides else ""
-        raise RunError(f"the run {run} cannot be used{what}: {error}") from error
+        raise RunError(f"the run {run} cannot be used: {error}") from error
+
+
+def check_in_place(run: Path) -> None:
+    """Raise RunError where a run has been moved or deleted while it is trained."""
+    if not (run / "config.toml").exists():
+        raise RunError(
+            f"the run {run} was moved or deleted while it was trained, so nothing more is written; "
+            "its checkpoints are intact, and it can be resumed from where it is now."
+        )
 
 
 @contextlib.contextmanager
-def claim(run: Path) -> Iterator[Callable[[], None]]:
-    """Lock a run for training, and delete the partial checkpoints of killed processes.
-
-    Yields a function that raises RunLost once the folder has been moved or deleted. If a file
-    cannot be written inside the context, a WriteError says so and names the last checkpoint.
+def claim(run: Path) -> Iterator[None]:
+    """Lock a run for training, delete what killed processes have left, and mend `latest`.
 
     Raises:
-      RunError: another process holds the lock, the folder cannot be written, or Orbax cannot use
-        its path.
+      RunError: another process holds the lock, Orbax cannot use the run's path, or a file cannot be
+        written, now or inside the context; then the message names the last checkpoint.
     """
     if not is_first():
-        yield lambda: None  # of several processes that train one run, the first locks it for all
+        yield  # of several processes that train one run, the first locks it for all
         return
-    check_path(run, UNWRITABLE)
-    with contextlib.ExitStack() as stack:
-        try:
-            for folder in (run, run / "checkpoints"):
-                if folder.is_dir():
-                    check_writable(folder)
-            ours = stack.enter_context(locked(run / LOCK))
-            if ours:
-                _clear(run)
-                _link_again(run)
-        except OSError as error:
-            raise RunError(f"the run {run} cannot be written: {reason(error)}.") from error
-        if not ours:
-            raise RunError(f"the run {run} is being trained by another process.")
-        begun_in = os.stat(run)
-
-        def check_in_place() -> None:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(run), begun_in):
-                    return
-            raise RunLost(
-                f"the run {run} was moved or deleted while it was trained, so nothing more is "
-                "written; its checkpoints are intact, and it can be resumed from where it is now."
-            )
-
-        try:
-            yield check_in_place
-        except UserError:
+    check_path(run)
+    try:
+        for folder in (run, run / "checkpoints"):
+            if folder.is_dir():
+                check_writable(folder)
+        with locked(run / LOCK) as is_ours:
+            if not is_ours:
+                raise RunError(f"the run {run} is being trained by another process.")
+            for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path)
+            if run in versions(run.parent) and not (run.parent / "latest").exists():
+                _point(run.parent)
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (of_system := _system_error(error)) is None:
             raise
-        except Exception as error:
-            if (of_system := system_error(error)) is None:
-                raise
-            with contextlib.suppress(OSError):
-                _despite_threads(lambda: _clear(run))
-            raise WriteError(run, reason(of_system), _what_is_left(run)) from error
+        left = "no checkpoint was saved yet."
+        if steps := saved_steps(run):
+            left = (
+                f"the checkpoint of step {steps[-1]} is intact; once that is solved, resume with: "
+                f"{command('train')} --resume {run}"
+            )
+        raise RunError(f"the run {run} cannot be written: {reason(of_system)}; {left}") from error
 
 
-def _what_is_left(run: Path) -> str:
-    steps = saved_steps(run)
-    left = (
-        f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint was saved yet"
-    )
-    return f"{left}; once that is solved, resume with: {command('train')} --resume {run}"
-
-
-def _clear(run: Path) -> None:
-    """Delete the partial checkpoints of processes that were killed; see also `write_bytes`."""
-    for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(path)
-
-
-def _despite_threads(delete: Callable[[], None]) -> None:
-    """Delete files after a failed write, while some threads may still be writing, for a second.
-
-    What they write later is deleted when the run is resumed.
-    """
-    for _ in range(10):
-        try:
-            return delete()
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.1)
-    delete()
-
-
-def system_error(error: BaseException | None) -> OSError | None:
+def _system_error(error: BaseException | None) -> OSError | None:
     """Return the system's error that an error comes from, else None.
 
-    TensorStore raises ValueErrors that quote the system's number; Orbax chains errors.
+    TensorStore raises ValueErrors that quote the system's number.
     """
     while error is not None:
         if isinstance(error, OSError):
             return error
         if code := OS_ERROR_CODE.search(str(error)):
             return OSError(int(code[1]), os.strerror(int(code[1])))
-        before = error.__cause__ or error.__context__
-        if before is not error.__cause__ and isinstance(before, FileNotFoundError):
-            return None  # a bug in what handles a missing file
-        error = before
+        error = error.__cause__
     return None

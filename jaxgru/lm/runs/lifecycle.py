@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxgru.errors import command, counted
-from jaxgru.lm.config import Config, TrainingConfig, dotted_names
+from jaxgru.lm.config import Config, TrainingConfig, dotted_names, override
 from jaxgru.lm.data.dataset import ChangedText, Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial
-from jaxgru.lm.runs.commits import current_commit, record_commit
+from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.runs.initial import InitialModel
-from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints, try_writing
+from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import (
     console,
@@ -42,7 +41,6 @@ from jaxgru.lm.training import (
     TrainState,
     fit,
     init_state,
-    learning_rate,
     starting_from,
     state_shardings,
 )
@@ -69,13 +67,12 @@ def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
     """
     with deferred_signals() as interrupted:
         mesh = _devices(config)
-        folder, config, dataset, model = _create(config, root, text_sha256)
-        with _deleted_if_empty(folder), _in_all(_claim(folder)) as check_in_place:
+        folder, config, info, dataset, model = _create(config, root, text_sha256)
+        with _deleted_if_empty(folder), _in_all(folders.claim(folder)):
             state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
             del model  # training needs its memory
-            info = all_or_raise(folders.load_info, folder)
             with _in_all(open_checkpoints(folder)) as manager:
-                run = _Run(folder, config, info, dataset, mesh, manager, check_in_place)
+                run = _Run(folder, config, info, dataset, mesh, manager)
                 run.train(state, None, Progress(), interrupted)
     return folder
 
@@ -110,20 +107,20 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     with deferred_signals() as interrupted:
         found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
         folder = folders.from_here(Path(from_first(found)))
-        with _in_all(_claim(folder)) as check_in_place:
-            config = all_or_raise(_resumed_config, folder, overrides)
+        with _in_all(folders.claim(folder)):
+            before, config = all_or_raise(_resumed_config, folder, overrides)
             mesh = _devices(config)
             info = all_or_raise(folders.load_info, folder)
             with console.status("reading the text"):
                 config, dataset = all_or_raise(_own_text, folder, config, info, overrides)
             with _in_all(open_checkpoints(folder)) as manager:
-                run = _Run(folder, config, info, dataset, mesh, manager, check_in_place)
+                run = _Run(folder, config, info, dataset, mesh, manager)
                 with console.status("reading the checkpoint"):
                     state, best, progress = all_or_raise(run.restore, overrides)
                 if overrides:
-                    all_or_raise(run.change, overrides, progress)
+                    all_or_raise(run.change, overrides, before.training.epochs, progress)
                 elif progress.is_over(config.training):
-                    console.print(_finished(folder, config.training, progress), soft_wrap=True)
+                    console.print(_finished(folder, config.training, progress))
                 run.train(state, best, progress, interrupted)
     return folder
 
@@ -138,7 +135,6 @@ class _Run:
     dataset: Dataset
     mesh: Mesh
     manager: CheckpointManager
-    check_in_place: Callable[[], None]  # of `folders.claim`
 
     def restore(self, given: Container[str]) -> tuple[TrainState, Params | None, Progress]:
         """Return what `train` needs, from the newest checkpoint or else for the first step."""
@@ -149,7 +145,7 @@ class _Run:
         recorded = checkpoints.made_with(config, self.info, tokenizer)
         return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded, given)
 
-    def change(self, overrides: Mapping[str, Any], progress: Progress) -> None:
+    def change(self, overrides: Mapping[str, Any], epochs_before: int, progress: Progress) -> None:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
 
         The samples and the record of a finished run are renamed, because they are of fewer epochs.
@@ -165,17 +161,15 @@ class _Run:
                     f"training.epochs is {epochs}, but {run} has begun {counted(begun, 'epoch')}; "
                     f"it must be at least {begun}."
                 )
-            unchanged = epochs == folders.load_run_config(run).training.epochs
-            if progress.finished and unchanged and epochs == progress.epoch:
-                console.print(
-                    f"{run} is finished, with {counted(epochs, 'epoch')}.", soft_wrap=True
-                )
+            if progress.finished and epochs == epochs_before == progress.epoch:
+                console.print(f"{run} is finished, with {counted(epochs, 'epoch')}.")
                 return
             if progress.finished and progress.is_over(training):
                 raise folders.RunError(_finished(run, training, progress))
             progress.finished = False
-            now = f"The run now has {counted(epochs, 'epoch')}{_schedule(training, progress)}."
-            console.print(now, soft_wrap=True)
+            rates = "; from here on its learning rates are those of a run of that length"
+            rates = rates if epochs > progress.epoch else ""
+            console.print(f"The run now has {counted(epochs, 'epoch')}{rates}.")
             self.info = dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
             if is_first():
                 if (samples := run / "samples.txt").exists():
@@ -193,7 +187,7 @@ class _Run:
     ) -> None:
         """Train to the end or to an interruption, and write all that a run leaves."""
         self._introduce(num_params(state.params))
-        self._commit, self._first_step = current_commit(), int(state.step)
+        self._commit = current_commit()
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
         training = self.config.training
@@ -213,11 +207,10 @@ class _Run:
                 _, params = fit(self.config, state, best, progress, *splits, observer, self.mesh)
             except NonFiniteLoss as error:
                 step = self.manager.latest_step()
-                kept = f"the last good checkpoint is of step {step}"
-                kept = kept if step else "none was saved yet"
+                kept = f"the last checkpoint is of step {step}" if step else "none was saved yet"
                 raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
             if is_first():
-                self.check_in_place()
+                folders.check_in_place(self.folder)
                 self._show(status="writing samples")
                 self._finish(params, progress)
 
@@ -235,8 +228,7 @@ class _Run:
         if not data.validation and not data.validation_fraction:
             console.print(
                 "Nothing is held out: the validation loss is that of the text's last tenth, which "
-                "is trained on, too.",
-                soft_wrap=True,
+                "is trained on, too."
             )
 
     def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
@@ -268,20 +260,21 @@ class _Run:
         self._save(state, best, progress)
         console.print(
             f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-            f"  {command('train')} --resume {self.folder}",
-            soft_wrap=True,
+            f"  {command('train')} --resume {self.folder}"
         )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
-        self.check_in_place()
-        if is_first():
-            record_commit(self.folder, self._commit, self._first_step)
+        folders.check_in_place(self.folder)
+        if is_first() and self._commit and self.info.commits[-1:] != [self._commit]:
+            commits = [*self.info.commits, self._commit]
+            self.info = dataclasses.replace(self.info, commits=commits)
+            folders.save_info(self.folder, self.info)
         recorded = checkpoints.made_with(self.config, self.info, self.dataset.tokenizer)
         checkpoints.save(self.manager, state, best, progress, recorded)
 
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
         """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
-        self.check_in_place()
+        folders.check_in_place(self.folder)
         params = one_copy(state.evaluated, self.mesh)
         if is_first():
             path = self.folder / folders.EPOCHS_FOLDER / f"{epoch:03}.safetensors"
@@ -306,7 +299,7 @@ class _Run:
         print_labelled("sample", f"{command('sample')} {self.folder}")
 
 
-Start = tuple[Path, Config, Dataset, InitialModel | None]
+Start = tuple[Path, Config, folders.RunInfo, Dataset, InitialModel | None]
 
 
 def _create(config: Config, root: Path, text_sha256: str) -> Start:
@@ -320,33 +313,30 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
         if is_learned and made < wanted:
             console.print(
                 f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
-                "; model.vocab_size is lowered to that.",
-                soft_wrap=True,
+                "; model.vocab_size is lowered to that."
             )
         info = folders.RunInfo(dataset.sha256, model.sha256 if model else "")
         folder = folders.create_run(root, complete, dataset.tokenizer, info)
-        return folder, complete, dataset, model
+        return folder, complete, info, dataset, model
 
     def read(folder: Path) -> Start:
         info = folders.load_info(folder)
-        complete, dataset = _text(folder, folders.load_run_config(folder), info)
-        return folder, complete, dataset, initial.load_initial(complete, info.init_sha256)
+        complete = folders.load_run_config(folder)
+        complete, dataset = load_dataset(complete, load_tokenizer(folder), info.text_sha256)
+        model = initial.load_initial(complete, info.init_sha256)
+        return folder, complete, info, dataset, model
 
     created = all_or_raise(lambda: create() if is_first() else None)
     folder = Path(from_first(created and os.path.abspath(created[0])))
     return all_or_raise(lambda: created or read(folder))
 
 
-def _text(run: Path, config: Config, info: folders.RunInfo) -> tuple[Config, Dataset]:
-    return load_dataset(config, load_tokenizer(run), info.text_sha256)
-
-
 def _own_text(
     run: Path, config: Config, info: folders.RunInfo, overrides: Mapping[str, Any]
 ) -> tuple[Config, Dataset]:
-    """Load a run's text as `_text`; where it is another, the error says how to train on that."""
+    """Load a run's text; where it is another, the error says how to train on that."""
     try:
-        return _text(run, config, info)
+        return load_dataset(config, load_tokenizer(run), info.text_sha256)
     except ChangedText as error:
         places = {"data.corpus": config.data.corpus, "data.validation": config.data.validation}
         given = {name: place for name, place in places.items() if place}
@@ -362,24 +352,10 @@ def _deleted_if_empty(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except folders.RunLost:
-        raise  # what is in its place now is not ours
-    except BaseException as error:
+    except BaseException:
         if not is_distributed() and folders.discard_empty(folder):
-            if isinstance(error, folders.WriteError):
-                left = "no checkpoint was saved yet, so it is deleted."
-                raise folders.WriteError(folder, error.why, left) from error
-            console.print(f"No step was saved, so {folder} is deleted.", soft_wrap=True)
+            console.print(f"No step was saved, so {folder} is deleted.")
         raise
-
-
-@contextlib.contextmanager
-def _claim(run: Path) -> Iterator[Callable[[], None]]:
-    """Enter `folders.claim`, and try whether checkpoints can be written."""
-    with folders.claim(run) as in_place:
-        if is_first():
-            try_writing(run)
-        yield in_place
 
 
 @contextlib.contextmanager
@@ -409,15 +385,10 @@ def _started_anew(path: str | Path, overrides: Mapping[str, Any]) -> str:
     return f"start a new run from its weights: {command('train')} {' '.join(options)}"
 
 
-def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> Config:
-    """Return a run's config with the values given at --resume.
-
-    The corpus is replaced afterwards, because `load_config` would name the config after it.
-    """
-    others = {name: value for name, value in overrides.items() if name != "data.corpus"}
-    config = folders.load_run_config(run, others)
-    corpus = overrides.get("data.corpus", config.data.corpus)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
+def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> tuple[Config, Config]:
+    """Return a run's config, and the one with the values given at --resume, under the same name."""
+    config = folders.load_run_config(run)
+    return config, override(config, {"name": config.name, **overrides}) if overrides else config
 
 
 def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
@@ -434,18 +405,6 @@ def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
     )
 
 
-def _schedule(training: TrainingConfig, progress: Progress) -> str:
-    """Return a message about the learning rates of the remaining epochs."""
-    if progress.epoch >= training.epochs:
-        return ""
-    schedule, steps = learning_rate(training), training.steps_per_epoch
-    first, last = (schedule(np.array(e * steps)) for e in (progress.epoch, training.epochs - 1))
-    rates = f"{first:.3g} in epoch {progress.epoch + 1}"
-    if progress.epoch + 1 < training.epochs:
-        rates += f", {last:.3g} in the last"
-    return f"; from here on its learning rates are those of a run of that length: {rates}"
-
-
 def _fresh_state(
     config: Config, mesh: Mesh, tokenizer: Tokenizer, model: InitialModel | None
 ) -> TrainState:
@@ -455,5 +414,5 @@ def _fresh_state(
         params, sentence = initial.initial_params(state.params, model, tokenizer)
         state = starting_from(params, state, config.training)
         if is_first():
-            console.print(sentence, soft_wrap=True)
+            console.print(sentence)
     return shard(state, state_shardings(state, mesh, config.training))

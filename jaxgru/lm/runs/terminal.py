@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -32,34 +33,22 @@ class _Output:
     A closed terminal or a full disk behind `>` must not end a training run.
     """
 
-    encoding = property(lambda self: getattr(sys.stdout, "encoding", "utf-8"))
-
-    def isatty(self) -> bool:
-        """Return whether it is a terminal."""
-        return self._try(lambda stream: stream.isatty()) or False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout or io.StringIO(), name)  # None if it was closed from the start
 
     def write(self, text: str) -> None:
         """Write text, or drop it."""
-        self._try(lambda stream: stream.write(text))
-
-    def flush(self) -> None:
-        """Flush what was written, or drop it."""
-        self._try(lambda stream: stream.flush())
-
-    def _try(self, do: Callable[[Any], Any]) -> Any:
-        stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # the bar redirects stdout
-        if stream is None:
-            return None
+        stream = sys.stdout or io.StringIO()
         try:
-            return do(stream)
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             warn(f"standard output is gone ({error}); training continues without it.")
 
 
-# a path may look like markup
-console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False)
+# a path may look like markup, and is not broken, so that it can be copied
+console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False, soft_wrap=True)
 
 
 LABEL = 8  # characters
@@ -67,7 +56,7 @@ LABEL = 8  # characters
 
 def print_labelled(label: str, text: str) -> None:
     """Print a line that begins with what it is about; a terminal may break it."""
-    console.print(Text.assemble((f"{label:<{LABEL}}", "bold"), text), soft_wrap=True)
+    console.print(Text.assemble((f"{label:<{LABEL}}", "bold"), text))
 
 
 def first_lines(text: str, count: int = 2) -> list[str]:
@@ -97,19 +86,18 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
         if console.is_terminal:
             console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    if threading.current_thread() is not threading.main_thread():
-        before = {}
-    ours = [number for number, old in before.items() if old != signal.SIG_IGN]
+    ours: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        ours = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
     for number in ours:
         signal.signal(number, handler)
     try:
         yield lambda: bool(seen)
     finally:
-        for number in ours:
-            signal.signal(number, before[number])
+        for number, before in ours.items():
+            signal.signal(number, before)
 
 
 @contextlib.contextmanager
@@ -121,19 +109,23 @@ def progress_bar(total: int, on: Console | None = None) -> Iterator[tuple[Bar, T
       on: the terminal; None: the one of training.
     """
     on = on or console
-    width = on.width
-    columns: list[ProgressColumn] = [SpinnerColumn(), BarColumn(bar_width=None)]
-    columns += [TimeRemainingColumn()] + [TextColumn("left")] * (width >= 60)
-    columns += [TextColumn("{task.fields[status]}")] * (width >= 40)
-    columns[1:1] = [TextColumn("{task.fields[what]}")] * (width >= 50)
-    columns += [TextColumn("step {task.completed}/{task.total}")] * (width >= 70)
-    columns += [TextColumn("{task.fields[rate]}")] * (width >= 90)
+    columns: list[tuple[int, ProgressColumn]] = [  # with the width that each needs
+        (0, SpinnerColumn()),
+        (50, TextColumn("{task.fields[what]}")),
+        (0, BarColumn(bar_width=None)),
+        (0, TimeRemainingColumn()),
+        (60, TextColumn("left")),
+        (40, TextColumn("{task.fields[status]}")),
+        (70, TextColumn("step {task.completed}/{task.total}")),
+        (90, TextColumn("{task.fields[rate]}")),
+    ]
     with Bar(
-        *columns,
+        *(column for least, column in columns if on.width >= least),
         console=on,
         speed_estimate_period=120,
         transient=True,
         expand=True,
+        redirect_stdout=False,  # which is how the console writes
         disable=on.quiet or not on.is_terminal,
     ) as bar:
         yield bar, bar.add_task("", total=total, what="", status="compiling", rate="")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import TINY, contents
+from conftest import TINY, contents, slow
 
 import jaxgru
 from jaxgru.lm.config import Config, load_config
@@ -111,9 +111,7 @@ class TestLength:
         rates.append(3e-3 * (1 + math.cos(math.pi * 3 / 4)) / 2)
         assert [record["learning_rate"] for record in after] == pytest.approx(rates, rel=1e-5)
         out = " ".join(capfd.readouterr().out.split())
-        assert (
-            "The run now has 4 epochs" in out and "0.0015 in epoch 3, 0.000439 in the last" in out
-        )
+        assert "The run now has 4 epochs; from here on its learning rates are those" in out
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.lm.load(run_copy)
         assert config.training.epochs == 4 and load_info(run_copy).lengthened == 1
@@ -194,10 +192,10 @@ class TestLength:
         """Its best epoch is the first of three, and it waits for two."""
         config = load_config("astra_alpha", {"training.patience": 2})
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
-        run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 4)
+        run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 3)
         says = "3 epochs, of which epoch 1 is the best, and training.patience = 2 permits no more"
         with pytest.raises(RunError, match=says):
-            run.change({"training.epochs": 10}, progress)
+            run.change({"training.epochs": 10}, 2, progress)
         told = lifecycle._finished(run_copy, config.training, progress)
         assert says in told and told.endswith(f"train --init {run_copy}")
         assert lifecycle._finished(Path("a b"), config.training, progress).endswith("--init 'a b'")
@@ -236,40 +234,20 @@ class TestLength:
 
 
 class TestPlaces:
-    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "**", "gs:"])
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "gs:"])
     def test_a_path_in_which_orbax_finds_nothing_again_is_refused_first(self, tmp_path, name):
         with pytest.raises(RunError, match="checkpoints cannot be kept in"):
             create_run(tmp_path / name / "runs", Config("tiny"), CharacterTokenizer("abc"))
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize(
-        "name, why", [("x", "File name too long"), ("\udcff", "that is not UTF-8")]
-    )
-    def test_a_path_that_no_checkpoint_can_have_is_refused_before_training(
-        self, tiny_text, tmp_path, monkeypatch, name, why
-    ):
-        """Though every other file of a run can be written there."""
-        monkeypatch.setattr(lifecycle, "_fresh_state", None)  # nothing has begun
-        runs = tmp_path / name
-        while name == "x" and (rest := 4000 - len(f"{runs}/")) > 0:  # Linux takes 4,095 bytes
-            runs = runs / ("x" * min(rest, 200))
-        runs.mkdir(parents=True)
-        options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny"}
-        with pytest.raises(RunError, match=f"checkpoints cannot be .*{why}"):
-            start_run(load_config("astra_alpha", options), runs)
-        assert list(runs.iterdir()) == []
+    def test_what_the_system_refuses_orbax_is_one_sentence(self, run_copy):
+        says = "cannot be written: Too many open files; the checkpoint"
+        with pytest.raises(RunError, match=says), claim(run_copy):
+            raise RuntimeError("Orbax's own words") from OSError(
+                errno.EMFILE, "Too many open files"
+            )
 
-    @pytest.mark.parametrize("number", ["EMFILE", "ESTALE", "EBUSY", "ETXTBSY", "EINTR", "EISDIR"])
-    @pytest.mark.parametrize("chained", [False, True])
-    def test_whatever_the_system_refuses_is_one_sentence(self, run_copy, number, chained):
-        error = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
-        with pytest.raises(RunError, match=f"cannot be written: {error.strerror}; the checkpoint"):
-            with claim(run_copy):
-                if chained:
-                    raise RuntimeError("Orbax's own words") from error
-                raise error
-
-    @pytest.mark.parametrize("name", ["metrics.jsonl", "loss.png", ".lock"])
+    @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
     def test_a_folder_where_a_file_belongs(self, run_copy, name):
         (run_copy / name).unlink()
         (run_copy / name).mkdir()
@@ -283,40 +261,34 @@ class TestPlaces:
             except FileNotFoundError:
                 {}["x"]
 
-    @pytest.mark.parametrize("name", ["[lab] me", "a*b"])
-    def test_a_run_moved_there_can_be_read_but_not_trained(self, run_copy, tmp_path, name):
-        (tmp_path / name).mkdir()
-        run = run_copy.rename(tmp_path / name / "v1")
+    def test_a_run_moved_there_can_be_read_but_not_trained(self, run_copy, tmp_path):
+        (tmp_path / "[lab] me").mkdir()
+        run = run_copy.rename(tmp_path / "[lab] me" / "v1")
         assert jaxgru.lm.num_params(jaxgru.lm.load(run)[0]) > 0
         with pytest.raises(RunError, match="checkpoints cannot be kept in"):
             resume_run(run)
 
-    @pytest.mark.parametrize("name", ["back\\slash", "gs:", "**"])
-    def test_nor_read_where_orbax_cannot(self, run_copy, tmp_path, name):
-        (tmp_path / name).mkdir()
-        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
-            jaxgru.lm.load(run_copy.rename(tmp_path / name / "v1"))
-
-    def test_a_checkpoint_that_cannot_be_read_back_is_an_error(self, tmp_path, monkeypatch, start):
+    def test_a_checkpoint_that_is_not_whole_is_an_error(self, tmp_path, monkeypatch, start):
         """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
-        for module in (orbax, folders):
-            monkeypatch.setattr(module, "check_path", lambda *_: None)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setattr(folders, "check_path", lambda *_: None)
         (tmp_path / "[x]").mkdir()
         (tmp_path / "runs").symlink_to("[x]")
-        with pytest.raises(RunError, match="cannot be read back.*manifest.ocdbt is missing"):
+        with pytest.raises(RunError, match="is not whole: Orbax has written no .*manifest.ocdbt"):
             start()
 
-    def test_a_run_that_is_moved_while_it_trains(self, run_copy):
-        with claim(run_copy) as check_in_place:
-            check_in_place()
-            moved = run_copy.rename(run_copy.with_name("moved"))
-            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
-                check_in_place()
-            run_copy.mkdir()  # as Orbax would
-            with pytest.raises(RunError, match="was moved or deleted while it was trained"):
-                check_in_place()
-        assert jaxgru.lm.load(moved)
+    def test_a_run_that_is_moved_while_it_trains(self, start, monkeypatch, tmp_path):
+        fit = lifecycle.fit
+
+        def moved(*arguments):
+            (tmp_path / "runs" / "tiny" / "v1").rename(tmp_path / "moved")
+            return fit(*arguments)
+
+        monkeypatch.setattr(lifecycle, "fit", moved)
+        with pytest.raises(RunError, match="was moved or deleted while it was trained"):
+            start()
+        assert (
+            not list(tmp_path.glob("runs/tiny/v1")) and (tmp_path / "moved" / "run.json").exists()
+        )
 
     def test_an_editor_does_not_take_the_lock_away(self, run_copy):
         """`sed -i` and vim write a new file and rename it."""
@@ -407,7 +379,7 @@ class TestTraining:
         monkeypatch.setattr(sys, "stdout", None)  # what Python has after `>&-`
         assert (start() / "samples.txt").exists()
 
-    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+    @pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
     def test_a_signal_before_the_first_step_leaves_no_empty_run(
         self, start, monkeypatch, name, tmp_path, run_copy
     ):
@@ -429,7 +401,9 @@ class TestTraining:
         assert os.readlink(family / "latest") == "v1"
         assert signal.getsignal(getattr(signal, name)) is before
 
-    def test_a_failing_disk_leaves_no_empty_run(self, start, monkeypatch, tmp_path, run_copy):
+    def test_a_failing_disk_leaves_no_empty_run(
+        self, start, monkeypatch, tmp_path, run_copy, capfd
+    ):
         """Nothing could be saved. What was there before is found again."""
         family = tmp_path / "runs" / "tiny"
         family.mkdir(parents=True)
@@ -442,19 +416,12 @@ class TestTraining:
             raise ValueError("No space left on device [os_error_code='28']")
 
         monkeypatch.setattr(orbax.Checkpoint, "write", full)
-        says = "v2 cannot be written: No space left on device; no checkpoint .*it is deleted"
+        says = "v2 cannot be written: No space left on device; no checkpoint was saved yet"
         with pytest.raises(RunError, match=says):
             start()
-        assert contents(family) == before
-
-    def test_nor_a_family_without_a_run(self, start, monkeypatch, tmp_path):
-        def too_large(*_):
-            raise MemoryError
-
-        monkeypatch.setattr(lifecycle, "_fresh_state", too_large)
-        with pytest.raises(MemoryError):
-            start()
-        assert list((tmp_path / "runs").iterdir()) == []
+        assert (
+            contents(family) == before and f"{family / 'v2'} is deleted" in capfd.readouterr().out
+        )
 
     def test_a_signal_that_is_ignored_stays_so(self, start, monkeypatch):
         """`nohup` has SIGHUP ignored."""
@@ -471,7 +438,7 @@ class TestTraining:
         finally:
             signal.signal(signal.SIGHUP, before)
 
-    @pytest.mark.parametrize("width", [20, 40, 50, 60, 80, 120])
+    @pytest.mark.parametrize("width", [20, 50, 120])
     def test_there_is_a_bar_at_any_width(self, width, capfd, monkeypatch):
         """What is drawn has a piece of a bar in it and fits."""
         from rich.console import Console
