@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -60,15 +60,15 @@ def load_folder(
 
     def read(checkpoint: Checkpoint) -> Params:
         _check_made_with(checkpoint, now, ("model.", "tokenizer"))
-        has_best = _has_best(checkpoint, config)
+        has_best = checkpoint.step >= config.training.steps_per_epoch
         if epoch == "best" and not has_best:
             raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
-        which = epoch or ("best" if config.training.patience and has_best else "last")
-        item = "best" if which == "best" else "params"
+        of_best = epoch == "best" or (not epoch and config.training.patience and has_best)
+        item = "best" if of_best else "params"
         return checkpoint.read({item: like})[item]
 
     if not saved_steps(run):  # opening a folder that is missing would create it
-        raise _no_checkpoint(run)
+        raise RunError(f"the run {run} has no finished checkpoint.")
     with open_checkpoints(run) as manager:
         params, step, broken = _read_newest(manager, run, read)
     for checkpoint, fault in broken.items():
@@ -88,19 +88,18 @@ def _check_made_with(
     checkpoint: Checkpoint,
     now: dict[str, Any],
     names: tuple[str, ...] = ("",),
-    given: Container[str] = (),
 ) -> None:
     """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
 
-    Placements and settings may differ, and values given at --resume. So may the epochs, if the run
-    was lengthened since then (`RunInfo.lengthened` counts how often).
+    Placements and settings may differ. So may the epochs, if the run was lengthened since then
+    (`RunInfo.lengthened` counts how often).
     """
     then = checkpoint.read({"made_with": None})["made_with"]
     free = {"lengthened", "commits", *dotted_names("placement", "setting")}
     if now.get("lengthened") != then.get("lengthened"):
         free.add("training.epochs")
     for name, value in now.items():
-        if name not in then or name in free or name in given or then[name] == value:
+        if name not in then or name in free or then[name] == value:
             continue
         if name.startswith(names):
             advice = "set it back, or start a new run"
@@ -134,8 +133,6 @@ def save(
         "best": best,
     }
     checkpoint.write({name: value for name, value in values.items() if value is not None})
-    if is_first():
-        checkpoint.write_checksums()
 
 
 def restore(
@@ -144,7 +141,6 @@ def restore(
     config: Config,
     mesh: Mesh | None = None,
     recorded: dict[str, Any] | None = None,
-    given: Container[str] = (),
 ) -> tuple[TrainState, Params | None, Progress]:
     """Restore what `fit` needs to resume, from the newest intact checkpoint.
 
@@ -153,7 +149,6 @@ def restore(
     mesh: the devices to restore onto, each its own part, however many it was written from; None:
     the default device alone.
     recorded: what `made_with` returns now, to be compared with the checkpoint's.
-    given: names of values that may differ, because they were given at --resume.
 
     Raises:
       RunError: there is none, it does not fit the config, or it was made with other values.
@@ -166,9 +161,9 @@ def restore(
         like = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), like, shardings)
 
     def read(checkpoint: Checkpoint) -> tuple[TrainState, Params | None, Progress]:
-        _check_made_with(checkpoint, recorded or {}, given=given)
+        _check_made_with(checkpoint, recorded or {})
         likes = {"params": like.params, "optimizer": _without_evaluated(like), "progress": None}
-        if _has_best(checkpoint, config):
+        if checkpoint.step >= config.training.steps_per_epoch:
             likes["best"] = like.params
         found = checkpoint.read(likes)
         evaluated = "params" if like.ema is None else "ema"
@@ -183,19 +178,14 @@ def restore(
     restored, step, broken = _read_newest(manager, run, read)
     if is_first():
         for checkpoint, fault in broken.items():
+            aside = checkpoint.folder.rename(f"{checkpoint.folder}.broken")
             warn(
-                f"{checkpoint} is broken ({fault}); it is kept as {checkpoint.set_aside().name}, "
-                f"and the run resumes from step {step}."
+                f"{checkpoint} is broken ({fault}); it is kept as {aside.name}, and the run "
+                f"resumes from step {step}."
             )
     if broken:
         manager.reload()
     return restored
-
-
-def _has_best(checkpoint: Checkpoint, config: Config) -> bool:
-    """Return whether a checkpoint has the best epoch's parameters, or should have them."""
-    an_epoch_is_done = checkpoint.step >= config.training.steps_per_epoch
-    return an_epoch_is_done or checkpoint.has("best")
 
 
 def _read_newest(
@@ -226,8 +216,6 @@ def _read_newest(
         if saved_steps(run) != steps:
             return _read_newest(manager, run, read)
         broken[checkpoint] = fault
-    if not broken:
-        raise _no_checkpoint(run)
     faults = "; ".join(f"{one.folder}: {fault}" for one, fault in broken.items())
     raise RunError(
         f"the run {run} has no intact checkpoint ({faults}). "
@@ -243,7 +231,3 @@ def _storable(state: TrainState) -> TrainState:
 def _without_evaluated(state: TrainState) -> TrainState:
     """Return the state without its evaluated parameters, which are the item `params`."""
     return dataclasses.replace(state, **{"params" if state.ema is None else "ema": None})
-
-
-def _no_checkpoint(run: Path) -> RunError:
-    return RunError(f"the run {run} has no finished checkpoint.")

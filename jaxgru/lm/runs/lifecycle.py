@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,14 +136,18 @@ class _Run:
     mesh: Mesh
     manager: CheckpointManager
 
-    def restore(self, given: Container[str]) -> tuple[TrainState, Params | None, Progress]:
+    def _lengthened(self) -> folders.RunInfo:
+        return dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
+
+    def restore(self, overrides: Mapping[str, Any]) -> tuple[TrainState, Params | None, Progress]:
         """Return what `train` needs, from the newest checkpoint or else for the first step."""
         config, tokenizer = self.config, self.dataset.tokenizer
         if self.manager.latest_step() is None:
             model = initial.load_initial(config, self.info.init_sha256)
             return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
-        recorded = checkpoints.made_with(config, self.info, tokenizer)
-        return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded, given)
+        info = self._lengthened() if "training.epochs" in overrides else self.info
+        recorded = checkpoints.made_with(config, info, tokenizer)
+        return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded)
 
     def change(self, overrides: Mapping[str, Any], epochs_before: int, progress: Progress) -> None:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
@@ -170,7 +174,7 @@ class _Run:
             rates = "; from here on its learning rates are those of a run of that length"
             rates = rates if epochs > progress.epoch else ""
             console.print(f"The run now has {counted(epochs, 'epoch')}{rates}.")
-            self.info = dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
+            self.info = self._lengthened()
             if is_first():
                 if (samples := run / "samples.txt").exists():
                     samples.rename(run / f"samples-{progress.epoch}-epochs.txt")

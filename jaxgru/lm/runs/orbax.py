@@ -26,6 +26,7 @@ from jaxgru.errors import needs
 from jaxgru.lm.files import file_hash, hashes, resolved, write_text
 from jaxgru.lm.model import flatten, unflatten
 from jaxgru.lm.runs.folders import RunError
+from jaxgru.parallel.processes import is_first
 
 with needs("train"):  # before a run begins
     if importlib.util.find_spec("orbax.checkpoint") is None:
@@ -112,7 +113,7 @@ class Checkpoint:
         return (self.folder / item).exists()
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write the checkpoint from these items: trees of arrays, or what JSON can hold.
+        """Write these items, trees of arrays or what JSON can hold, and then the checksums.
 
         Raises:
           RunError: Orbax has left out a part, which it only logs. The checkpoint is deleted.
@@ -129,10 +130,8 @@ class Checkpoint:
             if item in values and not self.has(f"{item}/{MANIFEST}"):
                 self.manager.delete(self.step)
                 raise RunError(f"{self} is not whole: Orbax has written no {item}/{MANIFEST}.")
-
-    def write_checksums(self) -> None:
-        """Add the checksums, once it is complete."""
-        write_text(self.folder / CHECKSUMS, json.dumps(hashes(self.folder), indent=1))
+        if is_first():
+            write_text(self.folder / CHECKSUMS, json.dumps(hashes(self.folder), indent=1))
 
     def damage(self) -> str | None:
         """Return what the checksums say is wrong; None: nothing, or it has none.
@@ -182,7 +181,3 @@ class Checkpoint:
         except Exception as error:  # whatever missing or damaged files make Orbax raise
             what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise BrokenCheckpoint(f"{self} cannot be read ({what}).") from error
-
-    def set_aside(self) -> Path:
-        """Rename it, so that it no longer counts as a checkpoint; return its new path."""
-        return self.folder.rename(self.folder.with_name(f"{self.folder.name}.broken"))

@@ -28,13 +28,11 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
     lines = [json.dumps(record.to_dict()) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
+    train = [record.train_loss for record in progress.records]
+    validation = [record.val_loss for record in progress.records]
     try:
-        losses = (
-            [r.train_loss for r in progress.records],
-            [r.val_loss for r in progress.records],
-        )
-        published = published_losses(config, info)
-        save_figure(losses_figure(title, *losses, published), run / "loss.png")
+        figure = losses_figure(title, train, validation, published_losses(config, info))
+        save_figure(figure, run / "loss.png")
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing
@@ -47,13 +45,18 @@ def recipe(config: Config) -> dict[str, Any]:
     return {name: field_value(config, name) for name in names if name != "training.seed"}
 
 
+@functools.cache
+def _published_recipe(name: str) -> dict[str, Any]:
+    return recipe(load_config(name))
+
+
 def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
     """Return what the study reports of this text and recipe: `train_loss`, `val_loss`, by run.
 
     Nothing for a run that was lengthened: its first epochs had the learning rates of a shorter one.
     """
     for path in (config_dir() / "published").glob("*.toml"):
-        if not info.lengthened and recipe(load_config(path.stem)) == recipe(config):
+        if not info.lengthened and _published_recipe(path.stem) == recipe(config):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     return {}
 
