@@ -52,11 +52,10 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
     """Create the next free version of a run folder, with its config, tokenizer and run.json.
 
     Raises:
-      RunError: the folder cannot be written, or Orbax cannot use its path.
+      RunError: the folder cannot be written.
     """
     family = root / config.name
     latest, run = family / "latest", None
-    check_path(family)
     if latest.is_dir() and not latest.is_symlink():
         raise RunError(
             f"{latest} should be a link to the newest version; rename or delete what is there."
@@ -71,9 +70,7 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
         if run is not None:
             discard_empty(run)
         if isinstance(error, OSError):
-            raise RunError(
-                f"the run folder {family} cannot be written: {reason(error)}."
-            ) from error
+            raise RunError(f"the folder {family} cannot be written: {reason(error)}.") from error
         raise
     return run
 
@@ -100,16 +97,12 @@ def load_info(run: Path) -> RunInfo:
         raise RunError(f"{path} is damaged; it must be a JSON object of {names}.") from error
 
 
-def check_path(folder: Path) -> None:
-    """Raise RunError where Orbax would not find what it writes in a folder.
-
-    Orbax takes some characters of a path for glob patterns, and "gs:" for a bucket.
-    """
-    path = resolved(folder)
-    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/|$)", str(path)):
+def _check_path(run: Path) -> None:
+    """Raise RunError where Orbax takes a part of the path for a glob pattern or a bucket."""
+    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/)", str(resolved(run))):
         raise RunError(
-            f"checkpoints cannot be kept in {path}, because it contains {wrong[0]!r}; choose a "
-            "path without * ? [ ] \\ and 'gs:', or rename the folder."
+            f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
+            "one without * ? [ ] \\ and 'gs:', or rename the folder."
         )
 
 
@@ -234,7 +227,7 @@ def claim(run: Path) -> Iterator[None]:
     if not is_first():
         yield  # of several processes that train one run, the first locks it for all
         return
-    check_path(run)
+    _check_path(run)
     try:
         for folder in (run, run / "checkpoints"):
             if folder.is_dir():

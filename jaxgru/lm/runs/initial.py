@@ -19,7 +19,7 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
 from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.files import reason, resolved
+from jaxgru.lm.files import resolved
 from jaxgru.lm.formats.safetensors import load_safetensors_config
 from jaxgru.lm.load import Found, find_model, load
 from jaxgru.lm.model import HeadParams, Params, flatten
@@ -150,10 +150,7 @@ def _source(model: str) -> str:
     path, format = _find(model)
     if model in pretrained_names():
         return model
-    try:
-        return str(resolved(path.parent) / path.name if format else resolved(path))
-    except OSError as error:
-        raise UserError(f"training cannot start from {model!r}: {reason(error)}.") from error
+    return str(resolved(path.parent) / path.name if format else resolved(path))
 
 
 def _find(model: str) -> Found:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import contents
@@ -159,35 +160,20 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch, name):
     assert sorted(os.listdir(tmp_path / "tiny")) == ["latest", "v1", "v2"]
 
 
-def test_two_starts_that_are_both_discarded(tmp_path, monkeypatch):
-    """Each sees the other's version, which is gone before it is linked."""
-    one, other = (create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2))
-    newest_usable, inner = folders._newest_usable, []
+def test_many_starts_at_once(tmp_path):
+    """Every other one is discarded. None fails, and `latest` is the newest that stays."""
 
-    def other_first(family):
-        if not inner:
-            inner.append(folders.discard_empty)
-            assert inner[0](other)
-        return newest_usable(family)
+    def start(number):
+        run = create_run(tmp_path, CONFIG, TOKENIZER)
+        return None if number % 2 and folders.discard_empty(run) else run
 
-    monkeypatch.setattr(folders, "_newest_usable", other_first)
-    assert folders.discard_empty(one)
+    with ThreadPoolExecutor(8) as pool:
+        runs = sorted(filter(None, pool.map(start, range(41))), key=lambda run: int(run.name[1:]))
+    assert len(set(runs)) == 21 and find_run(tmp_path / "tiny") == runs[-1].resolve()
+    assert os.readlink(tmp_path / "tiny" / "latest") == runs[-1].name
+    for run in runs:
+        assert folders.discard_empty(run)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_start_beside_one_that_is_discarded(tmp_path, monkeypatch):
-    """The family's folder is deleted before the new version is in it."""
-    run, versions = create_run(tmp_path, CONFIG, TOKENIZER), folders.versions
-
-    def discarded_meanwhile(family):
-        found = versions(family)
-        monkeypatch.undo()
-        assert folders.discard_empty(run) and not family.exists()
-        return found
-
-    monkeypatch.setattr(folders, "versions", discarded_meanwhile)
-    second = create_run(tmp_path, CONFIG, TOKENIZER)
-    assert find_run(tmp_path / "tiny") == second.resolve()
 
 
 @pytest.mark.parametrize("left", ["nothing", "a link to what is gone"])
@@ -219,13 +205,10 @@ def test_a_copy_of_a_run_in_the_place_of_its_link(tmp_path):
     assert contents(latest) == before and find_run(latest) == latest.resolve()
 
 
-def test_latest_is_the_newest_usable_version_whoever_links_last(tmp_path):
-    family = tmp_path / "tiny"
-    (family / "v2").mkdir(parents=True)  # another process is ahead of us …
-    (family / "v2" / "config.toml").touch()
-    (family / "v3").mkdir()  # … and a third has not come so far
-    (family / "v1").mkdir()
-    (family / "v1" / "config.toml").touch()
-    folders._point(family)
-    assert os.readlink(family / "latest") == "v2"
-    assert sorted(os.listdir(family)) == ["latest", "v1", "v2", "v3"]
+def test_latest_is_the_newest_version_that_has_a_config(tmp_path):
+    """Another process may have begun the newest."""
+    run = create_run(tmp_path, CONFIG, TOKENIZER)
+    run.with_name("v3").mkdir()
+    folders._point(run.parent)
+    assert os.readlink(run.parent / "latest") == "v1"
+    assert create_run(tmp_path, CONFIG, TOKENIZER).name == "v4"

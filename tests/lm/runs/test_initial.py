@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import TINY, contents, slow
@@ -49,13 +49,6 @@ def options(values):
 
 
 class TestWeights:
-    def test_with_the_same_vocabulary_all_are_the_models(self, tiny_run):
-        params, _, tokenizer = jaxgru.lm.load(tiny_run)
-        fresh = jax.tree.map(jnp.zeros_like, params)
-        ours, sentence = initial_params(fresh, load_initial(config_from(str(tiny_run))), tokenizer)
-        chex.assert_trees_all_equal(ours, params)
-        assert f"all its weights, for {tokenizer.vocab_size} tokens" in sentence
-
     @pytest.mark.parametrize(
         "cell", [c for c in CELLS if "_" not in c] + slow(*(c for c in CELLS if "_" in c))
     )
@@ -118,6 +111,7 @@ class TestARun:
         chex.assert_trees_all_equal(params, theirs)
         assert tokenizer.to_bytes() == vocabulary.to_bytes()
         assert f"training starts from {tiny_run} (SHA-256 " in out
+        assert f"all its weights, for {tokenizer.vocab_size} tokens" in out
         assert config.name == "astra_alpha-mine" and config.training.init == str(tiny_run)
         assert out.count(load_info(run).init_sha256[:12]) == 1
         assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
@@ -163,29 +157,28 @@ class TestARun:
         done = script("train", "--resume", run)
         assert done.code == 2 and "has changed: its SHA-256 is" in done.err
 
-    @pytest.mark.slow
-    def test_may_have_the_models_name(self, train, run_copy, tmp_path):
-        """Then the model is the version before the new run, though `latest` moves."""
+    @pytest.fixture
+    def mine(self, run_copy, tmp_path):
         family = tmp_path / "runs" / "mine"
         family.mkdir(parents=True)
-        run_copy.rename(family / "v1")
         (family / "latest").symlink_to("v1")
+        return run_copy.rename(family / "v1")
+
+    @pytest.mark.slow
+    def test_may_have_the_models_name(self, train, mine):
+        """Then the model is the version before the new run, though `latest` moves."""
         run, _ = train("--name", "mine", *options(FROZEN), init="runs/mine")
         assert run.name == "v2"
         params, config, _ = jaxgru.lm.load(run)
-        chex.assert_trees_all_equal(params, jaxgru.lm.load(family / "v1")[0])
-        assert config.training.init == str(family / "v1")
+        chex.assert_trees_all_equal(params, jaxgru.lm.load(mine)[0])
+        assert config.training.init == str(mine)
 
-    def test_that_fails_hides_no_run_of_its_name(self, script, run_copy, tmp_path):
-        family = tmp_path / "runs" / "mine"
-        family.mkdir(parents=True)
-        run_copy.rename(family / "v1")
-        (family / "latest").symlink_to("v1")
-        shutil.rmtree(family / "v1" / "checkpoints")
-        before = contents(family)
+    def test_that_fails_hides_no_run_of_its_name(self, script, mine):
+        shutil.rmtree(mine / "checkpoints")
+        before = contents(mine.parent)
         done = script("train", "--runs", "runs", "--name", "mine", "--init", "runs/mine")
         assert done.code == 2 and "v1 has no finished checkpoint" in done.err
-        assert contents(family) == before
+        assert contents(mine.parent) == before
 
     def test_is_never_the_studys(self, tmp_path):
         """Though nothing else in its config differs from the study's."""
@@ -240,23 +233,23 @@ class TestConfig:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        "model, says",
+        [
+            ("nothing", "no model 'nothing'.*astra_alpha, astra_beta"),
+            ("no.safetensors", "no file.*no.safetensors"),
+            ("model.pth", "cannot start from 'model.pth', which is a .pth file; convert it"),
+            ("model.onnx", "cannot start from 'model.onnx', which is a .onnx file; convert it"),
+            ("damaged.safetensors", "is not a whole safetensors file"),
+        ],
+    )
+    def test_of_what_is_no_such_model(self, train, tmp_path, model, says):
+        (tmp_path / "damaged.safetensors").write_bytes(b"\x10" * 100)
+        assert re.search(says, train(init=model))
+
     def test_of_other_sizes(self, train, tiny_run):
         message = train("--model.hidden-dim", 10, "--data.corpus", "not-read.txt")
         assert f"from {tiny_run}: its model.hidden_dim is 9, and this config's is 10" in message
-
-    def test_of_what_is_no_model(self, train):
-        message = train(init="nothing")
-        assert "no model 'nothing'" in message and "astra_alpha, astra_beta" in message
-        assert "no.safetensors" in (says := train(init="no.safetensors")) and "no file" in says
-
-    @pytest.mark.parametrize("name", ["model.pth", "model.onnx"])
-    def test_of_another_format(self, train, name):
-        message = train(init=name)
-        assert f"cannot start from '{name}', which is a {name[5:]} file; convert it" in message
-
-    def test_of_a_damaged_file(self, train, tmp_path):
-        (tmp_path / "model.safetensors").write_bytes(b"\x10" * 100)
-        assert "is not a whole safetensors file" in train(init="model.safetensors")
 
     def test_beside_resume(self, train, tiny_run):
         assert "--init MODEL (to start a run) or --resume RUN" in train("--resume", tiny_run)
