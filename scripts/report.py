@@ -23,8 +23,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
-from jaxgru.lm.runs.commits import trained_by
-from jaxgru.lm.runs.folders import RunError, is_finished
+from jaxgru.lm.runs.folders import RunError, is_finished, load_info
 from jaxgru.parallel.hardware import describe_hardware
 from pages.markdown import write_page
 from pages.records import dumps, load, load_or
@@ -104,7 +103,7 @@ def measure(run: Path, best: int) -> dict[str, Any]:
         of_best = state_cost.evaluate_random_batches(params, dataset.validation).to_dict()
         record["random_batches"]["best"] = of_best | {"epoch": best}
     made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
-    return record | made | {"commits": trained_by(run)}
+    return record | made | {"commits": load_info(run).commits}
 
 
 def count(name: str) -> list[float]:

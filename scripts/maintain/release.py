@@ -15,7 +15,6 @@ from jaxgru.lm.evaluation import Losses, evaluate
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER
-from jaxgru.lm.runs.commits import trained_by
 from jaxgru.lm.runs.folders import RunError, find_run, is_finished, load_info
 from jaxgru.parallel.hardware import describe_hardware
 from pages.markdown import table
@@ -45,7 +44,7 @@ def main() -> None:
     losses = evaluate(params, dataset.validation, dataset.num_characters, window)
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer, dataset.sha256)
-    text = card(config, dataset.sha256, num_params(params), losses, epochs, trained_by(run))
+    text = card(config, dataset.sha256, num_params(params), losses, epochs, load_info(run).commits)
     write_text(target.with_suffix(".md"), text)
     print(f"{config.name} written to {target}")
 

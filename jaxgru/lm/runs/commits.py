@@ -1,11 +1,9 @@
-"""Which git commits train a run: kept in its run.json."""
+"""Which git commit trains a run."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-
-from jaxgru.lm.runs.folders import load_info
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,8 +20,3 @@ def current_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):  # no git, no checkout, or no answer
         return None
     return done.stdout.strip()
-
-
-def trained_by(run: Path) -> list[str]:
-    """Return the commits that trained a run, oldest first. Raises RunError as `load_info`."""
-    return load_info(run).commits

@@ -7,8 +7,9 @@ import pytest
 
 from jaxgru.lm.runs import commits, lifecycle
 from jaxgru.lm.runs.commits import current_commit
+from jaxgru.lm.runs.folders import load_info
 
-A, B = "a" * 40, "b" * 40 + "-dirty"
+A = "a" * 40
 
 
 def test_a_checkout_is_named_by_its_commit(tmp_path, monkeypatch):
@@ -39,10 +40,10 @@ def test_a_checkout_is_named_by_its_commit(tmp_path, monkeypatch):
 
 
 def test_a_run_names_each_commit_that_trained_it(run_copy, monkeypatch):
-    first = commits.trained_by(run_copy)
+    first = load_info(run_copy).commits
     assert first == [current_commit()] * len(first)
     monkeypatch.setattr(lifecycle, "current_commit", lambda: A)
     lifecycle.resume_run(run_copy)  # it is finished: nothing is trained
-    assert commits.trained_by(run_copy) == first
+    assert load_info(run_copy).commits == first
     lifecycle.resume_run(run_copy, {"training.epochs": 4})
-    assert commits.trained_by(run_copy) == [*first, A]
+    assert load_info(run_copy).commits == [*first, A]
