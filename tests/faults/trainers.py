@@ -46,7 +46,7 @@ class Ended:
 
 def start_server() -> None:
     """Import what the processes need, once. The server starts no JAX back end itself."""
-    modules = ("jaxgru.lm.runs.lifecycle", "jaxgru.cli.summary", "jaxgru.lm.runs.figure",
+    modules = ("jaxgru.lm.runs.lifecycle", "jaxgru.cli.summary",
                "matplotlib.figure", "matplotlib.backends.backend_agg", "orbax.checkpoint",
                "tensorboardX", "trainers")  # fmt: skip
     forkserver.set_forkserver_preload(list(modules))

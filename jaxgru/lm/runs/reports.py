@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import needs, warn
 from jaxgru.lm.config import Config, config_dir, dotted_names, field_value, load_config
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import write_text
+from jaxgru.lm.files import write_bytes, write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.figure import losses_figure, save_figure
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.training import Epoch, Progress
 
 NUM_TOKENS = 300  # of samples.txt
+_warn_once = functools.cache(warn)
 
 
 def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -> None:
@@ -30,13 +32,48 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
     title = f"{config.name}, seed {config.training.seed}"
     train = [record.train_loss for record in progress.records]
     validation = [record.val_loss for record in progress.records]
+    published = published_losses(config, info)
     try:
-        figure = losses_figure(title, train, validation, published_losses(config, info))
-        save_figure(figure, run / "loss.png")
+        figure, image = losses_figure(title, train, validation, published), io.BytesIO()
+        figure.savefig(image, format="png", dpi=120)
+        write_bytes(run / "loss.png", image.getvalue())
     except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # the disk's fault; not a font that is missing
         _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
+
+
+def losses_figure(
+    title: str, train: Sequence[float], validation: Sequence[float], published: Mapping[str, Any]
+) -> Any:
+    """Return a figure of a run's losses per epoch (nats per token), beside published ones.
+
+    Args:
+      train, validation: the loss of each epoch.
+      published: of each published run, the losses of all epochs, as `train_loss` and `val_loss`;
+        those of validation are of one batch.
+
+    Raises:
+      MissingPackage: matplotlib is not installed.
+    """
+    with needs("train"):  # takes long to import
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(5.2, 4), layout="constrained")
+    axes = figure.subplots()
+    for losses, color, name in ((train, "C0", "training"), (validation, "C1", "validation")):
+        axes.plot(range(1, len(losses) + 1), losses, f"{color}o-", lw=1, ms=3, label=name)
+    for field, color, name in (("train_loss", "C0", "training"),
+                               ("val_loss", "C1", "one validation batch")):  # fmt: skip
+        for i, losses in enumerate(published.get(field, [])):
+            label = None if i else f"{name}, published"
+            axes.plot(range(1, len(losses) + 1), losses, f"{color}x:", lw=1, ms=5, label=label)
+    axes.set(title=title, xlabel="epoch", ylabel="loss in nats per token")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
 
 
 def recipe(config: Config) -> dict[str, Any]:
@@ -55,8 +92,10 @@ def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
 
     Nothing for a run that was lengthened: its first epochs had the learning rates of a shorter one.
     """
+    if info.lengthened or config.data.corpus != TINY_SHAKESPEARE:
+        return {}
     for path in (config_dir() / "published").glob("*.toml"):
-        if not info.lengthened and _published_recipe(path.stem) == recipe(config):
+        if _published_recipe(path.stem) == recipe(config):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     return {}
 
@@ -109,8 +148,3 @@ def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer
             parts.append(f"--- {how}\n{text}\n")
     write_text(run / "samples.txt", "\n".join(parts))
     return text
-
-
-@functools.cache
-def _warn_once(sentence: str) -> None:
-    warn(sentence)

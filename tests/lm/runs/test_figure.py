@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from jaxgru.lm.runs import figure
+from jaxgru.lm.runs.reports import losses_figure
 
 
 def drawn(*arguments):
     """The lines that a figure would have: by their label, or by their place if they have none."""
-    (axes,) = figure.losses_figure("a run", *arguments).axes
+    (axes,) = losses_figure("a run", *arguments).axes
     return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
 
 
