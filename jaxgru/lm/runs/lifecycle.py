@@ -19,7 +19,6 @@ from jaxgru.errors import command, counted
 from jaxgru.lm.config import Config, TrainingConfig, dotted_names, override
 from jaxgru.lm.data.dataset import ChangedText, Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.formats import format_of
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial
@@ -94,11 +93,6 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
       KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     overrides = dict(overrides or {})
-    if format_of(path):
-        raise folders.RunError(
-            f"{path} cannot be resumed: it holds a model's parameters, not a run; give the run's "
-            "folder."
-        )
     for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
         raise folders.RunError(
             f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "

@@ -98,17 +98,6 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
     assert loaded_config == config and tokenizer.vocabulary == "abc"
 
 
-def test_a_failure_leaves_the_logging_of_others_as_it_was(tmp_path):
-    """Orbax's is silenced only while a run's checkpoints are open."""
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before = [logger.level for logger in loggers]
-    run, *_ = make_run(tmp_path)
-    flip(run / "checkpoints" / "2" / "params" / "_METADATA")
-    with pytest.raises(RunError, match="no intact checkpoint"):
-        jaxgru.lm.load(run)
-    assert [logger.level for logger in loggers] == before
-
-
 def test_no_run_and_no_checkpoint(tmp_path):
     with pytest.raises(jaxgru.UserError, match="there is no model"):
         jaxgru.lm.load(tmp_path / "nothing")
@@ -153,9 +142,8 @@ def test_two_checkpoints_are_kept_and_the_newest_is_used(tmp_path):
             params = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.params)
             new = state.replace(params=params, step=jnp.array(step))
             save(manager, new, new.params, Progress())
-            save(
-                manager, state.replace(step=jnp.array(step)), new.params, Progress()
-            )  # no second write
+            again = state.replace(step=jnp.array(step))
+            save(manager, again, new.params, Progress())  # is not written
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["4", "5"]
     params, _, _ = jaxgru.lm.load(run)
     assert (params.embedding == 5).all()
@@ -236,25 +224,18 @@ def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_a
     assert names == ["2", "3", "3.broken"]
 
 
-def test_an_item_that_is_gone_is_missed(tmp_path):
-    """Without its checksums a checkpoint whose best parameters are gone would seem to have none."""
-    run, *_ = make_run(tmp_path)
-    shutil.rmtree(run / "checkpoints" / "2" / "best")
-    with pytest.raises(RunError, match="checkpoints/2: best/_METADATA is missing"):
-        jaxgru.lm.load(run)
-
-
 def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
+    """And the logging of others is as it was: Orbax's is silenced while they are open."""
     run, config, *_ = make_two(tmp_path)
-    for step in ("2", "3"):
-        flip(run / "checkpoints" / step / "progress" / "metadata")
-    before = files_of(run)
-    for _ in range(2):
-        with pytest.raises(RunError, match="no intact checkpoint .*3: .*2: .*delete"):
-            restore_from(run, config)
-        with pytest.raises(RunError, match="no intact checkpoint"):
-            jaxgru.lm.load(run)
-    assert files_of(run) == before
+    flip(run / "checkpoints" / "3" / "progress" / "metadata")
+    shutil.rmtree(run / "checkpoints" / "2" / "best")
+    before, loggers = files_of(run), [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    says = "no intact checkpoint .*3: progress/metadata differs.*2: best/_METADATA is missing"
+    for read in (lambda: restore_from(run, config), lambda: jaxgru.lm.load(run)):
+        with pytest.raises(RunError, match=f"{says}.*delete"):
+            read()
+    assert files_of(run) == before and [logger.level for logger in loggers] == levels
 
 
 @pytest.mark.parametrize("when", ["damage", "read"])
@@ -301,15 +282,11 @@ def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, mis
 
 def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
     """Not the last epoch's instead."""
-    run, config, state, kept, _ = make_run(tmp_path)
-    training = TrainingConfig(steps_per_epoch=1, patience=2)
-    save_config(run, replace(config, training=training))
-    with open_checkpoints(run) as manager:
-        save(manager, state.replace(step=jnp.array(3)), kept, Progress())
-    for name in ("best", CHECKSUMS):
-        path = run / "checkpoints" / "3" / name
-        path.unlink() if path.is_file() else shutil.rmtree(path)
-    assert_same(jaxgru.lm.load(run)[0], kept)
+    run, config, state, _ = make_two(tmp_path)
+    save_config(run, replace(config, training=replace(RECIPE, patience=2)))
+    shutil.rmtree(run / "checkpoints" / "3" / "best")
+    (run / "checkpoints" / "3" / CHECKSUMS).unlink()
+    assert_same(jaxgru.lm.load(run)[0], jax.tree.map(lambda x: x + 1, state.params))
     assert "that of step 2 is used" in capfd.readouterr().err
 
 

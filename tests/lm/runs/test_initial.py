@@ -181,20 +181,23 @@ class TestARun:
         assert contents(mine.parent) == before
 
     def test_is_never_the_studys(self, tmp_path):
-        """Though nothing else in its config differs from the study's."""
+        """Nor is a run that was lengthened, though nothing else differs from the study's."""
         for name in set(pretrained_names()) & set(config_names()):
             config = load_config(name, {"training.init": name})
             assert published_losses(config, RunInfo()) == {}
         job = next(job for job in all_jobs() if job.name == "astra_alpha")
         folder = tmp_path / "astra_alpha" / "v1"
         folder.mkdir(parents=True)
-
-        save_info(folder, RunInfo())
-        save_config(folder, job.config)
-        assert find_job(tmp_path, job) == folder
         training = dataclasses.replace(job.config.training, init="astra_alpha")
-        save_config(folder, dataclasses.replace(job.config, training=training))
-        assert find_job(tmp_path, job) is None
+        from_weights = dataclasses.replace(job.config, training=training)
+        for config, info, found in [
+            (job.config, RunInfo(), folder),
+            (job.config, RunInfo(lengthened=1), None),
+            (from_weights, RunInfo(), None),
+        ]:
+            save_info(folder, info)
+            save_config(folder, config)
+            assert find_job(tmp_path, job) == found
 
 
 class TestConfig:
