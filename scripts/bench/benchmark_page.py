@@ -75,7 +75,7 @@ def rows(records: Sequence[ContestantTime]) -> list[list[str]]:
     return [
         [
             r.contestant,
-            f"{value(r, r.median)} {unit(r.kind)}",
+            value(r, r.median),
             " … ".join(value(r, end) for end in _ends(r)),
             f"{r.median / ours:.2f}" if ours else "–",
             f"{r.compile_seconds:.1f} s",
