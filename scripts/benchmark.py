@@ -174,7 +174,9 @@ def measure(
         for name, times in seconds.items()
     ]  # fmt: skip
     if records:
-        table = Table(title=f"{benchmark_page.title(records[0])}, {precision}")
+        first = records[0]
+        unit = benchmark_page.unit(first.kind)
+        table = Table(title=f"{benchmark_page.title(first)}, {precision}, in {unit}")
         for i, column in enumerate(benchmark_page.HEAD):
             table.add_column(column, justify="right" if i else "left")
         for line in benchmark_page.rows(records):

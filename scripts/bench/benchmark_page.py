@@ -75,7 +75,7 @@ def rows(records: Sequence[ContestantTime]) -> list[list[str]]:
     return [
         [
             r.contestant,
-            f"{value(r, r.median)} {unit(r.kind)}",
+            value(r, r.median),
             " … ".join(value(r, end) for end in _ends(r)),
             f"{r.median / ours:.2f}" if ours else "–",
             f"{r.compile_seconds:.1f} s",
@@ -102,12 +102,15 @@ def newest(data: Benchmarks, kinds: Collection[str], precision: str) -> list[Con
 def compared(
     records: Iterable[ContestantTime],
 ) -> list[tuple[ContestantTime, dict[str, float]]]:
-    """Return jaxgru's record of each task, and each contestant's time as a multiple of its time."""
+    """Return jaxgru's record of each task, and the others' times as multiples of its time.
+
+    Only those of one run are compared, because only they took turns.
+    """
     groups = (
         {r.contestant: r for r in same} for same in grouped(records, lambda r: r.task).values()
     )
     return [
-        (ours, {name: r.median / ours.median for name, r in of.items()})
+        (ours, {name: r.median / ours.median for name, r in of.items() if r.run == ours.run})
         for of in groups
         if (ours := of.get("jaxgru"))
     ]

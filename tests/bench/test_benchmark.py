@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import python_script, slow
+from conftest import slow
 from msgspec.structs import replace as changed
 
 import benchmark
@@ -25,22 +25,12 @@ from jaxgru import UserError
 from jaxgru.layers import implementations
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 
-TINY_TOML = """\
-name = "tiny"
-[model]
-embedding_dim = 5
-hidden_dim = 9
-reset_gate = "before"
-[training]
-batch_size = 4
-sequence_length = 6
-"""
 TINY = Config(
     "tiny",
     ModelConfig("gru", 11, 5, 9, 2, second_bias=True, reset_gate="before"),
     training=TrainingConfig(batch_size=4, sequence_length=6, dropout=0.1),
 )
-NOW, EARLIER = "2026-02-03T04:05:06", "2026-01-01T00:00:00"
+NOW, EARLIER, OLD = "2026-02-03T04:05:06", "2026-01-01T00:00:00", "2025-01-01T00:00:00"
 
 
 class TestTiming:
@@ -107,11 +97,9 @@ class TestRecords:
         records.save(tmp_path / "some.json", new)
         assert records.load(tmp_path / "some.json") == new
 
-    @pytest.mark.parametrize("text", ["{", "[]", '{"records": [{"run": "x"}], "runs": {}}'])
-    def test_another_file_is_one_sentence(self, tmp_path, text):
-        (path := tmp_path / "x.json").write_text(text)
+        (tmp_path / "x.json").write_text('{"records": [{"run": "x"}], "runs": {}}')
         with pytest.raises(UserError, match="is not a file of measurements"):
-            records.load(path)
+            records.load(tmp_path / "x.json")
 
 
 class TestPage:
@@ -119,13 +107,13 @@ class TestPage:
         """6 tokens a row in 2 ms: 333 µs per token; of 64 rows 192,000 tokens/s."""
         both = [record("jaxgru", 0.002), record("haiku", 0.005)]
         assert benchmark_page.rows(both) == [
-            ["jaxgru", "2.00 ms", "1.00 … 4.00", "1.00", "1000.0 s"],
-            ["haiku", "5.00 ms", "2.50 … 10.0", "2.50", "1000.0 s"],
+            ["jaxgru", "2.00", "1.00 … 4.00", "1.00", "1000.0 s"],
+            ["haiku", "5.00", "2.50 … 10.0", "2.50", "1000.0 s"],
         ]
         (one,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_1")])
         (many,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_64")])
-        assert one[1:4] == ["333 µs per token", "167 … 667", "–"]
-        assert many[1:3] == ["192,000 tokens/s", "96,000 … 384,000"]
+        assert one[1:4] == ["333", "167 … 667", "–"]
+        assert many[1:3] == ["192,000", "96,000 … 384,000"]
 
     def test_all_of_it(self, tmp_path, drawn):
         """Each table is of the machine that measured jaxgru last; without jaxgru, there is none."""
@@ -133,10 +121,10 @@ class TestPage:
                record("jaxgru", 0.1, kind="sampling_1"), record("jaxgru", 0.1, kind="layer_resets"),
                record("equinox", 0.2, kind="layer_resets"), record("jaxgru", 2.0, kind="ppo_8"),
                record("linen", 3.0, kind="ppo_8")]  # fmt: skip
-        data = Benchmarks().merged(NOW, about(), now)
-        old = [record("jaxgru", 0.1, EARLIER), record("torch.nn", 9, EARLIER),
-               record("jaxgru", 0.1, EARLIER, precision="tf32")]  # fmt: skip
-        data = data.merged(EARLIER, about("a GPU"), old)
+        apart = record("haiku", 0.004, EARLIER)  # on the same machine, but not in turn
+        data = Benchmarks().merged(EARLIER, about(), [apart]).merged(NOW, about(), now)
+        old = [record("jaxgru", 0.1, OLD), record("jaxgru", 0.1, OLD, precision="tf32")]
+        data = data.merged(OLD, about("a GPU"), old)
         benchmark_page.write(tmp_path, data)
         page = (tmp_path / "performance.md").read_text()
         assert [line for line in page.splitlines() if line.startswith("| ")] == [
@@ -178,10 +166,8 @@ class TestContestants:
         assert last < first + 0.1
 
     @pytest.mark.parametrize("name", ["torchref", "torch.nn", "haiku", "nnx"])
-    @pytest.mark.parametrize("cell", ["lstm", *slow("rnn")])
-    def test_other_cells(self, name, cell):
-        model = ModelConfig(cell, 11, 5, 9, 2, final_norm=cell == "lstm")
-        config = Config("other", model, training=TINY.training)
+    def test_other_cells(self, name):
+        config = replace(TINY, model=ModelConfig("lstm", 11, 5, 9, 2, final_norm=True))
         logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
         assert logits.shape == (4, 6, 11) and np.isfinite(np.asarray(logits)).all()
 
@@ -298,7 +284,7 @@ class TestScript:
         monkeypatch.setattr(benchmark.signal, "signal", lambda number, handler: None)
         monkeypatch.setattr(benchmark.gc, "collect", lambda: None)
 
-        def main(*options: str, build=lambda *_: Contestant(lambda calls: None)) -> list[tuple]:
+        def main(*options: str, build=lambda *_: Contestant(lambda calls: None)) -> None:
             monkeypatch.setattr(benchmark, "build", build)
             monkeypatch.setattr(sys, "argv", ["benchmark.py", "--quick", *options])
             benchmark.main()
@@ -342,22 +328,3 @@ class TestScript:
         fake("--configs", "astra_alpha", "--what", "forward", "--only", "jaxgru")
         fake("--configs", "astra_alpha", "--what", "sampling", "--only", "autodiff")  # nobody
         assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.slow
-    def test_everything_in_a_process(self, tmp_path):
-        """Every contestant but torch.compile and a GPU's own, with a whole model; and all files."""
-        (tmp_path / "tiny.toml").write_text(TINY_TOML)
-        options = ["--configs", tmp_path / "tiny.toml", "--quick"]
-        options += ["--what", "training", "forward", "sampling"]
-        done = python_script("benchmark", *options, "--docs", tmp_path / "docs")
-        assert (done.returncode, done.stderr) == (0, "")
-        found: dict[str, set[str]] = {}
-        for kind, name, seconds in self.kept(
-            tmp_path / "docs", "kind", "contestant", "compile_seconds"
-        ):
-            assert seconds >= 0
-            found.setdefault(kind, set()).add(name)
-        names = {"jaxgru", "autodiff", "torchref", "torch.nn", "haiku", "nnx"}  # 4 rows: no split
-        assert found == dict.fromkeys(["training", "forward"], names) | dict.fromkeys(
-            ["sampling_1", "sampling_64", "sampling_512"], names - {"autodiff"}
-        )

@@ -146,35 +146,3 @@ def test_the_units_are_those_of_the_models(dataset):
         assert [u["follows"] for u in ours[name]] == [u["follows"] for u in again[name]]
         for a, b in zip(ours[name], again[name], strict=True):
             assert abs(a["correlation"]) == pytest.approx(abs(b["correlation"]), abs=2e-3)
-
-
-def test_features_of_a_text():
-    text = "Go!\n\nKING HENRY:\nO my.\nAy, so\n"
-    features = playground.features(text)
-
-    def marked(name):
-        return "".join(c for c, x in zip(text, features[name], strict=True) if x)
-
-    assert marked("inside a speaker's name") == "KING HENRY"
-    assert marked("after a speaker's name") == ":"
-    assert marked("upper case") == "GKINGHENRYOA"
-    assert marked("a run of upper-case letters") == "KINGHENRY"
-    assert marked("after a vowel") == "oIEOAo"
-    assert marked("after a sentence's end") == "!."
-    assert marked("after an empty line") == "\n"
-    assert features["after an empty line"][text.index("\n\n") + 1] == 1
-    assert features["position in the line"][:9].tolist() == [1, 2, 3, 0, 0, 1, 2, 3, 4]
-    assert features["position in the speech"][-1] == len(text) - text.index("KING")
-    assert features["position in the word"][:10].tolist() == [1, 2, 0, 0, 0, 1, 2, 3, 4, 0]
-    assert features["position in the sentence"][:7].tolist() == [1, 2, 3, 0, 1, 2, 3]
-
-
-def test_units_are_found():
-    rng = np.random.default_rng(0)
-    line, noise = rng.normal(size=400), rng.normal(size=400)
-    layers = [rng.normal(size=(400, 3)), np.stack([np.zeros(400), 5 - 2 * line, line + noise], 1)]
-    found = playground.units(layers, {"line": line, "constant": np.ones(400)})
-    places = [(u["unit"], u["layer"], u["follows"]) for u in found]
-    assert places == [(4, 1, "line"), (5, 1, "line")]
-    expected = [np.corrcoef(line, layers[1][:, i])[0, 1] for i in (1, 2)]
-    assert [u["correlation"] for u in found] == pytest.approx(expected, abs=6e-4)  # 3 decimals
