@@ -24,7 +24,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_flags, as_sequence, check_whole
+from jaxgru.layers.arguments import as_flags
+from jaxgru.lm.arguments import as_sequence, check_whole
 from jaxgru.lm.sampling import check_num_tokens, check_sampling
 
 MAX_ORDER = 8

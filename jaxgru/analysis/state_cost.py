@@ -24,7 +24,7 @@ from jaxgru.analysis.markov import (
 from jaxgru.analysis.ngrams import bigram_probabilities, context_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
-from jaxgru.layers.arguments import check_whole
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import check_whole
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.tokenizers.words import marks
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop

@@ -6,12 +6,9 @@ batch need: shapes and dtypes, with an entry per layer.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +18,7 @@ from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, check_named, described, widest
-from jaxgru.errors import UserError, a_type, shown
+from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
 
 
@@ -89,89 +86,6 @@ def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> 
     like = sizes(carry_like(layers, 1))
     if sizes(x) == (like[0] if one else like):
         raise ValueError("the carry was passed as x; the order is layers, x (the input), carry.")
-
-
-def as_tokens(name: str, tokens: Any) -> AnyArray:
-    """Return tokens: an array, or lists of whole numbers. No tokens, (0,), may be of any dtype.
-
-    Raises:
-      ValueError: they are neither integers nor bool, or one does not fit into JAX's integers.
-    """
-    tokens = as_array(name, tokens)
-    if tokens.shape == (0,):  # an empty list would be float32
-        return tokens.astype(np.int32)
-    if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
-        raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
-    dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
-    if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
-        known = np.asarray(tokens)
-        least, most, limits = known.min(), known.max(), np.iinfo(dtype)
-        if not limits.min <= least <= most <= limits.max:
-            outside = most if most > limits.max else least
-            raise ValueError(f"{name} contains {outside}, which does not fit into {dtype}.")
-    return tokens
-
-
-def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
-    """Raise UserError if the tokens' values are known and one is outside the vocabulary."""
-    if not _is_known(tokens):
-        return
-    known = np.asarray(tokens)
-    if (outside := known[(known < 0) | (known >= vocab_size)]).size:
-        raise UserError(
-            f"{name} contains {outside[0]}; the vocabulary's tokens are 0 to {vocab_size - 1}."
-        )
-
-
-def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
-    """Return tokens as one sequence (N,), which may be empty.
-
-    Raises:
-      UserError: they are not one sequence, or one is outside the vocabulary.
-      ValueError: as `as_tokens`.
-    """
-    tokens = as_tokens(name, tokens)
-    if tokens.ndim != 1:
-        raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be one sequence, (N,).")
-    check_tokens(name, tokens, vocab_size)
-    return tokens
-
-
-def check_whole(
-    name: str, value: SupportsIndex, most: int = 2**31 - 1, named: str = "", least: int = 1
-) -> int:
-    """Return a whole number from `least` to `most`, which the message may call `named`.
-
-    Raises:
-      UserError: it is outside, or a bool.
-      TypeError: it is not a whole number.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
-    if isinstance(value, bool) or not least <= number <= most:
-        raise UserError(
-            f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
-        )
-    return number
-
-
-def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
-    """Return an allowed number as Python's; a traced one as it is.
-
-    Raises:
-      UserError: it is not allowed, or a bool.
-    """
-    if isinstance(value, Tracer):
-        return value
-    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
-    if not (is_bool or isinstance(value, str | bytes)):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            number = float(value)
-    if not allowed(number):
-        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")
-    return number
 
 
 def is_pair(layers: Any) -> bool:

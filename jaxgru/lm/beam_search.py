@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray, at_least_float32
-from jaxgru.layers.arguments import as_array, as_carry, carry_like, check_whole
+from jaxgru.layers.arguments import as_array, as_carry, carry_like
 from jaxgru.layers.layout import IN_ROWS
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.model import (
     ModelCarry,
     Params,

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray, at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, a_type, counted
-from jaxgru.layers.arguments import check_number, check_whole
+from jaxgru.lm.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 

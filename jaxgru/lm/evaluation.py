@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, a_type, counted
-from jaxgru.layers.arguments import check_whole
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.batching import as_text, random_crops, windows
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll

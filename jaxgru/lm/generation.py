@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import check_whole
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step

@@ -20,7 +20,7 @@ from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
 from jaxgru.cells.base import AnyArray, Size, aligned, at_least_float32, exportable, plus, struct
 from jaxgru.cells.layer_norm import standardized
 from jaxgru.cells.products import Lookup, dot, matmul, rows
-from jaxgru.layers.arguments import as_carry, as_jax, as_tokens, carry_like
+from jaxgru.layers.arguments import as_carry, as_jax, carry_like
 from jaxgru.layers.dropout import Dropouts, LayerMasks, dropout_masks
 from jaxgru.layers.implementations import (
     forward_mode_explained,
@@ -29,6 +29,7 @@ from jaxgru.layers.implementations import (
     unroll_stack,
 )
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
+from jaxgru.lm.arguments import as_tokens
 from jaxgru.lm.config import ModelConfig, recurrent_matrices
 
 

@@ -20,17 +20,10 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import (
-    as_array,
-    as_carry,
-    carry_like,
-    check_number,
-    check_tokens,
-    check_whole,
-    real_steps,
-)
+from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
 from jaxgru.layers.layout import IN_ROWS
 from jaxgru.layers.unroll import unroll
+from jaxgru.lm.arguments import check_number, check_tokens, check_whole
 from jaxgru.lm.model import (
     ModelCarry,
     Params,

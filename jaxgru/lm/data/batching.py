@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, counted
-from jaxgru.layers.arguments import as_sequence
+from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
 

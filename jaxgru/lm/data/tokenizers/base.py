@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_sequence
+from jaxgru.lm.arguments import as_sequence
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length

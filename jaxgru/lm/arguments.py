@@ -1,0 +1,101 @@
+"""Tokens and numbers that users pass to language models, checked and converted."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxgru.cells.base import AnyArray
+from jaxgru.errors import UserError, shown
+from jaxgru.layers.arguments import as_array
+
+
+def as_tokens(name: str, tokens: Any) -> AnyArray:
+    """Return tokens: an array, or lists of whole numbers. No tokens, (0,), may be of any dtype.
+
+    Raises:
+      ValueError: they are neither integers nor bool, or one does not fit into JAX's integers.
+    """
+    tokens = as_array(name, tokens)
+    if tokens.shape == (0,):  # an empty list would be float32
+        return tokens.astype(np.int32)
+    if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
+        raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
+    dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
+    if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
+        known = np.asarray(tokens)
+        least, most, limits = known.min(), known.max(), np.iinfo(dtype)
+        if not limits.min <= least <= most <= limits.max:
+            outside = most if most > limits.max else least
+            raise ValueError(f"{name} contains {outside}, which does not fit into {dtype}.")
+    return tokens
+
+
+def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
+    """Raise UserError if the tokens' values are known and one is outside the vocabulary."""
+    if isinstance(tokens, Tracer) or not getattr(tokens, "is_fully_addressable", True):
+        return
+    known = np.asarray(tokens)
+    if (outside := known[(known < 0) | (known >= vocab_size)]).size:
+        raise UserError(
+            f"{name} contains {outside[0]}; the vocabulary's tokens are 0 to {vocab_size - 1}."
+        )
+
+
+def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
+    """Return tokens as one sequence (N,), which may be empty.
+
+    Raises:
+      UserError: they are not one sequence, or one is outside the vocabulary.
+      ValueError: as `as_tokens`.
+    """
+    tokens = as_tokens(name, tokens)
+    if tokens.ndim != 1:
+        raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be one sequence, (N,).")
+    check_tokens(name, tokens, vocab_size)
+    return tokens
+
+
+def check_whole(
+    name: str, value: SupportsIndex, most: int = 2**31 - 1, named: str = "", least: int = 1
+) -> int:
+    """Return a whole number from `least` to `most`, which the message may call `named`.
+
+    Raises:
+      UserError: it is outside, or a bool.
+      TypeError: it is not a whole number.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
+    if isinstance(value, bool) or not least <= number <= most:
+        raise UserError(
+            f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
+        )
+    return number
+
+
+def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
+    """Return an allowed number as Python's; a traced one as it is.
+
+    Raises:
+      UserError: it is not allowed, or a bool.
+    """
+    if isinstance(value, Tracer):
+        return value
+    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
+    if not (is_bool or isinstance(value, str | bytes)):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if not allowed(number):
+        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")
+    return number
