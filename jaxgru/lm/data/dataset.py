@@ -17,7 +17,6 @@ from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
 from jaxgru.lm.data.sources import absolute, is_there
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
-    SentencePieceTokenizer,
     Tokenizer,
     TokenizerError,
     learn_tokenizer,
@@ -112,11 +111,9 @@ def load_dataset(
     except TokenizerError as error:
         if not of_file:
             raise
-        advice = "leave out data.tokenizer_file to learn one of the text"
-        if isinstance(tokenizer, SentencePieceTokenizer):
-            advice = "a SentencePiece model made with byte_fallback has all characters"
         raise UserError(
-            f"{data.tokenizer_file}: {str(error).removesuffix('.')}; {advice}."
+            f"{data.tokenizer_file}: {str(error).removesuffix('.')}; leave out data.tokenizer_file "
+            "to learn a tokenizer of the text."
         ) from None
     if validations:
         train, [validation] = tokens, validations

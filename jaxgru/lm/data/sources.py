@@ -6,7 +6,6 @@ import functools
 import glob
 import gzip
 import hashlib
-import io
 import os
 import sys
 import zlib
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import UserError, counted
-from jaxgru.lm.files import read_bytes, resolved
+from jaxgru.lm.files import read_bytes, reason, resolved
 
 STDIN = "-"
-MAX_FILES, MAX_BYTES = 100_000, 2**32
-"""The most in a folder or a pattern: nobody means a larger one."""
-MAX_UNPACKED = 2**30  # bytes of a .gz, whose few bytes may stand for any number
 
 FIRST_BYTES = {
     b"\x1f\x8b": "is compressed by gzip; name it .gz or decompress it first",
@@ -68,44 +64,47 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
         and nothing is left out or added.
 
     Raises:
-      CorpusError: there is no such file; it cannot be read, is empty, is in another encoding or is
-        not a text; or there are too many files.
+      CorpusError: there is no such file; or it cannot be read, is empty, is in another encoding or
+        is not a text.
     """
     if place == STDIN:
-        return _corpus([("standard input", _standard_input())], "standard input", encoding,
-                       reads_bytes)  # fmt: skip
-    paths = find_files(place)
-    if paths == [Path(place)]:
-        return _corpus([(str(place), _file(paths[0]))], f"the file {place}", encoding, reads_bytes)
-    _check_size(place, paths)
-    parts = [(str(path), _file(path)) for path in paths]
-    return _corpus(parts, f"the {counted(len(paths), 'file')} of {place}", encoding, reads_bytes)
+        files, source = [("standard input", _standard_input())], "standard input"
+    else:
+        paths = find_files(place)
+        files = [(str(path), _file(path)) for path in paths]
+        is_one = paths == [Path(place)]
+        source = f"the file {place}" if is_one else f"the {counted(len(files), 'file')} of {place}"
+    if encoding != "utf-8" and not reads_bytes:
+        source = f"{source} ({encoding})"
+    hashes = [hashlib.sha256(data).hexdigest() for _, data in files]
+    sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    if reads_bytes:
+        text = b"".join(data for _, data in files).decode(errors="surrogateescape")
+    else:
+        texts = [_decoded(name, data, encoding) for name, data in files]
+        ended = [t if t.endswith("\n") or not t else f"{t}\n" for t in texts[:-1]]
+        text = "".join([*ended, texts[-1]])
+    if not text:
+        name = files[0][0] if len(files) == 1 else source
+        raise CorpusError(f"{name} is empty; a corpus needs some text.")
+    return Corpus(text, source, sha256)
 
 
 def find_files(place: str) -> list[Path]:
     """Return the files of a folder or a pattern, sorted, or else the path itself.
 
     Raises:
-      CorpusError: the folder or the pattern has no files, or too many.
+      CorpusError: the folder or the pattern has no files.
     """
     path = Path(place)
     if os.path.isdir(path):
-        try:
-            found = _below(path)
-        except OSError as error:
-            raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
-        if not found:
-            raise CorpusError(f"the folder {path} contains no files to read.")
-    elif glob.has_magic(place) and "\0" not in place and not os.path.lexists(path):
-        found = _matching(path)
-        if not found:
-            raise CorpusError(f"there is no file that matches {place}.")
+        found, none = _below(path), f"the folder {path} contains no files to read."
+    elif glob.has_magic(place) and not os.path.lexists(path):
+        found, none = _matching(path), f"there is no file that matches {place}."
     else:
         return [path]
-    if len(found) > MAX_FILES:
-        raise CorpusError(
-            f"{place} contains more than {MAX_FILES:,} files; give a smaller part of it."
-        )
+    if not found:
+        raise CorpusError(none)
     return sorted(found)
 
 
@@ -122,47 +121,27 @@ def absolute(place: str) -> str:
     return place if place == STDIN else str(resolved(Path(place)))
 
 
-def joined(hashes: list[str]) -> str:
-    """Return the SHA-256 of several texts from their hexadecimal SHA-256s."""
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
 def _below(folder: Path) -> list[Path]:
     """Return the files below a folder, but for hidden ones; links to folders are not followed."""
 
     def fail(error: OSError) -> None:
-        raise error
+        raise CorpusError(f"{folder} cannot be read: {reason(error)}.") from None
 
     found = []
     for at, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(at, name) for name in names if not name.startswith(".")]
-        found += [path for path in paths if path.is_file()]
-        if len(found) > MAX_FILES:
-            break
-    return found
+        found += [Path(at, name) for name in names if not name.startswith(".")]
+    return [path for path in found if path.is_file()]
 
 
 def _matching(pattern: Path) -> list[Path]:
     """Return the files that match a pattern, but for hidden ones; links are not followed by **."""
-    given = set(pattern.parts)
+    is_hidden = lambda part: part.startswith(".") and part not in pattern.parts
     try:
-        found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-        files = [path for path in found if path.is_file()]
-    except (OSError, ValueError) as error:
+        found = list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    except ValueError as error:
         raise CorpusError(f"{pattern} is not a pattern of files: {error}.") from None
-    return [
-        path for path in files if not any(part.startswith(".") for part in set(path.parts) - given)
-    ]
-
-
-def _check_size(place: str, paths: list[Path]) -> None:
-    size = sum(os.stat(path).st_size for path in paths if os.path.exists(path))
-    if size > MAX_BYTES:
-        raise CorpusError(
-            f"{place} contains {size:,} bytes in {counted(len(paths), 'file')}; at most "
-            f"{MAX_BYTES:,} are read."
-        )
+    return [path for path in found if path.is_file() and not any(map(is_hidden, path.parts))]
 
 
 def _file(path: Path) -> bytes:
@@ -175,21 +154,12 @@ def _file(path: Path) -> bytes:
         ) from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.") from None
-    return _unpacked(path, data) if path.suffix == ".gz" else data
-
-
-def _unpacked(path: Path, data: bytes) -> bytes:
+    if path.suffix != ".gz":
+        return data
     try:
-        with gzip.open(io.BytesIO(data)) as file:
-            unpacked = file.read(MAX_UNPACKED + 1)
+        return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"{path} is damaged, or not compressed by gzip: {error}.") from None
-    if len(unpacked) > MAX_UNPACKED:
-        raise CorpusError(
-            f"{path} has more than {MAX_UNPACKED:,} bytes when it is decompressed; decompress it "
-            "first."
-        )
-    return unpacked
 
 
 def _standard_input() -> bytes:
@@ -205,25 +175,6 @@ def _standard_input() -> bytes:
 @functools.cache  # a stream can be read once
 def _read_all(stream: Any) -> bytes:
     return stream.buffer.read()
-
-
-def _corpus(
-    files: list[tuple[str, bytes]], source: str, encoding: str, reads_bytes: bool
-) -> Corpus:
-    if encoding != "utf-8" and not reads_bytes:
-        source = f"{source} ({encoding})"
-    hashes = [hashlib.sha256(data).hexdigest() for _, data in files]
-    sha256 = hashes[0] if len(hashes) == 1 else joined(hashes)
-    if reads_bytes:
-        text = b"".join(data for _, data in files).decode(errors="surrogateescape")
-    else:
-        texts = [_decoded(name, data, encoding) for name, data in files]
-        ended = [t if t.endswith("\n") or not t else f"{t}\n" for t in texts[:-1]]
-        text = "".join([*ended, texts[-1]])
-    if not text:
-        name = files[0][0] if len(files) == 1 else source
-        raise CorpusError(f"{name} is empty; a corpus needs some text.")
-    return Corpus(text, source, sha256)
 
 
 def _decoded(name: str, data: bytes, encoding: str) -> str:
@@ -244,15 +195,9 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         ) from None
     except UnicodeError as error:  # of UTF-16 without a mark
         raise CorpusError(f"{name} is not {encoding.upper()}: {error}.") from None
-    if not is_utf_8 and any("\ud800" <= c <= "\udfff" for c in set(text)):
-        raise CorpusError(f"{name} is not {encoding.upper()}: it decodes to half a surrogate pair.")
     if is_utf_8 and "\0" in text:
-        nuls = abs(data[0::2].count(0) - data[1::2].count(0))
         raise CorpusError(
-            f"{name} seems to be UTF-16, because every second byte is 0; save it as "
-            "UTF-8, or train with data.encoding utf-16-le or utf-16-be."
-            if nuls > len(data) / 4
-            else f"{name} is not a text: byte {data.index(0)} is 0; save it as UTF-8, or "
-            "train with data.tokenizer bytes."
+            f"{name} is not a text in UTF-8: byte {data.index(0)} is 0; train with data.encoding "
+            "utf-16-le or utf-16-be if it is UTF-16 without a mark, or with data.tokenizer bytes."
         )
     return text

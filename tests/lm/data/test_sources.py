@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from jaxgru.errors import UserError
 from jaxgru.lm.config import from_dict, load_config, override, to_dict
-from jaxgru.lm.data import sources
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
 from jaxgru.lm.data.tokenizers import (
@@ -83,26 +82,14 @@ def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
     (b"light", "is damaged, or not compressed by gzip"),
     (gzip.compress(b"light", mtime=0)[:-9], "is damaged"),
     (gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "is damaged"),
-    (gzip.compress(bytes(10**6), mtime=0), "has more than 1,000 bytes when it is decompressed"),
     (gzip.compress(b"", mtime=0), "is empty"),
     (b"", "is empty"),
 ])  # fmt: skip
-def test_what_a_gz_may_not_be(tmp_path, monkeypatch, data, says):
-    monkeypatch.setattr(sources, "MAX_UNPACKED", 1000)
+def test_what_a_gz_may_not_be(tmp_path, data, says):
     (tmp_path / "x.gz").write_bytes(data)
     with pytest.raises(CorpusError, match=rf"x\.gz {says}") as refusal:
         read_text(str(tmp_path / "x.gz"))
     assert "\n" not in str(refusal.value)
-
-
-def test_folders_that_nobody_means(folder, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_FILES", 2)
-    with pytest.raises(CorpusError, match="contains more than 2 files"):
-        read_text(str(folder))
-    monkeypatch.setattr(sources, "MAX_FILES", 3)
-    monkeypatch.setattr(sources, "MAX_BYTES", 20)
-    with pytest.raises(CorpusError, match=r"contains \d+ bytes in 3 files; at most 20"):
-        read_text(str(folder))
 
 
 def test_no_file_matches(tmp_path):
@@ -161,7 +148,6 @@ def test_other_encodings(tmp_path_factory, encoding, text):
 @pytest.mark.parametrize("encoding, data, says", [
     ("ascii", b"caf\xe9", "is not ASCII: byte 3 is 0xe9"),
     ("utf-16", b"abc", "is not UTF-16: byte 2 is 0x63"),
-    ("utf-7", b"+2AA-", "is not UTF-7"),
 ])  # fmt: skip
 def test_a_text_of_another_encoding(tmp_path, encoding, data, says):
     (tmp_path / "x.txt").write_bytes(data)
@@ -241,10 +227,12 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     other.write_text("λ" * 200)
     vocabulary = tmp_path / "mine.json"
     vocabulary.write_bytes(CharacterTokenizer.learn(tiny_text.read_text()).to_bytes())
-    for place, advice in ((path, "made with byte_fallback"), (vocabulary, "leave out .* to learn")):
+    for place in (path, vocabulary):
         for corpus, validation in ((other, ""), (tiny_text, str(other))):
             config = config_of(corpus, validation=validation, tokenizer_file=str(place))
-            with pytest.raises(UserError, match=f"{place.name}: .* lacks 'λ'; .*{advice}"):
+            with pytest.raises(
+                UserError, match=f"{place.name}: .* lacks 'λ'; leave out .* to learn"
+            ):
                 load_dataset(config)
     hugging_face = tmp_path / "tokenizer.json"
     hugging_face.write_text('{"version": "1.0", "pre_tokenizer": null, "model": {"vocab": {}}}')

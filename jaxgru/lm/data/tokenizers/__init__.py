@@ -24,8 +24,6 @@ __all__ = [
     "save_tokenizer", "saved_bytes", "tokenizer_from_bytes",
 ]  # fmt: skip
 
-MAX_BYTES = 2**26  # in a tokenizer's file: millions of pieces
-
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     cls.kind: cls
     for cls in (
@@ -85,8 +83,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
       TokenizerError: as `saved_bytes`.
       OSError: the folder cannot be written.
     """
-    data = saved_bytes(tokenizer)
-    write_bytes(folder / tokenizer.file_name, data)
+    write_bytes(folder / tokenizer.file_name, saved_bytes(tokenizer))
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
@@ -107,11 +104,10 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     except UnicodeEncodeError as error:
         raise TokenizerError(f"the {tokenizer.kind} tokenizer is broken: {error}.") from error
     again = tokenizer_from_bytes(tokenizer.kind, data)
-    size, pieces = getattr(again, "vocab_size", None), getattr(again, "pieces", ())
-    if len(set(pieces)) != size:
+    if (different := len(set(again.pieces))) != again.vocab_size:
         raise TokenizerError(
-            f"the {tokenizer.kind} tokenizer has a vocab_size of {size} and {len(set(pieces))} "
-            "different pieces; it must have one for each token."
+            f"the {tokenizer.kind} tokenizer has a vocab_size of {again.vocab_size} and "
+            f"{different} different pieces; it must have one for each token."
         )
     return data
 
@@ -145,7 +141,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         suffixes = sorted({Path(cls.file_name).suffix for cls in TOKENIZERS.values()})
         raise TokenizerError(f"{path} must end in {' or '.join(suffixes)} to be a tokenizer.")
     try:
-        data = read_bytes(path, at_most=MAX_BYTES)
+        data = read_bytes(path)
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
     errors = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import io
 import re
 from collections.abc import Iterable, Iterator
 
@@ -21,11 +20,11 @@ from jaxgru.lm.data.tokenizers.base import (
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
     BLOCK,
+    LINE,
     RESERVED,
     SPACE,
     SentencePieceModel,
-    most_pieces,
-    why,
+    train,
 )
 
 
@@ -55,7 +54,7 @@ class SentencePieceTokenizer(SentencePieceModel):
           TokenizerError: SentencePiece cannot make that many pieces of that text.
         """
         with needs("train"):
-            from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer
+            from sentencepiece import SentencePieceNormalizer
 
         cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
         if "\0" in text:
@@ -67,10 +66,9 @@ class SentencePieceTokenizer(SentencePieceModel):
             remove_extra_whitespaces=True,
         ).normalize
         normal = "".join(normalize(block) for _, _, block in _blocks(text))
-        # The trainer skips lines of more than 4,192 bytes and lines with its reserved character.
-        step = 1000
+        # The trainer skips lines with its reserved character.
         lines = re.split(f"[\r\n{RESERVED}]", text)
-        lines = [line[i : i + step] for line in lines for i in range(0, len(line), step)]
+        lines = [line[i : i + LINE] for line in lines for i in range(0, len(line), LINE)]
         seen = set().union(*map(normalize, lines))
         characters = seen | set(normal)
         # accents that a cut parts from their letter
@@ -84,34 +82,18 @@ class SentencePieceTokenizer(SentencePieceModel):
             )
         # The trainer takes the name of a special piece in the text for the end of a word.
         unk, bos, eos = (absent(name, normal) for name in ("<unk>", "<s>", "</s>"))
-        model = io.BytesIO()
-        try:
-            SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_writer=model,
-                model_type="bpe",
-                vocab_size=vocab_size,
-                # Rounded to float32, a coverage without the rarest characters of a long text is 1,
-                # unless they are required and one that is frequent is not.
-                character_coverage=1.0,
-                required_chars="".join(sorted(characters - {RESERVED, SPACE})),
-                user_defined_symbols=sorted(characters & {RESERVED}),
-                unk_id=0,
-                bos_id=1,
-                eos_id=2,
-                unk_piece=unk,
-                bos_piece=bos,
-                eos_piece=eos,
-                minloglevel=2,
-            )
-        except (RuntimeError, OSError) as error:
-            if most := most_pieces(error):
-                raise TokenizerError(
-                    f"{cannot}, only {most}; set model.vocab_size to that or less, or use a "
-                    "longer text."
-                ) from error
-            raise TokenizerError(f"{cannot}: {why(error) or 'it does not say why.'}") from error
-        return cls(model.getvalue())
+        model = train(
+            lines,
+            vocab_size,
+            required_chars="".join(sorted(characters - {RESERVED, SPACE})),
+            user_defined_symbols=sorted(characters & {RESERVED}),
+            bos_id=1,
+            eos_id=2,
+            unk_piece=unk,
+            bos_piece=bos,
+            eos_piece=eos,
+        )
+        return cls(model)
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         unknown = surrogates(text)  # C++ cannot take them

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Iterable
+from typing import Any
 
-from jaxgru.errors import needs
-from jaxgru.lm.data.tokenizers.base import Tokenizer
+from jaxgru.errors import counted, needs
+from jaxgru.lm.data.tokenizers.base import Tokenizer, TokenizerError
 
+LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
 BLOCK = 2**22  # characters that SentencePiece encodes at once, about
 SPACE = "▁"  # how SentencePiece writes a space
 RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
@@ -44,12 +48,44 @@ class SentencePieceModel(Tokenizer):
         return self._model
 
 
-def most_pieces(error: Exception) -> int | None:
-    """Return how many pieces can be made, if the trainer failed because it was to make more."""
-    found = re.search(r"too high .* <= (\d+)", str(error))
-    return int(found[1]) if found else None
+class TooManyPieces(TokenizerError):
+    """A text has too few different pieces; the trainer can make `most` of them."""
+
+    def __init__(self, cannot: str, most: int) -> None:
+        super().__init__(
+            f"{cannot}, only {most}; set model.vocab_size to that or less, or use a longer text."
+        )
+        self.most = most
 
 
-def why(error: Exception) -> str:
-    """Return the trainer's message without the place in SentencePiece's source; it may be empty."""
-    return re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
+    """Learn byte pairs of lines of text; return a model in SentencePiece's own format.
+
+    Raises:
+      TooManyPieces: the text is too short for a vocabulary of this size.
+      TokenizerError: the trainer fails for another reason.
+    """
+    with needs("train"):
+        from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            # Rounded to float32, a coverage without the rarest characters of a long text is 1,
+            # unless they are required and one that is frequent is not.
+            character_coverage=1.0,
+            unk_id=0,
+            minloglevel=2,
+            **options,
+        )
+    except (RuntimeError, OSError) as error:
+        cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
+        if found := re.search(r"too high .* <= (\d+)", str(error)):
+            raise TooManyPieces(cannot, int(found[1])) from error
+        why = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+        raise TokenizerError(f"{cannot}: {why or 'it does not say why.'}") from error
+    return model.getvalue()

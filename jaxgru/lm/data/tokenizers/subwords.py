@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import needs
 from jaxgru.lm.data.tokenizers.base import (
     ByteLevelTokenizer,
     Start,
@@ -21,14 +19,14 @@ from jaxgru.lm.data.tokenizers.base import (
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
     BLOCK,
+    LINE,
     RESERVED,
     SPACE,
     SentencePieceModel,
-    most_pieces,
-    why,
+    TooManyPieces,
+    train,
 )
 
-LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
 COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
 LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
 
@@ -66,9 +64,6 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         Raises:
           TokenizerError: vocab_size is too small for the bytes, or SentencePiece fails.
         """
-        with needs("train"):
-            from sentencepiece import SentencePieceTrainer
-
         if vocab_size < LEAST:
             raise TokenizerError(
                 f"a vocabulary of {vocab_size} is too small for subwords: 256 bytes, spaces and "
@@ -86,41 +81,21 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
         lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
 
-        def train(size: int) -> bytes:
-            model = io.BytesIO()
-            SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_writer=model,
-                model_type="bpe",
-                vocab_size=size,
-                character_coverage=1.0,
-                required_chars=kept,
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                add_dummy_prefix=False,
-                allow_whitespace_only_pieces=True,
-                byte_fallback=True,
-                user_defined_symbols=breaks,
-                unk_id=0,
-                bos_id=-1,
-                eos_id=-1,
-                minloglevel=2,
-            )
-            return model.getvalue()
-
+        options = {
+            "required_chars": kept,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "add_dummy_prefix": False,
+            "allow_whitespace_only_pieces": True,
+            "byte_fallback": True,
+            "user_defined_symbols": breaks,
+            "bos_id": -1,
+            "eos_id": -1,
+        }
         try:
-            try:
-                return cls(train(vocab_size))
-            except RuntimeError as error:
-                most = most_pieces(error)
-                if most is None:
-                    raise
-                return cls(train(most))
-        except (RuntimeError, OSError) as error:
-            reason = why(error) or "it says no more."
-            raise TokenizerError(
-                f"SentencePiece cannot make subwords of this text: {reason}"
-            ) from error
+            return cls(train(lines, vocab_size, **options))
+        except TooManyPieces as error:
+            return cls(train(lines, error.most, **options))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SubwordTokenizer:

@@ -15,10 +15,8 @@ from jaxtyping import Int
 from jaxgru.lm.data.tokenizers.base import (
     Start,
     Tokenizer,
-    TokenizerError,
     Tokens,
     begin_with_spaces,
-    surrogates,
 )
 
 UNKNOWN = " <unk>"
@@ -79,8 +77,6 @@ class WordTokenizer(Tokenizer):
         White space is always in the vocabulary. Token 0 is " <unk>"; the others come in the order
         of their frequency.
         """
-        if unknown := surrogates(text):
-            raise TokenizerError(f"the text is not UTF-8: it has {sorted(unknown)[0]!r}.")
         counts = Counter(_token().findall(text))
         for word in (UNKNOWN, "<unk>"):
             counts.pop(word, None)
@@ -97,7 +93,6 @@ class WordTokenizer(Tokenizer):
             raise ValueError("its vocabulary is not a list of words")
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
-        "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
         return cls(words)
 
     def to_bytes(self) -> bytes:
