@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from jaxgru.lm.data.tokenizers import (
     TokenizerError,
     WordTokenizer,
-    load_tokenizer,
     save_tokenizer,
-    tokenizer_from_bytes,
 )
 
 VERSE = "The cat, the dog:\nthe cat's  tail.\n\tthe cat"
@@ -85,23 +83,6 @@ def test_a_space_at_the_end_of_a_prompt_belongs_to_the_next_word():
     assert end == " "
     np.testing.assert_array_equal(mask, [piece.startswith(" ") for piece in tokenizer.pieces])
     assert tokenizer.may_follow("the\n") == tokenizer.may_follow("the") == ("", None)
-
-
-def test_saved_and_loaded(tmp_path):
-    save_tokenizer(WordTokenizer.learn(VERSE), tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert isinstance(loaded, WordTokenizer) and loaded.decode(loaded.encode(VERSE)) == VERSE
-
-
-@pytest.mark.parametrize("data", [
-    b"", b"[1]", b'{"words": "abc"}', b'{"words": []}', b'{"words": [" <unk>", 1]}',
-    b'{"words": ["a", " <unk>"]}', b'{"words": [" <unk>", "a", "a"]}', b"[" * 100_000,
-    b'\xff{"words": [" <unk>"]}',
-])  # fmt: skip
-def test_a_broken_file_is_refused_in_one_sentence(data):
-    with pytest.raises(TokenizerError, match="the words tokenizer is broken") as refusal:
-        tokenizer_from_bytes("words", data)
-    assert "\n" not in str(refusal.value)
 
 
 def test_half_a_surrogate_pair_is_not_saved(tmp_path):
