@@ -7,8 +7,6 @@ one V×V matrix P, P[v, w] = p(next = w | last = v), describes all stateless tex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,58 +94,27 @@ def _stationary(A: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V"]:
     return pi / pi.sum()
 
 
-def bigram_divergence(
-    P: Float[np.ndarray, "V V"], bigram: Float[np.ndarray, "V V"], weights: Float[np.ndarray, "V"]
-) -> float:
-    """Return Σ_v weights[v] · KL(bigram[v] ‖ P[v]) in nats, with 0 · log 0 = 0.
+def bigram_divergence(P: Float[np.ndarray, "V V"], pairs: Float[np.ndarray, "V V"]) -> float:
+    """Return how many nats per token the chain loses to the bigram counts on their own text.
 
-    This is how many nats per token the chain loses to the bigram counts on the text they were
-    counted in: the chain's cross-entropy there minus the bigram's entropy. It is infinite if P
-    excludes a pair that was counted.
+    That is Σ_v p(v) · KL(p(w | v) ‖ P[v]), with 0 · log 0 = 0: the chain's cross-entropy there
+    minus the bigram's entropy. It is infinite if P excludes a pair that was counted.
 
     Args:
       P: the chain, as returned by `transition_matrix`.
-      bigram: row v has the counted probabilities of the token after v. Rows with weight 0, of
-        tokens that were never a context, are not read.
-      weights: each token's share of the contexts; they sum to 1.
-
-    Raises:
-      UserError: the shapes do not match, or the weights are not a distribution.
+      pairs: p(v, w), as returned by `ngrams.pair_frequencies`.
     """
-    P, bigram, weights = (np.asarray(x, np.float64) for x in (P, bigram, weights))
-    if not P.shape == bigram.shape == 2 * weights.shape:
-        raise UserError(
-            f"the chain is {P.shape}, the bigram {bigram.shape} and the weights {weights.shape}; "
-            "they must be (V, V), (V, V) and (V,)."
-        )
-    if not (weights.min() >= 0 and abs(weights.sum() - 1) < 1e-9):
-        raise UserError(
-            f"the weights sum to {weights.sum()}, and the smallest is {weights.min()}; "
-            "they must be at least 0 and sum to 1."
-        )
-    seen = weights > 0
-    P, bigram, weights = P[seen], bigram[seen], weights[seen]
-    counted = bigram != 0
-    terms = np.zeros_like(P)
+    seen = pairs != 0
+    contexts = np.broadcast_to(pairs.sum(axis=1, keepdims=True), pairs.shape)
     with np.errstate(divide="ignore"):  # the chain's log 0 is −∞, as intended
-        terms[counted] = bigram[counted] * (np.log(bigram[counted]) - np.log(P[counted]))
-    return float(weights @ terms.sum(axis=1))
+        return float(pairs[seen] @ (np.log(pairs[seen] / contexts[seen]) - np.log(P[seen])))
 
 
-@dataclass(frozen=True)
-class Cycle:
-    """A cycle of greedy stateless text.
-
-    tokens: the tokens of one period, beginning with the smallest.
-    basin: how many of the V tokens lead into the cycle, including its own.
-    """
-
-    tokens: tuple[int, ...]
-    basin: int
-
-
-def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[Cycle]:
+def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[tuple[tuple[int, ...], int]]:
     """Return the cycles of v → argmax P[v], by decreasing basin, then by smallest token.
+
+    Each is the tokens of one period, beginning with the smallest, and its basin: how many of the V
+    tokens lead into it, including its own.
 
     All greedy stateless text enters one of them after fewer than V tokens. In a tie the first token
     is chosen, as in greedy `generate`.
@@ -160,8 +127,7 @@ def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[Cycle]:
     end = np.arange(len(successor))
     for _ in range(len(successor)):
         end = successor[end]  # after V steps every token has reached its cycle
-    cycles: list[Cycle] = []
-    found: set[int] = set()
+    cycles, found = [], set()
     for v in np.unique(end).tolist():  # exactly the tokens of the cycles
         if v in found:
             continue
@@ -169,8 +135,8 @@ def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[Cycle]:
         while (v := int(successor[v])) != tokens[0]:
             tokens.append(v)
         found.update(tokens)
-        cycles.append(Cycle(tuple(tokens), int(np.isin(end, tokens).sum())))
-    return sorted(cycles, key=lambda cycle: -cycle.basin)
+        cycles.append((tuple(tokens), int(np.isin(end, tokens).sum())))
+    return sorted(cycles, key=lambda cycle: -cycle[1])
 
 
 @jax.jit

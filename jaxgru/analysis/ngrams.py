@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxgru.errors import UserError
-from jaxgru.layers.arguments import as_flags
 from jaxgru.lm.arguments import as_sequence, check_whole
-from jaxgru.lm.sampling import check_num_tokens, check_sampling
+from jaxgru.lm.data.batching import as_text
+from jaxgru.lm.sampling import check_sampling
 
 MAX_ORDER = 8
 ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry
@@ -88,9 +88,7 @@ class NGram:
             vocabulary.
           ValueError: they are not integers.
         """
-        tokens = _checked(tokens, self.vocab_size)
-        if len(tokens) < 2:
-            raise UserError(f"a loss needs at least 2 tokens, not {len(tokens)}.")
+        tokens = _pairs(tokens, self.vocab_size)
         p = np.full(len(tokens), 1 / self.vocab_size)
         contexts = np.zeros(len(tokens), np.int64)
         for k, (grams, weights) in enumerate(zip(self.grams, self.weights, strict=True)):
@@ -106,10 +104,8 @@ class NGram:
           UserError: the context is not one sequence, or a token is outside the vocabulary.
           ValueError: its tokens are not integers.
         """
-        return self._probabilities(_checked(context, self.vocab_size, "context"))
-
-    def _probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
-        context = context[max(0, len(context) - self.order + 1) :]
+        context = np.asarray(context)
+        context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
         p = np.full(self.vocab_size, 1 / self.vocab_size)
         ids = np.zeros(len(context) + 1, np.int64)  # of the k-grams in the context; the last is h
         for k, grams, weights in zip(range(len(ids)), self.grams, self.weights, strict=False):
@@ -134,27 +130,22 @@ class NGram:
         """Sample `num_tokens` tokens, int32, after the prompt, which may be empty.
 
         temperature, top_k and top_p are those of `sampling.generate`; `first` says which tokens may
-        be the first, at least one (None: all). Each token takes one draw from rng (none at
+        be the first, at least one of them (None: all). Each token takes one draw from rng (none at
         temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
 
         Raises:
-          UserError: num_tokens is below 1 or not below 2³¹, the prompt is not one sequence or has a
-            token outside the vocabulary, the temperature is negative or not finite, top_k is
-            outside [1, V], top_p is outside (0, 1], or `first` excludes every token.
-          ValueError: the prompt's tokens are not integers, or `first` is not (V,) of flags.
+          UserError: the prompt is not one sequence, a token is outside the vocabulary, or an option
+            is out of range.
+          ValueError: the prompt's tokens are not integers.
           TypeError: num_tokens or top_k is not a whole number.
         """
-        num_tokens = check_num_tokens(num_tokens)
+        num_tokens = check_whole("num_tokens", num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)
-        prompt = _checked(prompt, self.vocab_size, "prompt")
-        if first is not None:
-            first = np.asarray(as_flags("first", first, (self.vocab_size,)))
-            if not first.any():
-                raise UserError("first excludes every token; it must allow at least one.")
+        prompt = _checked(prompt, self.vocab_size)
         text = np.concatenate([prompt, np.zeros(num_tokens, np.int64)])
         for t in range(len(prompt), len(text)):
-            p = self._probabilities(text[:t])
+            p = self.probabilities(text[:t])
             if t == len(prompt) and first is not None:
                 p = p * first / p[first].sum()
             if temperature == 0:
@@ -170,9 +161,9 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
 
     Raises:
       UserError: the order is not in 1 to 8, the text is not one sequence or has fewer tokens than
-        that, a token is outside the vocabulary, or vocab_size is below 1 or not below 2³¹.
+        that, or a token is outside the vocabulary.
       ValueError: the tokens are not integers.
-      TypeError: the order or vocab_size is not a whole number.
+      TypeError: the order is not a whole number.
     """
     order = check_whole("order", order, MAX_ORDER)
     tokens = _checked(tokens, vocab_size)
@@ -191,36 +182,20 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
     return _smoothed(tuple(tables), vocab_size)
 
 
-def bigram_probabilities(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V V"]:
-    """Return the unsmoothed bigrams: [v, w] is the share of w among the tokens that follow v.
+def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V V"]:
+    """Return the share of each pair of neighbours v, w among all N − 1 pairs.
 
-    This is the maximum-likelihood estimate of a transition matrix. The rows of tokens that are
-    never followed by a token are uniform.
-
-    Raises:
-      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
-        or vocab_size is below 1 or not below 2³¹.
-      ValueError: the tokens are not integers.
-      TypeError: vocab_size is not a whole number.
-    """
-    tokens = _checked_pairs(tokens, vocab_size)
-    pairs = tokens[:-1] * vocab_size + tokens[1:]
-    counts = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
-    totals = counts.sum(1, keepdims=True)
-    return np.where(totals > 0, counts / np.maximum(totals, 1), 1 / vocab_size)
-
-
-def context_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V"]:
-    """Return the share of each token among all tokens but the last: the weights of bigram rows.
+    Row v sums to the share of v among the contexts; divided by it, the row is the unsmoothed
+    bigram, the maximum-likelihood estimate of a transition matrix.
 
     Raises:
-      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
-        or vocab_size is below 1 or not below 2³¹.
+      UserError: the tokens are fewer than two, or not one sequence; or one is outside the
+        vocabulary.
       ValueError: the tokens are not integers.
-      TypeError: vocab_size is not a whole number.
     """
-    tokens = _checked_pairs(tokens, vocab_size)
-    return np.bincount(tokens[:-1], minlength=vocab_size) / (len(tokens) - 1)
+    tokens = _pairs(tokens, vocab_size)
+    counts = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2)
+    return counts.reshape(vocab_size, vocab_size) / (len(tokens) - 1)
 
 
 def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
@@ -276,16 +251,11 @@ def _filtered(
     return p / p.sum()
 
 
-def _checked(
-    tokens: Int[np.ndarray, "N"], vocab_size: int, name: str = "tokens"
-) -> Int[np.ndarray, "N"]:
+def _checked(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
     """Return the tokens, checked, as int64, so that keys do not overflow."""
-    vocab_size = check_whole("vocab_size", vocab_size)
-    return np.asarray(as_sequence(name, tokens, vocab_size), np.int64)
+    return np.asarray(as_sequence("tokens", tokens, vocab_size), np.int64)
 
 
-def _checked_pairs(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
-    tokens = _checked(tokens, vocab_size)
-    if len(tokens) < 2:
-        raise UserError(f"a bigram needs at least 2 tokens, not {len(tokens)}.")
-    return tokens
+def _pairs(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
+    """Return at least two tokens, so that there is one to predict."""
+    return np.asarray(as_text(tokens, vocab_size), np.int64)

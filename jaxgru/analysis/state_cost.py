@@ -21,10 +21,9 @@ from jaxgru.analysis.markov import (
     stationary_distribution,
     transition_matrix,
 )
-from jaxgru.analysis.ngrams import bigram_probabilities, context_frequencies
+from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
-from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import (
@@ -44,12 +43,12 @@ MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³
 RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
 
 TREATMENTS = {
-    "stateless": {"stateful": False, "last_token_only": False},
-    "last token only": {"stateful": True, "last_token_only": True},
-    "stateful": {"stateful": True, "last_token_only": False},
+    "stateless": (False, False),
+    "last token only": (True, True),
+    "stateful": (True, False),
 }
-"""The published bug; the study's stateful sampler, which reads only the last token of the prompt;
-and our sampler, which reads the whole prompt."""
+"""Whether the state is kept, and whether only the last token of the prompt is read: the published
+bug; the study's stateful sampler; and ours."""
 
 NUM_PROMPTS, PROMPT_LENGTH = 32, 32  # taken from the validation split, evenly spaced
 GREEDY_TOKENS, SAMPLED_TOKENS = 1000, 500  # generated per prompt
@@ -151,9 +150,8 @@ def measure(
     Raises:
       UserError: the validation split has fewer than two tokens, or is too short for the random
         batches; one of its tokens is outside the model's vocabulary; or the window is below 1.
-      TypeError: the window is not a whole number.
     """
-    tokens, window = dataset.validation, check_whole("window", window)
+    tokens = dataset.validation
     batches = None
     if random_batches:  # first, because the text can be too short for them
         progress("random batches")
@@ -201,18 +199,18 @@ def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> MeanL
 def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:
     P = transition_matrix(params)
     V = len(P)
-    bigram = bigram_probabilities(dataset.train, V)
-    weights = context_frequencies(dataset.train, V)
+    pairs = pair_frequencies(dataset.train, V)
+    weights = pairs.sum(axis=1)
     frequencies = weights[weights > 0]
     kl_to_frequencies = None
     with contextlib.suppress(NotUnique), np.errstate(divide="ignore"):  # by 0: it is infinite
         stationary = stationary_distribution(P)[weights > 0]
         kl_to_frequencies = float(frequencies @ np.log(frequencies / stationary))
     cycles = [
-        Cycle(tokenizer.decode(np.array(cycle.tokens)), len(cycle.tokens), cycle.basin / V)
-        for cycle in greedy_cycles(P)[:5]
+        Cycle(tokenizer.decode(np.array(tokens)), len(tokens), basin / V)
+        for tokens, basin in greedy_cycles(P)[:5]
     ]
-    return Chain(bigram_divergence(P, bigram, weights), kl_to_frequencies, cycles)
+    return Chain(bigram_divergence(P, pairs), kl_to_frequencies, cycles)
 
 
 def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> dict[str, Text]:
@@ -224,15 +222,15 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -
     itself = _whole_words(tokenizer.decode(tokens[: NUM_PROMPTS * SAMPLED_TOKENS]))
     record = {"validation text": Text(**_words(itself, vocabulary))}
     for name, treatment in TREATMENTS.items():
-        greedy = _generate(params, prompts, GREEDY_TOKENS, 0, **treatment)
-        sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, **treatment)
+        greedy = _generate(params, prompts, GREEDY_TOKENS, 0, *treatment)
+        sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, *treatment)
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
         examples = {}
         with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack the prompt
             opening = jnp.asarray(tokenizer.encode(prompt))[None]
             kinds = (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)) if opening.size else ()
             for kind, length, temperature in kinds:
-                new = _generate(params, opening, length, temperature, **treatment)
+                new = _generate(params, opening, length, temperature, *treatment)
                 examples[kind] = prompt + tokenizer.decode(new[0])
         record[name] = Text(**_loops(greedy), **_words(text, vocabulary), **examples)
     return record

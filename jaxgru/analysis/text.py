@@ -6,24 +6,19 @@ import functools
 import re
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from jaxgru.errors import UserError
-from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.tokenizers.words import marks
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A text that repeats until its end: tokens[i] == tokens[i + period] for all i ≥ onset.
-
-    onset: the number of tokens before the loop. period: the number of tokens per repetition.
-    """
+class Loop(NamedTuple):
+    """A text that repeats until its end: tokens[i] == tokens[i + period] for all i ≥ onset."""
 
     onset: int
     period: int
@@ -39,13 +34,8 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
 
     A loop longer than a third of the text is not found, and a text that happens to end with "ccc"
     has one: (N − onset) / period is the number of repetitions. O(N²), in NumPy.
-
-    Raises:
-      UserError: the tokens are not one sequence, (N,).
     """
     tokens = np.asarray(tokens)
-    if tokens.ndim != 1:
-        raise UserError(f"the tokens are {tokens.shape}; they must be one sequence, (N,).")
     found: Loop | None = None
     for period in range(1, len(tokens) // MIN_TURNS + 1):
         breaks = np.flatnonzero(tokens[:-period] != tokens[period:])
@@ -64,16 +54,8 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
     texts of the same length only.
 
     Args:
-      items: the tokens, words, or characters of a string.
-      n: at least 1.
-
-    Raises:
-      UserError: n is below 1, or there are fewer than n items, which have no n-gram.
-      TypeError: n is not a whole number.
+      items: at least n tokens, words, or characters of a string.
     """
-    n = check_whole("n", n)
-    if len(items) < n:
-        raise UserError(f"{len(items)} items contain no {n}-gram; at least {n} are needed.")
     ngrams = list(zip(*(items[i:] for i in range(n)), strict=False))
     return len(set(ngrams)) / len(ngrams)
 
