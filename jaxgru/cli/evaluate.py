@@ -11,15 +11,15 @@ import csv
 import dataclasses
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float
 
 from jaxgru.analysis import state_cost
-from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
@@ -28,7 +28,7 @@ from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import Scores, in_units, perplexity, stream_nll, window_loss
+from jaxgru.lm.evaluation import NLL, Scores, in_units, perplexity, score, stream_nll, window_loss
 from jaxgru.lm.files import check_writable, reason, resolved, write_text
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.model import Params
@@ -37,7 +37,6 @@ from jaxgru.lm.runs.terminal import progress_bar
 with needs("train"):
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -152,7 +151,8 @@ def main() -> None:
                 )
             console.print(_losses(name, window, record), _text(record.text), sep="\n")
             if arguments.dynamic:
-                with _working(console, "choosing the settings of dynamic evaluation"):
+                with _in_steps(console, 1) as begin:
+                    begin("choosing the settings of dynamic evaluation")
                     chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
                     loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
                 rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
@@ -160,23 +160,10 @@ def main() -> None:
                 console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
-            scores = None
             if arguments.output is not None:
-                tokens = dataset.validation
-                nats = stream_nll(params, tokens)
-                scores = Scores.of(tokenizer, tokens, nats, dataset.num_characters)
-    if arguments.output is not None and scores is not None:
+                scores = _of_split(dataset, stream_nll(params, dataset.validation))
+    if arguments.output is not None:
         write_table(arguments.output, scores)
-
-
-@contextlib.contextmanager
-def _working(console: Console, what: str) -> Iterator[None]:
-    """Show on a terminal what is being done, and for how long."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    off = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=off) as bar:
-        bar.add_task(what, total=None)
-        yield
 
 
 @contextlib.contextmanager
@@ -214,8 +201,6 @@ def check_output(path: Path) -> None:
     """Raise UserError, before anything slow starts, where a table cannot be written."""
     if path.suffix != ".csv":
         raise UserError(f"--output is {path}; it must end in .csv.")
-    if os.path.isdir(path):
-        raise UserError(f"--output is {path}, which is a folder; it must be a file.")
     try:
         check_writable(path.parent)
     except OSError as error:
@@ -247,12 +232,23 @@ def _title(name: str, text: str | None, part: str = "all of ") -> str:
 
 def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
     """Score a text, or the validation split, with n-grams counted in the training split."""
-    tokenizer, tokens = dataset.tokenizer, dataset.validation
-    model = count_ngrams(dataset.train, tokenizer.vocab_size, order)
+    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
     if text is not None:
-        tokens = _encoded(tokenizer, text)
-        return Scores.of_text(tokenizer, text.text, tokens, model.token_nll(tokens))
-    return Scores.of(tokenizer, tokens, model.token_nll(tokens), dataset.num_characters)
+        return _score(model, dataset.tokenizer, text, NGram.token_nll)
+    return _of_split(dataset, model.token_nll(dataset.validation))
+
+
+def _of_split(dataset: Dataset, nats: Float[np.ndarray, "_"]) -> Scores:
+    """Return the scores of the validation split."""
+    pieces = [dataset.tokenizer.pieces[token] for token in dataset.validation[1:]]
+    return Scores(nats, dataset.num_characters, pieces)
+
+
+def _score(model: Any, tokenizer: Tokenizer, text: Corpus, nll: NLL) -> Scores:
+    try:
+        return score(model, tokenizer, text.text, nll)
+    except TokenizerError as error:
+        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
 
 
 def _scored(
@@ -264,11 +260,11 @@ def _scored(
     console: Console,
 ) -> tuple[list[tuple[str, float]], Scores]:
     """Return the loss of a text for each treatment of the state, and its scores as one stream."""
-    tokens = _encoded(tokenizer, text)
     rows = []
     with _in_steps(console, 3 + arguments.random_batches) as begin:
         begin("one stream")
-        scores = Scores.of_text(tokenizer, text.text, tokens, stream_nll(params, tokens))
+        scores = _score(params, tokenizer, text, stream_nll)
+        tokens = tokenizer.encode(text.text)
         rows.append(("never: one stream", scores.loss))
         for title, every in ((_windows(window), window), ("every token", 1)):
             begin(title)
@@ -277,13 +273,6 @@ def _scored(
             begin("random batches")
             rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
     return rows, scores
-
-
-def _encoded(tokenizer: Tokenizer, text: Corpus) -> Int[np.ndarray, "N"]:
-    try:
-        return tokenizer.encode(text.text)
-    except TokenizerError as error:
-        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
 
 
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:

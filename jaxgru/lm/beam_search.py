@@ -11,18 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray, at_least_float32
-from jaxgru.layers.arguments import as_array, as_carry, carry_like
-from jaxgru.layers.layout import IN_ROWS
+from jaxgru.layers.arguments import as_carry, carry_like
 from jaxgru.lm.arguments import check_whole
-from jaxgru.lm.model import (
-    ModelCarry,
-    Params,
-    apply,
-    initial_carry,
-    on_device,
-    stepper,
-)
-from jaxgru.lm.sampling import as_stop, check_num_tokens, check_prompt
+from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper
+from jaxgru.lm.sampling import as_prompt, as_stop, where_rows
 
 
 def beam_search(
@@ -61,14 +53,13 @@ def beam_search(
       TypeError: num_tokens or num_beams is not a whole number.
     """
     params, V = on_device(params), params.head.bo.shape[0]
-    prompt = as_array("prompt", prompt)
-    check_prompt(prompt, V)
-    sizes = check_num_tokens(num_tokens), check_whole("num_beams", num_beams)
+    prompt = as_prompt(prompt, V)
+    sizes = check_whole("num_tokens", num_tokens), check_whole("num_beams", num_beams)
     if carry is not None:
         carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
     if stop is not None:
         stop = as_stop(stop, V)
-    return _search(*sizes, params, jnp.asarray(prompt), carry, stop)
+    return _search(*sizes, params, prompt, carry, stop)
 
 
 class _Beams(NamedTuple):
@@ -97,7 +88,7 @@ def _search(num_tokens, K, params, prompt, carry, stop):
             again = jax.nn.one_hot(beams.token, V, dtype=bool)
             repeated = jnp.where(again, 0, -jnp.inf).astype(logp.dtype)
             logp = jnp.where(beams.stopped[:, None], repeated, logp)
-            after = IN_ROWS.choose(beams.stopped, beams.carry, after)
+            after = where_rows(beams.stopped, beams.carry, after)
         totals = beams.score[:, :, None] + logp.reshape(B, K, V)
         score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
         parent, token = jnp.divmod(best, V)

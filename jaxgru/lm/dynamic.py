@@ -129,11 +129,9 @@ def choose_dynamic(
       tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
         on what is then evaluated.
 
-    Raises what `mean_squares` raises, and UserError if there is no combination.
+    Raises what `mean_squares` raises.
     """
     rates = list(product(learning_rates, decays))
-    if not rates:
-        raise UserError("there must be at least one learning rate and one decay to choose from.")
     squares = mean_squares(params, tokens, every)
     candidates = [Dynamic(squares, rate, decay, every=every) for rate, decay in rates]
     loss = lambda dynamic: dynamic_nll(params, tokens, dynamic).mean()

@@ -7,7 +7,7 @@ so rounding errors do not grow with the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import exp, log
 from typing import TypeAlias, TypeVar
@@ -180,41 +180,18 @@ def recovery(
 
 @dataclass(frozen=True)
 class Scores:
-    """The loss of each token of a text but the first, which the model only reads.
+    """The losses of a text's tokens but the first, which the model only reads.
 
     Attributes:
-      pieces: each token as the vocabulary spells it; SentencePiece writes a space as "▁".
       nats: −log p of each, given all before it.
       num_characters: the length of the text that these tokens stand for.
+      pieces: each token as the vocabulary spells it (SentencePiece writes a space as "▁"), of
+        `score`; of `evaluate`, which takes tokens, none.
     """
 
-    pieces: list[str]
     nats: Float[np.ndarray, "N"]
     num_characters: int
-
-    @classmethod
-    def of(
-        cls,
-        tokenizer: Tokenizer,
-        tokens: Int[np.ndarray, "_"],
-        nats: Float[np.ndarray, "_"],
-        num_characters: int,
-    ) -> Scores:
-        """Return the scores of tokens[1:], whose losses are `nats`."""
-        pieces = [tokenizer.pieces[token] for token in tokenizer.as_list(tokens[1:])]
-        return cls(pieces, nats, num_characters)
-
-    @classmethod
-    def of_text(
-        cls,
-        tokenizer: Tokenizer,
-        text: str,
-        tokens: Int[np.ndarray, "_"],
-        nats: Float[np.ndarray, "_"],
-    ) -> Scores:
-        """Return the scores of a whole text, whose characters are counted."""
-        num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
-        return cls.of(tokenizer, tokens, nats, num_characters)
+    pieces: list[str] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -258,7 +235,9 @@ def score(
     if not isinstance(text, str):
         raise UserError(f"the text is {a_type(text)}; it must be a str.")
     tokens = tokenizer.encode(text)
-    return Scores.of_text(tokenizer, text, tokens, nll(model, tokens))
+    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+    num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
+    return Scores(nll(model, tokens), num_characters, pieces)
 
 
 def perplexity(nats_per_token: float) -> float:
@@ -269,40 +248,11 @@ def perplexity(nats_per_token: float) -> float:
         return float("inf")
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Mean nats per token under three treatments of the state, and the size of the text.
-
-    Attributes:
-      windows: the state is reset every `window` tokens, as in training.
-      stream: the state is never reset.
-      stateless: the state is reset before every token.
-      num_tokens: the number of predictions.
-      num_characters: the length of the text that they stand for.
-      dynamic: the state is never reset, and the weights go on learning: see `lm/dynamic.py`.
-    """
-
-    windows: float
-    stream: float
-    stateless: float
-    num_tokens: int
-    num_characters: int
-    dynamic: float | None = None
-
-    @property
-    def sensitivity(self) -> float:
-        """The cost of losing the state, nats per token: stateless minus stream."""
-        return self.stateless - self.stream
-
-    def in_units(self, nats_per_token: float) -> dict[str, float]:
-        """Convert a loss; see the function `in_units`."""
-        return in_units(nats_per_token, self.num_tokens, self.num_characters)
-
-
 def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
     """Convert a loss to nats and bits per token and per character.
 
-    Losses per character of the same text can be compared between tokenizers.
+    It may also be a difference of losses. Losses per character of the same text can be compared
+    between tokenizers.
 
     Raises:
       UserError: `num_characters` is below 1, as where a text is one character of several bytes.
@@ -326,14 +276,18 @@ def evaluate(
     num_characters: int,
     window: int = 128,
     dynamic: Dynamic | None = None,
-) -> Losses:
-    """Compute a text's loss with the state reset every `window` tokens, never, and every token.
+) -> dict[str, Scores]:
+    """Score tokens under each treatment of the state.
 
     Args:
       num_characters: the length of the text that tokens[1:], the targets, stand for, as in
         `Dataset.num_characters`.
-      dynamic: compute the loss of dynamic evaluation, too, with these settings, such as
-        `choose_dynamic` returns.
+      dynamic: settings of dynamic evaluation, such as `choose_dynamic` returns.
+
+    Returns:
+      The scores where the state is reset every `window` tokens ("windows"), as in training; never
+      ("stream"); and before every token ("stateless"). With `dynamic`, also where it is never reset
+      and the weights go on learning ("dynamic").
 
     Raises:
       UserError: as `window_nll`; or `num_characters` is below 0.
@@ -341,14 +295,14 @@ def evaluate(
       TypeError: `num_characters` or the window is not a whole number.
     """
     num_characters = check_whole("num_characters", num_characters, least=0)
-    return Losses(
-        windows=window_loss(params, tokens, window),
-        stream=stream_loss(params, tokens),
-        stateless=window_loss(params, tokens, 1),
-        num_tokens=len(tokens) - 1,
-        num_characters=num_characters,
-        dynamic=dynamic and float(dynamic_nll(params, tokens, dynamic).mean()),
-    )
+    nats = {
+        "windows": window_nll(params, tokens, window),
+        "stream": stream_nll(params, tokens),
+        "stateless": window_nll(params, tokens, 1),
+    }
+    if dynamic is not None:
+        nats["dynamic"] = dynamic_nll(params, tokens, dynamic)
+    return {name: Scores(each, num_characters) for name, each in nats.items()}
 
 
 @jax.jit

@@ -20,7 +20,7 @@ from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
 from jaxgru.lm.processors import Processor
-from jaxgru.lm.sampling import as_processors, check_num_tokens, check_sampling, generate
+from jaxgru.lm.sampling import as_processors, check_sampling, generate
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
@@ -31,18 +31,8 @@ READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 class NGramModel(Protocol):
     """A model whose state is the text itself, such as `jaxgru.analysis.ngrams.NGram`."""
 
-    def generate(
-        self,
-        rng: np.random.Generator,
-        prompt: Int[np.ndarray, "P"],
-        num_tokens: int,
-        *,
-        temperature: float,
-        top_k: int | None,
-        top_p: float | None,
-        first: Bool[np.ndarray, "V"] | None = None,
-    ) -> Int[np.ndarray, "N"]:
-        """Return N = num_tokens new tokens; `first` says which may be the first (None: all)."""
+    def generate(self, *args: Any, **options: Any) -> Int[np.ndarray, "N"]:
+        """Return new tokens, as `NGram.generate` does."""
         ...
 
 
@@ -149,27 +139,20 @@ def stream_text(
     check_sampling(tokenizer.vocab_size, **options.per_token)
     for name, value in (("seed", options.seed), ("sample", sample)):
         check_whole(name, value, 2**32 - 1, least=0)
-    check_num_tokens(options.num_tokens)
+    check_whole("num_tokens", options.num_tokens)
     check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
     as_processors(options.logits_processor)
     if not isinstance(prompt, str):
         raise UserError(f"the prompt is {a_type(prompt)}; it must be a str.")
-    stop = options.stop
-    if not (isinstance(stop, tuple | list) and all(isinstance(end, str) for end in stop)):
-        raise UserError(f"stop is {shown(stop)}; it must be a tuple or list of strings.")
-    if "" in stop:
-        raise UserError("a string to stop at is empty; it must have at least one character.")
-    known = tokenizer.encode(prompt)  # first: it says what is wrong with the prompt
-    start = end, _ = tokenizer.may_follow(prompt)
-    if end:
-        known = tokenizer.encode(prompt.removesuffix(end))
-    if prompt == "":
-        raise UserError("the prompt is empty; give at least one character to begin with.")
-    if len(known) == 0:
+    if not (isinstance(options.stop, tuple | list) and all(map(_is_end, options.stop))):
         raise UserError(
-            f"the prompt {prompt!r} gives no token, because SentencePiece drops white space and "
-            "control characters; give at least one word to begin with."
+            f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
+            "character."
         )
+    start = end, _ = tokenizer.may_follow(prompt)
+    known = tokenizer.encode(prompt.removesuffix(end))
+    if len(known) == 0:
+        raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
     read = known[-1:] if options.last_token_only else known
     if isinstance(model, Params):
         tokens = _Recurrent(model, read, options, sample, carry)
@@ -178,6 +161,10 @@ def stream_text(
     else:
         raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
     return TextStream(_text(tokens, tokenizer, prompt, start, options), tokens)
+
+
+def _is_end(end: Any) -> bool:
+    return isinstance(end, str) and end != ""
 
 
 def _text(

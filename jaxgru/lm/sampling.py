@@ -14,14 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
-from jaxgru.layers.layout import IN_ROWS
+from jaxgru.layers.arguments import as_array, as_carry, carry_like
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_number, check_tokens, check_whole
 from jaxgru.lm.model import (
@@ -37,8 +35,6 @@ from jaxgru.lm.processors import Processor
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
-MOST_TOKENS = 2**31 - 1  # as many as the loop can count
-
 
 def generate(
     params: Params,
@@ -50,7 +46,7 @@ def generate(
     temperature: Scalar = 1.0,
     top_k: SupportsIndex | None = None,
     top_p: Scalar | None = None,
-    stateful: bool | Bool[Array, ""] = True,
+    stateful: bool = True,
     lengths: Integer[AnyArray, "B"] | None = None,
     stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"] | None = None,
     logits_processor: Processor | tuple[Processor, ...] = (),
@@ -99,45 +95,39 @@ def generate(
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
     Raises:
-      UserError: the prompt, `lengths`, `stop` or `counts` has a wrong shape or dtype; a token is
-        outside the vocabulary, a length outside [1, P], or a count below 0; num_tokens is below 1
-        or not below 2³¹; the temperature is negative or not finite; top_k is outside [1, V]; top_p
-        is outside (0, 1]; one of these is a bool; or a processor is not a function, or
-        does not return logits (B, V). Of traced values only the shape and the dtype are checked.
+      UserError: an argument has a wrong shape or dtype, or is out of range; a token is outside the
+        vocabulary; or a processor is not a function, or does not return logits (B, V). Of traced
+        values only the shape and the dtype are checked.
       ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
         neither True nor False.
       TypeError: num_tokens or top_k is not a whole number.
     """
     params, V = on_device(params), params.head.bo.shape[0]
-    prompt = as_array("prompt", prompt)
-    check_prompt(prompt, V)
-    num_tokens = check_num_tokens(num_tokens)
+    prompt = as_prompt(prompt, V)
+    B, P = prompt.shape
+    num_tokens = check_whole("num_tokens", num_tokens)
     temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
-    if isinstance(stateful, jax.Array | np.ndarray) and not isinstance(stateful, Tracer):
-        stateful = stateful.item() if not stateful.shape else stateful
     check_flags(stateful=stateful, return_logprobs=return_logprobs)
     if carry is not None:
-        carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
+        carry = as_carry(carry, carry_like(params.layers, B))
     if lengths is not None:
-        lengths = _as_lengths(lengths, *prompt.shape)
+        lengths = _as_integers("lengths", lengths, (B,), 1, P)
     if stop is not None:
         stop = as_stop(stop, V)
     processors = as_processors(logits_processor)
     if not processors:
         counts = None
     elif counts is None:
-        counts = jnp.zeros((prompt.shape[0], V), jnp.int32)
+        counts = jnp.zeros((B, V), jnp.int32)
     else:
-        counts = _as_counts(counts, prompt.shape[0], V)
-    traced = isinstance(temperature, Tracer)
-    greedy = not traced and temperature == 0
-    near_zero = traced or temperature < _near_zero(params.head.bo.dtype)
-    arguments = params, key, jnp.asarray(prompt), carry, temperature, top_p, lengths, stop, counts
-    options = top_k, greedy, near_zero, bool(stateful), processors, return_logprobs
+        counts = _as_integers("counts", counts, (B, V), 0, 2**31 - 1)
+    greedy = not isinstance(temperature, Tracer) and temperature == 0
+    arguments = params, key, prompt, carry, temperature, top_p, lengths, stop, counts
+    options = top_k, greedy, bool(stateful), processors, return_logprobs
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
         new, *state = _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
     else:
-        most = min(1 << (num_tokens - 1).bit_length(), MOST_TOKENS)
+        most = min(1 << (num_tokens - 1).bit_length(), 2**31 - 1)  # the loop counts in int32
         new, *state = _generate(most, *options, *arguments, num_tokens)
         if num_tokens < most:
             cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=num_tokens, axis=1)
@@ -146,41 +136,35 @@ def generate(
     return tokens, *state, *logprobs
 
 
-def check_prompt(prompt: Integer[AnyArray, "B P"], vocab_size: int) -> None:
-    """Check a prompt's shape, dtype and, where they are known, its tokens.
+def as_prompt(prompt: Any, vocab_size: int) -> Integer[Array, "B P"]:
+    """Return a prompt as an array.
 
     Raises:
       UserError: it is empty, not (B, P) or not of integers, or a token is outside the vocabulary.
     """
-    if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise UserError(f"the prompt is {prompt.shape}; it must be (B, P) with P at least 1.")
-    if not jnp.issubdtype(prompt.dtype, jnp.integer):
-        raise UserError(f"the prompt's dtype is {prompt.dtype}; it must be an integer dtype.")
+    prompt = as_array("prompt", prompt)
+    is_whole = jnp.issubdtype(prompt.dtype, jnp.integer)
+    if prompt.ndim != 2 or prompt.shape[1] < 1 or not is_whole:
+        raise UserError(
+            f"the prompt is {prompt.dtype} {prompt.shape}; it must be integers (B, P) with P at "
+            "least 1."
+        )
     check_tokens("the prompt", prompt, vocab_size)
+    return jnp.asarray(prompt)
 
 
-def _as_lengths(lengths: Integer[AnyArray, "B"], B: int, P: int) -> Integer[AnyArray, "B"]:
-    lengths = as_array("lengths", lengths)
-    if lengths.shape != (B,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise UserError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: {(B,)}."
-        )
-    if not isinstance(lengths, Tracer) and lengths.size:
-        least, most = int(np.min(lengths)), int(np.max(lengths))
-        if not 1 <= least <= most <= P:
-            raise UserError(f"lengths range from {least} to {most}; they must be in 1 … P = {P}.")
-    return jnp.asarray(lengths, jnp.int32)
-
-
-def _as_counts(counts: Integer[AnyArray, "B V"], B: int, V: int) -> Integer[Array, "B V"]:
-    counts = as_array("counts", counts)
-    if counts.shape != (B, V) or not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise UserError(
-            f"counts is {counts.dtype} {counts.shape}; it must be integers, (B, V): {(B, V)}."
-        )
-    if not isinstance(counts, Tracer) and counts.size and (least := int(np.min(counts))) < 0:
-        raise UserError(f"counts contains {least}; a token occurs 0 times or more.")
-    return jnp.asarray(counts, jnp.int32)
+def _as_integers(
+    name: str, value: Any, shape: tuple[int, ...], least: int, most: int
+) -> Integer[Array, "..."]:
+    """Return whole numbers of a shape, in int32; their range is checked where they are known."""
+    value = as_array(name, value)
+    if value.shape != shape or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise UserError(f"{name} is {value.dtype} {value.shape}; it must be integers {shape}.")
+    if not isinstance(value, Tracer) and value.size:
+        low, high = int(np.min(value)), int(np.max(value))
+        if not least <= low <= high <= most:
+            raise UserError(f"{name} range from {low} to {high}; they must be in {least} … {most}.")
+    return jnp.asarray(value, jnp.int32)
 
 
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
@@ -217,16 +201,6 @@ def as_processors(logits_processor: Processor | tuple[Processor, ...]) -> tuple[
     return processors
 
 
-def check_num_tokens(num_tokens: SupportsIndex) -> int:
-    """Return the number of tokens to generate.
-
-    Raises:
-      UserError: it is below 1, or at least 2³¹.
-      TypeError: it is not a whole number.
-    """
-    return check_whole("num_tokens", num_tokens)
-
-
 def check_sampling(
     vocab_size: int, temperature: Scalar, top_k: SupportsIndex | None, top_p: Scalar | None
 ) -> tuple[Scalar, int | None, Scalar | None]:
@@ -249,11 +223,6 @@ def check_sampling(
     return temperature, top_k, top_p
 
 
-def _near_zero(dtype: DTypeLike) -> float:
-    """Return √tiny, 1e-19 in float32: logits divided by it stay finite, up to 1e19."""
-    return float(jnp.finfo(dtype).tiny) ** 0.5
-
-
 class _State(NamedTuple):
     """What one token hands on to the next; None is what no option in use needs."""
 
@@ -264,9 +233,9 @@ class _State(NamedTuple):
     stopped: Bool[Array, "B"] | None
 
 
-@partial(jax.jit, static_argnums=range(7))
+@partial(jax.jit, static_argnums=range(6))
 def _generate(
-    most, top_k, greedy, near_zero, stateful, processors, return_logprobs,
+    most, top_k, greedy, stateful, processors, return_logprobs,
     params, key, prompt, carry, temperature, top_p, lengths, stop, counts, num_tokens=None,
 ):  # fmt: skip
     """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
@@ -284,7 +253,7 @@ def _generate(
             x = rows(params.embedding, prompt[:, :-1])
             _, carry = unroll(params.layers, x, carry, lengths=lengths - 1)
     if counts is not None:
-        real = prompt == prompt if lengths is None else real_steps(lengths, (B, P), 1)
+        real = prompt == prompt if lengths is None else jnp.arange(P) < lengths[:, None]
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)
@@ -305,7 +274,7 @@ def _generate(
             top = processed.max(axis=-1)
             token = _unless_nan(top, jnp.argmax(processed, axis=-1))
         else:
-            token = draw(subkey, filter_logits(processed, temperature, top_k, top_p, near_zero))
+            token = draw(subkey, filter_logits(processed, temperature, top_k, top_p))
         token = token.astype(prompt.dtype)
         new = [token]
         if return_logprobs:
@@ -314,7 +283,7 @@ def _generate(
         if counts is not None:
             counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
         if stopped is not None:  # such a row keeps its stop token, and the state before it
-            carry = IN_ROWS.choose(stopped, state.carry, carry)
+            carry = where_rows(stopped, state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
             stopped |= jnp.isin(new[0], stop)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
@@ -348,12 +317,17 @@ def _generate(
     return jax.tree.map(jnp.transpose, new), state.carry, state.key
 
 
+def where_rows(flags: Bool[Array, "B"], x: ModelCarry, y: ModelCarry) -> ModelCarry:
+    """Return a carry: x in the rows where the flag is set, else y."""
+    column = lambda leaf: flags.reshape(-1, *[1] * (leaf.ndim - 1))
+    return jax.tree.map(lambda x, y: jnp.where(column(x), x, y), x, y)
+
+
 def filter_logits(
     logits: Float[Array, "B V"],
     temperature: Scalar,
     top_k: int | None = None,
     top_p: Scalar | None = None,
-    near_zero: bool = True,
 ) -> Float[Array, "B V"]:
     """Return the logits of the distribution to sample from: −∞ for excluded tokens.
 
@@ -363,20 +337,15 @@ def filter_logits(
     temperature gives NaN.
 
     The logits returned have at least 32 bits.
-
-    Args:
-      near_zero: False if the temperature is known not to be close to zero, which saves a little
-        time.
     """
     logits = at_least_float32(logits)
     tiny = float(jnp.finfo(logits.dtype).tiny)
-    if near_zero:
-        # Divided by almost zero, several logits would become ∞. With the largest subtracted, it is
-        # 0 and the others −∞. Hardware may treat a temperature below `tiny` as 0.
-        top = logits.max(axis=-1, keepdims=True)
-        logits = logits - jnp.where(temperature < _near_zero(logits.dtype), top, 0)
-        temperature = jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
-    logits = logits / temperature
+    # Divided by almost zero, several logits would become ∞. With the largest subtracted, it is 0
+    # and the others −∞. Divided by √tiny, 1e-19 in float32, they stay finite. Hardware may
+    # treat a temperature below `tiny` as 0.
+    top = logits.max(axis=-1, keepdims=True)
+    logits = logits - jnp.where(temperature < tiny**0.5, top, 0)
+    logits = logits / jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
     if top_k is not None:
         least = kth_largest(jax.lax.stop_gradient(logits), top_k)
         logits = jnp.where(logits < least, -jnp.inf, logits)

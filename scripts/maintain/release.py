@@ -11,7 +11,7 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm import load, num_params
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.evaluation import Losses, evaluate
+from jaxgru.lm.evaluation import Scores, evaluate, in_units
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER
@@ -53,20 +53,21 @@ def card(
     config: Config,
     text_sha256: str,
     count: int,
-    losses: Losses,
+    losses: dict[str, Scores],
     epochs: list[Epoch],
     commits: list[str],
 ) -> str:
     """Return a model's card in Markdown: the command, seed, commits, data and measured losses."""
     best = min(epochs, key=lambda epoch: epoch.val_loss)
     names = {
-        f"state kept within windows of {config.training.sequence_length}": losses.windows,
-        "state never reset: one stream": losses.stream,
-        "state reset before every token": losses.stateless,
+        f"state kept within windows of {config.training.sequence_length}": losses["windows"],
+        "state never reset: one stream": losses["stream"],
+        "state reset before every token": losses["stateless"],
     }
     units = "nats_per_token", "nats_per_character", "bits_per_character"
-    rows = [[name, *(f"{losses.in_units(loss)[unit]:.4f}" for unit in units)]
-            for name, loss in names.items()]  # fmt: skip
+    sizes = losses["stream"].num_tokens, losses["stream"].num_characters
+    rows = [[name, *(f"{in_units(scores.loss, *sizes)[unit]:.4f}" for unit in units)]
+            for name, scores in names.items()]  # fmt: skip
     training, data = config.training, config.data
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]
@@ -89,7 +90,7 @@ nats per token{dropout}
 (the vocabulary: all of it); no other text
 - measured on {datetime.date.today()}, on {describe_hardware()}
 
-On the whole validation split ({losses.num_tokens:,} tokens, {losses.num_characters:,} characters):
+On the whole validation split ({sizes[0]:,} tokens, {sizes[1]:,} characters):
 
 {table(head, rows)}"""
 

@@ -311,19 +311,12 @@ class TestEvaluate:
         assert "own text; --text is another" in done.err
 
     def test_on_standard_input(self, script, tiny_run, tiny_text, monkeypatch):
-        """Its own text, too, is scored as a whole, because nobody asked for its split.
-
-        It is encoded once.
-        """
-        encoded, encode = [], CharacterTokenizer.encode
-        counted = lambda tokenizer, text: encoded.append(text) or encode(tokenizer, text)
-        monkeypatch.setattr(CharacterTokenizer, "encode", counted)
+        """Its own text, too, is scored as a whole, because nobody asked for its split."""
         text = tiny_text.read_bytes()[:200]
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + text)))
         done = script("evaluate", "--run", tiny_run, "--text", "-")
         assert (done.code, done.err) == (0, "")
         assert "on all of standard input: 199 tokens, 199 characters" in done.out
-        assert encoded == [text.decode()]
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
         loss = numpy_gru_losses(params, tokenizer.encode(text.decode()), 200).mean()
         assert table_rows(done.out)["never: one stream"][1] == pytest.approx(loss, abs=1e-4)

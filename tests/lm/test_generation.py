@@ -325,7 +325,7 @@ class TestRefusals:
             ({"top_p": 1.1}, "top_p is 1.1"),
             ({"num_tokens": 0}, "num_tokens is 0"),
             ({"seed": 2**64}, "seed is 18446744073709551616"),
-            ({"stop": ("a", "")}, "a string to stop at is empty"),
+            ({"stop": ("a", "")}, r"stop is \('a', ''\); .* strings of at least one character"),
             ({"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
             ({"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
             ({"logits_processor": "a"}, "logits_processor is a str; it must be a function"),
@@ -353,7 +353,7 @@ class TestRefusals:
         stream_text(params, TOKENIZER, "a", Options(top_k=TOKENIZER.vocab_size))
 
     def test_an_empty_prompt(self, params):
-        with pytest.raises(UserError, match="prompt is empty"):
+        with pytest.raises(UserError, match="the prompt '' gives no token; give at least one word"):
             stream_text(params, TOKENIZER, "", Options())
 
     def test_unknown_characters_are_named(self, params):

@@ -245,9 +245,9 @@ class TestGenerate:
             ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be tokens"),
             ({"stop": "\n"}, r"stop is '\\n'; it must be tokens; stream_text stops at strings"),
             ({"stop": [1, "b"]}, r"stop is \[1, 'b'\]; it must be tokens; stream_text"),
-            ({"lengths": [4, 0, 3]}, "lengths range from 0 to 4; they must be in 1 … P = 4"),
-            ({"lengths": [4, 5, 3]}, "lengths range from 3 to 5; they must be in 1 … P = 4"),
-            ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers, one per row"),
+            ({"lengths": [4, 0, 3]}, "lengths range from 0 to 4; they must be in 1 … 4"),
+            ({"lengths": [4, 5, 3]}, "lengths range from 3 to 5; they must be in 1 … 4"),
+            ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers \(3,\)"),
             ({"logits_processor": 1.2}, "logits_processor is a float; it must be a function"),
             ({"logits_processor": lambda logits, counts: None}, "a processor returned None"),
             (
@@ -260,7 +260,7 @@ class TestGenerate:
                 r"counts is int64 \(3, 2",
             ),
             ({"logits_processor": MinP(1), "counts": np.ones((3, V))}, r"float64 .* be integers"),
-            ({"logits_processor": MinP(1), "counts": -np.ones((3, V), int)}, "counts contains -1"),
+            ({"logits_processor": MinP(1), "counts": -np.ones((3, V), int)}, "range from -1"),
         ],
         ids=lambda given: given if isinstance(given, str) else "-".join(given),
     )
