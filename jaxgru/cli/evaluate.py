@@ -140,7 +140,7 @@ def main() -> None:
                 console.print(f"{share:.1%} of the predicted tokens are <unk>: words or marks that "
                               "the model lacks")  # fmt: skip
         else:
-            dataset = load_text(config, tokenizer, sha256, given, arguments.validation)
+            dataset = _own_text(config, tokenizer, sha256, given, arguments.validation)
             moved = None if config.data.validation else given
             name = _title(config.name, moved, "the validation split of ")
             prompt = default_prompt(sha256, tokenizer)
@@ -174,18 +174,10 @@ def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda what: bar.update(task, completed=next(done), what=what, status="")
 
 
-def load_text(
+def _own_text(
     config: Config, tokenizer: Tokenizer, sha256: str, text: str | None, validation: str | None
 ) -> Dataset:
-    """Load the text that a model was trained on, by its SHA-256, split as in training.
-
-    Args:
-      text, validation: where it and its `data.validation` are; None: where they were.
-
-    Raises:
-      UserError: the text cannot be read, or was moved, has changed, or cannot be told from others
-        for lack of a SHA-256.
-    """
+    """Load the text that a model was trained on; `text` and `validation` say where it is now."""
     if not sha256:
         raise UserError(
             "the model does not record the SHA-256 of the text that it was trained on, "
@@ -208,11 +200,7 @@ def check_output(path: Path) -> None:
 
 
 def write_table(path: Path, scores: Scores) -> None:
-    """Write a row per token as comma-separated values (RFC 4180): position from 1, token, nats.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Write a row per token as comma-separated values (RFC 4180): position from 1, token, nats."""
     table = io.StringIO(newline="")
     rows = csv.writer(table)
     rows.writerow(["position", "token", "nats"])

@@ -156,7 +156,7 @@ def recovery(
       stream: `stream_nll` of these parameters and tokens, if it has been computed already.
 
     Raises:
-      UserError: as `stream_nll`; a length or stride is below 1; or `stream` has another shape.
+      UserError: as `stream_nll`; or the length or stride is below 1.
       ValueError: the tokens are not integers.
       TypeError: the length or stride is not a whole number.
     """
@@ -165,8 +165,6 @@ def recovery(
     n = len(tokens) - 1
     if stream is None:
         stream = stream_nll(params, tokens)
-    elif np.shape(stream) != (n,):
-        raise UserError(f"stream is {np.shape(stream)}; it must be {(n,)}, as of stream_nll.")
     length = min(length, n)
     at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
     batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
@@ -290,11 +288,10 @@ def evaluate(
       and the weights go on learning ("dynamic").
 
     Raises:
-      UserError: as `window_nll`; or `num_characters` is below 0.
+      UserError: as `window_nll`.
       ValueError: the tokens are not integers.
-      TypeError: `num_characters` or the window is not a whole number.
+      TypeError: the window is not a whole number.
     """
-    num_characters = check_whole("num_characters", num_characters, least=0)
     nats = {
         "windows": window_nll(params, tokens, window),
         "stream": stream_nll(params, tokens),

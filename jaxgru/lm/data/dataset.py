@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
-from jaxgru.lm.data.sources import absolute, is_there
+from jaxgru.lm.data.sources import Corpus, absolute, is_there
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     Tokenizer,
@@ -80,28 +79,8 @@ def load_dataset(
                 "of the two."
             )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
-    if tokenizer is None or of_file:
-        check_encoding(data.encoding, kind)
-    read = functools.partial(load_corpus, encoding=data.encoding, reads_bytes=kind.reads_bytes)
-    places = [data.corpus, data.validation] if data.validation else [data.corpus]
-    wanted = sha256.split() or [""] * len(places)
-    if len(wanted) > len(places):
-        raise ChangedText(f"the model was validated on another text; give it with {options[1]}.")
-    if len(wanted) < len(places):
-        raise ChangedText(
-            f"the model was validated on a part of its own text, not on {data.validation}; leave "
-            f"out {options[1]}."
-        )
-    for place, option in zip(places, options, strict=False):
-        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
-            raise UserError(f"there is no text {place}; give its place with {option}.")
-    corpora = [read(place) for place in places]
-    for one, want, place, option in zip(corpora, wanted, places, options, strict=False):
-        if want not in ("", one.sha256):
-            raise ChangedText(
-                f"{place} has changed or is another text: its SHA-256 is {one.sha256}, not {want}; "
-                f"give the right one with {option}."
-            )
+    check_encoding(data.encoding, kind)
+    corpora = _corpora(config, kind.reads_bytes, sha256, options)
     texts = [one.text for one in corpora]
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count
@@ -143,6 +122,33 @@ def load_dataset(
     source = " and ".join(one.source for one in corpora)
     found = " ".join(one.sha256 for one in corpora)
     return config, Dataset(train, validation, tokenizer, source, num_characters, found)
+
+
+def _corpora(
+    config: Config, reads_bytes: bool, sha256: str, options: tuple[str, str]
+) -> list[Corpus]:
+    """Read the corpus and, if there is one, the validation text; compare their SHA-256s."""
+    data, corpora = config.data, []
+    places = [place for place in (data.corpus, data.validation) if place]
+    wanted = sha256.split() or [""] * len(places)
+    if len(wanted) > len(places):
+        raise ChangedText(f"the model was validated on another text; give it with {options[1]}.")
+    if len(wanted) < len(places):
+        raise ChangedText(
+            f"the model was validated on a part of its own text, not on {data.validation}; leave "
+            f"out {options[1]}."
+        )
+    for place, want, option in zip(places, wanted, options, strict=False):
+        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
+            raise UserError(f"there is no text {place}; give its place with {option}.")
+        found = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
+        if want not in ("", found.sha256):
+            raise ChangedText(
+                f"{place} has changed or is another text: its SHA-256 is {found.sha256}, not "
+                f"{want}; give the right one with {option}."
+            )
+        corpora.append(found)
+    return corpora
 
 
 def check_encoding(encoding: str, tokenizer: Tokenizer | type[Tokenizer]) -> None:

@@ -18,7 +18,7 @@ from jaxgru.lm.data.tokenizers import (
     SubwordTokenizer,
     TokenizerError,
     read_tokenizer,
-    subwords,
+    sentencepiece_model,
     tokenizer_from_bytes,
 )
 
@@ -114,7 +114,7 @@ def test_a_long_text_is_encoded_in_blocks_as_it_is_at_once(learned, monkeypatch,
     """A cut after a line break or before a space changes no token."""
     text = CODE.replace("▁", "") + VERSE
     whole = learned.encode(text)
-    monkeypatch.setattr(subwords, "BLOCK", block)
+    monkeypatch.setattr(sentencepiece_model, "BLOCK", block)
     assert learned.decode(learned.encode(text)) == text
     if block == 40:
         np.testing.assert_array_equal(learned.encode(text), whole)

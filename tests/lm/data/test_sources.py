@@ -239,7 +239,7 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     with pytest.raises(UserError, match="tokenizer.json is a tokenizer of Hugging Face, which"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(hugging_face)))
     path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"mine.model is damaged, .* \(subwords, sentencepiece\)"):
+    with pytest.raises(UserError, match="mine.model cannot be read: the subwords .* the sentencep"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
     with pytest.raises(UserError, match="must end in .json or .model to be a tokenizer"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))

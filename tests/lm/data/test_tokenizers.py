@@ -22,8 +22,8 @@ from jaxgru.lm.data.tokenizers import (
     load_tokenizer,
     read_tokenizer,
     save_tokenizer,
+    sentencepiece_model,
 )
-from jaxgru.lm.data.tokenizers import sentencepiece as study
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 
@@ -196,7 +196,7 @@ class TestSentencePiece:
         text = "Shall I compare  thee to a summer's day?\n" + "temperate" * 9 + "  Rough winds"
         begin = [0, 5, 7, 15, 21, 24, 26, 35, 40, 122, 129]
         assert self.words_begin(scribe, text) == begin
-        monkeypatch.setattr(study, "BLOCK", 16)
+        monkeypatch.setattr(sentencepiece_model, "BLOCK", 16)
         assert scribe.decode(scribe.encode(text)) == " ".join(text.split())
         for whole, part in zip(begin, self.words_begin(scribe, text), strict=True):
             assert text[whole:part].strip() == ""  # at most white space is counted elsewhere

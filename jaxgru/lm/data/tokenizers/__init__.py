@@ -155,10 +155,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             f"{path} is a tokenizer of Hugging Face, which cannot be read; use the .model of "
             "SentencePiece that it was made from, if there is one, or learn a tokenizer."
         )
-    if len(errors) == 1:
-        raise TokenizerError(f"{path} cannot be read: {errors[0]}") from errors[0]
-    known = ", ".join(cls.kind for cls in kinds)
-    raise TokenizerError(f"{path} is damaged, or a tokenizer of no known kind ({known}).")
+    raise TokenizerError(f"{path} cannot be read: {' '.join(map(str, errors))}") from errors[0]
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:

@@ -19,13 +19,17 @@ from jaxgru.lm.data.tokenizers.base import (
     surrogates,
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
-    BLOCK,
     LINE,
     RESERVED,
     SPACE,
     SentencePieceModel,
+    blocks,
     train,
 )
+
+# Of white space, in front of a word, where SentencePiece begins a new piece in any case. It takes
+# other white space of Python's for no space, such as U+0085.
+END = r"[ \t\n\r](?=\S)"
 
 
 class SentencePieceTokenizer(SentencePieceModel):
@@ -65,7 +69,7 @@ class SentencePieceTokenizer(SentencePieceModel):
             escape_whitespaces=True,
             remove_extra_whitespaces=True,
         ).normalize
-        normal = "".join(normalize(block) for _, _, block in _blocks(text))
+        normal = "".join(normalize(block) for _, block in blocks(text, END))
         # The trainer skips lines with its reserved character.
         lines = re.split(f"[\r\n{RESERVED}]", text)
         lines = [line[i : i + LINE] for line in lines for i in range(0, len(line), LINE)]
@@ -99,17 +103,11 @@ class SentencePieceTokenizer(SentencePieceModel):
         unknown = surrogates(text)  # C++ cannot take them
         if not unknown:
             encode, unk = self._processor.encode, self._processor.unk_id()
-            parts = []
-            for _, before, block in _blocks(text):
-                tokens = np.array(encode(before + block)[len(encode(before)) :], np.int32)
-                parts.append(tokens)
-                # an unknown `before` and an unknown character after it are one token
-                if unk in tokens or (before and unk in encode(block[0])):
-                    normal = set(self._processor.normalize(block)) - {" ", SPACE}
-                    unknown |= {c for c in normal if unk in encode(c)}
-            tokens = np.concatenate(parts)
-            if (tokens != unk).all() and not unknown:
+            tokens = np.concatenate([np.array(encode(b), np.int32) for _, b in blocks(text, END)])
+            if (tokens != unk).all():
                 return tokens
+            normal = set(self._processor.normalize(text)) - {" ", SPACE}
+            unknown = {c for c in normal if unk in encode(c)}
         raise lacks(counted(self.vocab_size, "piece"), unknown)
 
     def decode(self, tokens: Tokens) -> str:
@@ -155,13 +153,11 @@ class SentencePieceTokenizer(SentencePieceModel):
         """
         normalize = self._processor.normalize
         left = int(self._lengths[self.as_list(tokens)].sum())  # of the normalised text
-        for start, before, block in _blocks(text):
-            skipped = len(normalize(before))
-            length = len(normalize(before + block)) - skipped
-            if left < length:
-                at = normalize(before + block, with_offsets=True)[1][skipped + left]
-                return start + max(at - len(before), 0)
-            left -= length
+        for start, block in blocks(text, END):
+            normal, offsets = normalize(block, with_offsets=True)
+            if left < len(normal):
+                return start + offsets[left]
+            left -= len(normal)
         return len(text)
 
 
@@ -170,22 +166,3 @@ def absent(name: str, text: str) -> str:
     while name in text:
         name = f"<{name}>"
     return name
-
-
-def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """Cut a text in front of words, where SentencePiece begins a new piece in any case.
-
-    Encoding needs 45 bytes per character, so a long text is not encoded at once. A longer word is
-    cut, too, which may cut a piece in two.
-
-    Yields (start, before, block): the block, where it begins in the text, and what to encode before
-    it so that a block that begins inside a word does not get the space that begins a text.
-    """
-    start, before = 0, ""
-    while len(text) - start > BLOCK:
-        # SentencePiece takes other white space of Python's for no space, such as U+0085
-        cut = re.compile(r"[ \t\n\r](?=\S)").search(text, start + BLOCK // 2, start + BLOCK)
-        end = cut.end() if cut else start + BLOCK
-        yield start, before, text[start:end]
-        start, before = end, "" if cut else RESERVED
-    yield start, before, text[start:]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxgru.errors import counted, needs
 from jaxgru.lm.data.tokenizers.base import Tokenizer, TokenizerError
 
 LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
-BLOCK = 2**22  # characters that SentencePiece encodes at once, about
+BLOCK = 2**22  # characters that SentencePiece encodes at once, or a few more
 SPACE = "▁"  # how SentencePiece writes a space
 RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
 
@@ -46,6 +46,18 @@ class SentencePieceModel(Tokenizer):
     def to_bytes(self) -> bytes:
         """Return the model in SentencePiece's own format."""
         return self._model
+
+
+def blocks(text: str, end: str) -> Iterator[tuple[int, str]]:
+    """Cut a text after matches of `end`, which no piece goes beyond; yield where each part begins.
+
+    Encoding needs 45 bytes per character, so a long text is not encoded at once.
+    """
+    start, ends = 0, re.compile(end)
+    while found := ends.search(text, start + BLOCK):
+        yield start, text[start : found.end()]
+        start = found.end()
+    yield start, text[start:]
 
 
 class TooManyPieces(TokenizerError):

@@ -18,15 +18,16 @@ from jaxgru.lm.data.tokenizers.base import (
     surrogates,
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
-    BLOCK,
     LINE,
     RESERVED,
     SPACE,
     SentencePieceModel,
     TooManyPieces,
+    blocks,
     train,
 )
 
+END = "\n|[^ ](?= )"  # of a line, or of a word before a space: no piece goes on
 COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
 LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
 
@@ -110,7 +111,7 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         if unknown := surrogates(text):
             raise lacks("all of UTF-8", unknown)
-        return np.concatenate([self._encode(block) for block in _blocks(text)])
+        return np.concatenate([self._encode(block) for _, block in blocks(text, END)])
 
     def _encode(self, block: str) -> Int[np.ndarray, "N"]:
         own = [self._token_of_byte[byte] for byte in SPACE.encode()]
@@ -139,18 +140,3 @@ def _frequent(text: str, most: int) -> Iterator[str]:
             return
         yield character
         left -= count
-
-
-def _blocks(text: str) -> Iterator[str]:
-    """Cut a text where no piece goes on: after a line break, or else between a word and a space.
-
-    A longer word is cut, too, which may cut a piece in two.
-    """
-    start = 0
-    while len(text) - start > BLOCK:
-        line = text.rfind("\n", start, start + BLOCK) + 1
-        word = re.compile("[^ ](?= )").search(text, start + BLOCK // 2, start + BLOCK)
-        end = line if line > start else word.end() if word else start + BLOCK
-        yield text[start:end]
-        start = end
-    yield text[start:]
