@@ -49,9 +49,8 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
 def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int) -> float:
     """Return the number of distinct n-grams over the number of n-grams; 1 if none is repeated.
 
-    This is "distinct-n" of Li et al. 2016 (arXiv 1510.03055), except that they divide by the number
-    of items, n − 1 more, with which 1 cannot be reached. Longer texts have lower values, so compare
-    texts of the same length only.
+    This is "distinct-n" of Li et al. 2016 (arXiv 1510.03055), who divide by the number of items.
+    Longer texts have lower values, so compare texts of the same length only.
 
     Args:
       items: at least n tokens, words, or characters of a string.

@@ -160,9 +160,9 @@ def main() -> None:
                 console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
-            if arguments.output is not None:
-                scores = _of_split(dataset, stream_nll(params, dataset.validation))
-    if arguments.output is not None:
+            wanted = arguments.output is not None
+            scores = _of_split(dataset, stream_nll(params, dataset.validation)) if wanted else None
+    if arguments.output is not None and scores is not None:
         write_table(arguments.output, scores)
 
 

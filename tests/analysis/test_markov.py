@@ -55,8 +55,6 @@ class TestTransitionMatrix:
         [
             ("gru", 7, 1, {"final_norm": True}),
             ("lstm", 6, 2, {}),
-            ("rnn", 2, 2, {}),
-            ("lstm", 1, 1, {}),
             ("mlp", 4, 1, {"context_length": 2}),
         ],
     )

@@ -117,14 +117,6 @@ class TestByHand:
         nll = count_ngrams(TEXT, 4, 2).token_nll(np.array([0, 1, 1, 0, 2, 0]))
         np.testing.assert_allclose(nll, -np.log([11 / 16, 3 / 16, 3 / 8, 1 / 8, 1 / 8]))
 
-    def test_the_first_tokens_of_the_text_come_after_none(self):
-        """In 2 0 1 0 1, 2 0 comes after nothing: to trigrams, the context 2 alone says nothing."""
-        model = count_ngrams(np.array([2, 0, 1, 0, 1]), 3, 3)
-        np.testing.assert_array_equal(
-            model.probabilities(np.array([2])), model.probabilities(np.array([], int))
-        )
-        assert model.probabilities(np.array([2, 0]))[1] > 0.5
-
     def test_pairs(self):
         """Of 5 pairs, 0 is followed by 1 twice; 1 by 0 and by 2; 2 by 1; nothing follows 3."""
         expected = np.array([[0, 2, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0] * 4]) / 5

@@ -43,13 +43,6 @@ def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
     assert (config.name, config.training) == (given.name, given.training)
 
 
-def test_subwords_keep_the_configs_vocabulary(tiny_text):
-    overrides = {"data__tokenizer": "sentencepiece", "model__vocab_size": 60}
-    config, dataset = load_dataset(tiny_config(tiny_text, **overrides))
-    assert config.model.vocab_size == dataset.tokenizer.vocab_size == 60
-    assert max(dataset.train.max(), dataset.validation.max()) < 60
-
-
 def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
     """A run keeps its own vocabulary, here with more characters than the text has."""
     tokenizer = CharacterTokenizer.learn(tiny_text.read_text() + "0123456789")
@@ -57,17 +50,6 @@ def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
     assert dataset.tokenizer is tokenizer
     assert config.model.vocab_size == len(set(tiny_text.read_text())) + 10
     assert tokenizer.decode(dataset.train) == tiny_text.read_text()[:2700]
-
-
-def test_a_corpus_that_changed_is_refused(tiny_text, tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes(tiny_text.read_bytes())
-    config, dataset = load_dataset(tiny_config(path))
-    path.write_bytes(tiny_text.read_bytes() + b"!")
-    with pytest.raises(UserError, match="or is another text.*with --data.corpus") as refusal:
-        load_dataset(config, sha256=dataset.sha256)
-    assert dataset.sha256 in str(refusal.value)
-    assert hashlib.sha256(path.read_bytes()).hexdigest() in str(refusal.value)
 
 
 def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):

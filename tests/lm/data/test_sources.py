@@ -275,5 +275,7 @@ def test_a_folder_that_changed_is_another_text(folder):
     assert config.data.corpus == str(folder)
     load_dataset(config, dataset.tokenizer, dataset.sha256)
     (folder / "b.txt").rename(folder / "0.txt")  # the same files in another order
-    with pytest.raises(UserError, match="has changed or is another text"):
+    with pytest.raises(UserError, match="has changed or is another text.*--data.corpus") as refusal:
         load_dataset(config, dataset.tokenizer, dataset.sha256)
+    assert dataset.sha256 in str(refusal.value)
+    assert read_text(str(folder)).sha256 in str(refusal.value)

@@ -285,7 +285,7 @@ class TestSaveAndLoad:
         ("tokenizer.json", b"[1]"),
         ("tokenizer.json", b'{"characters": "aa"}'),
         ("tokenizer.json", b'\xff{"characters": "a"}'),
-        ("words.json", b"[1]"),
+        ("words.json", b'{"words": [" <unk>", "\\ud800"]}'),
         ("words.json", b'{"words": "abc"}'),
         ("words.json", b'{"words": [" <unk>", 1]}'),
         ("words.json", b'{"words": ["a", " <unk>"]}'),

@@ -93,6 +93,7 @@ class WordTokenizer(Tokenizer):
             raise ValueError("its vocabulary is not a list of words")
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
+        "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
         return cls(words)
 
     def to_bytes(self) -> bytes:
