@@ -3,9 +3,6 @@
 `jaxgru` is the layer, for a model of your own; `jaxgru.lm` is the language model.
 """
 
-import jaxgru.cli.startup  # noqa: F401  before JAX
-
-# isort: split
 from jaxgru import cells, libraries, lm
 from jaxgru.cells import (
     GRUParams,

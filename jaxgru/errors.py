@@ -1,12 +1,13 @@
 """UserError, packages that are not installed, and how values and warnings are printed."""
 
 import contextlib
+import difflib
 import os
 import re
 import reprlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def command(name: str) -> str:
     if program.endswith(".py") and Path(folder).resolve() == scripts:
         return f"python {shlex.quote(os.path.join(folder, name))}.py"
     return f"jaxgru {name}"
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return "the nearest is …", of the known names; `otherwise` if none is much alike.
+
+    Nearest is a field of that name in any section, then the most similar spelling.
+    """
+    plain = lambda name: name.strip("-").replace("-", "_")
+    word, names = plain(name), {plain(one): one for one in known}
+    alike = [one for one in names if one.rpartition(".")[2] == word]
+    alike = alike or difflib.get_close_matches(word, names, n=1)
+    return f"the nearest is {names[alike[0]]}" if alike else otherwise
 
 
 def printable(text: str) -> str:

@@ -51,7 +51,8 @@ class Both:
         self.state = TrainState(
             params, optimizer(training).init(params), jax.random.key(7), jnp.zeros((), jnp.int32)
         )
-        self.module = torch_model(params, site=training.dropout_site)
+        ((self.site, self.rate),) = training.dropouts.items()
+        self.module = torch_model(params, site=self.site)
         self.keys = model_keys(params)
         self.clipped_norms = []
         self.optimizer, self.schedule = torchref.make_optimizer(
@@ -82,10 +83,8 @@ class Both:
         crop_key, dropout_key = keys_of_step(self.state.key, step)
         shape = training.batch_size, training.sequence_length
         inputs, targets = random_crops(crop_key, self.tokens, *shape)
-        dropout = Dropout(dropout_key, training.dropout, training.dropout_site)
-        masks = None
-        if training.dropout:
-            masks = masks_to_torch(dropout_masks(self.like.layers, dropout, *shape))
+        dropout = Dropout(dropout_key, self.rate, self.site)
+        masks = masks_to_torch(dropout_masks(self.like.layers, dropout, *shape))
         return to_torch(inputs), to_torch(targets), masks
 
     def theirs(self, name: str | None = None) -> Params:
@@ -125,7 +124,7 @@ def test_fifty_steps(cell, dtype):
     training = TrainingConfig(
         epochs=3, steps_per_epoch=25, batch_size=4, sequence_length=10,
         learning_rate=1e-2, weight_decay=0.1, max_grad_norm=CLIP[cell],
-        dropout=0.2, dropout_site=SITES[cell],
+        **{f"{SITES[cell]}_dropout": 0.2},
     )  # fmt: skip
     rng = np.random.default_rng(0)
     params = random_params(rng, MODELS[cell], dtype)

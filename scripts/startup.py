@@ -1,7 +1,6 @@
-"""Set up the process; every script imports this module first: see jaxgru/cli/startup.py."""
+"""Say how to install jaxgru where it is missing; every script imports this module first."""
 
 try:
-    import jaxgru.cli.startup  # noqa: F401
     from jaxgru.cli.options import run_command  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "jaxgru":

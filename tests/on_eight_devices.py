@@ -37,7 +37,7 @@ from jaxgru.lm.training import (  # noqa: E402
 from jaxgru.parallel.sharding import ROWS, shard, shard_rows, shardings  # noqa: E402
 
 MODEL = ModelConfig("gru", 64, 24, 16, 2)  # every axis divides by 8
-RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10, dropout=0.3)
+RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10, state_dropout=0.3)
 TOKENS = np.random.default_rng(0).integers(0, 64, 500).astype(np.int32)
 
 

@@ -12,7 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
-from jaxgru.lm.config import nearest
+from jaxgru.errors import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
@@ -39,8 +39,7 @@ def _without_command() -> None:
     parser = make_parser()
     name = sys.argv[1] if len(sys.argv) > 1 else "-"
     if not name.startswith("-"):
-        meant = nearest(name, COMMANDS)
-        meant = f"the nearest is {meant}" if meant else f"the commands are {', '.join(COMMANDS)}"
+        meant = nearest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
         parser.error(f"there is no command {name!r}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:

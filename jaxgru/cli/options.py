@@ -15,12 +15,12 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, NoReturn, cast
 
 import jax
 
-from jaxgru.errors import UserError, command
-from jaxgru.lm.config import SECTIONS, Config, dotted_names, field_types, nearest
+from jaxgru.errors import UserError, command, nearest
+from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
@@ -28,18 +28,6 @@ from jaxgru.parallel.hardware import no_device
 
 MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
-ALSO_CALLED = {
-    "--prompt": "text input start",
-    "--resume": "load checkpoint ckpt",
-    "--init": "pretrained init_from finetune",
-    "--run": "init load checkpoint ckpt model",
-    "--config": "model",
-    "--runs": "out output out_dir",
-    "--num-tokens": "length max_length max_tokens max_new_tokens",
-    "--temperature": "greedy",
-}
-"""Names of options in other programs that are not spelled like ours; `config.py` has those of a
-config's fields."""
 
 
 class _Types(argparse.HelpFormatter):
@@ -54,7 +42,7 @@ class _Types(argparse.HelpFormatter):
 
 def _formatter() -> type[argparse.HelpFormatter]:
     """Return what formats the help: in colour for a terminal, where rich-argparse is installed."""
-    if sys.stdout and sys.stdout.isatty():  # None, if it is closed
+    if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             from rich_argparse import RichHelpFormatter
 
@@ -110,17 +98,15 @@ class Parser(argparse.ArgumentParser):
         """Print the sentence and exit 2."""
         _end(message)
 
-    def print_help(self, file=None) -> None:
-        """Print the help; unlike argparse's, raise OSError where it cannot be written."""
-        print(self.format_help(), end="", file=file)
-
     def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown one is an error that names what was probably meant."""
         args = [self._as_declared(a) for a in (sys.argv[1:] if args is None else args)]
         for argument in itertools.takewhile(lambda a: a != "--", args):
             name = argument.partition("=")[0]  # first: its value would be taken for MODEL
             if re.fullmatch(r"--?[A-Za-z]\S*", name) and name not in self._option_string_actions:
-                self.error(f"there is no option {name}; {self._nearest(name)}.")
+                known = self._option_string_actions
+                meant = nearest(name, known, "--help lists the options")
+                self.error(f"there is no option {name}; {meant}.")
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(f"{unknown[0]!r} belongs to no option; --help lists the options.")
@@ -133,14 +119,6 @@ class Parser(argparse.ArgumentParser):
             declared = {o.replace("_", "-"): o for o in self._option_string_actions}
             name = declared.get(name.replace("_", "-"), name)
         return name + equals + value
-
-    def _nearest(self, name: str) -> str:
-        """Return what an unknown option probably means."""
-        known = self._option_string_actions
-        word = name.strip("-").replace("-", "_")
-        called = [option for option, words in ALSO_CALLED.items() if word in words.split()]
-        meant = next((o for o in called if o in known), nearest(name, known))
-        return f"the nearest is {meant}" if meant else "--help lists the options"
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
@@ -211,10 +189,8 @@ KINDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 def field_choices(section: str, name: str) -> list[str]:
     """Return the values that a config's field can have, if they are few."""
     cls = SECTIONS[section]
-    kind = field_types(cls)[name]
-    if kind is bool:
-        return ["true", "false"]
-    return list(get_args(kind) or cls.__dataclass_fields__[name].metadata["known"])
+    is_bool = field_types(cls)[name] is bool
+    return ["true", "false"] if is_bool else choices(cls, cls.__dataclass_fields__[name])
 
 
 def typed(value: object) -> str:
@@ -262,16 +238,11 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_command(name: str) -> NoReturn:
-    """Pass `main` of the module `jaxgru.cli.<name>` to `run_script`.
+    """Pass `main` of the module `jaxgru.cli.<name>`, which alone is imported, to `run_script`.
 
-    Only that module is imported, and before `run_script` takes over, so that Ctrl-C in an import
-    ends the process as `startup.py` has arranged. `train` handles Ctrl-C itself while it has
-    anything to save.
+    `train` handles Ctrl-C itself while it has anything to save.
     """
-    try:
-        main = importlib.import_module(f"jaxgru.cli.{name}").main
-    except UserError as error:  # a package is missing
-        _end(str(error))
+    main = lambda: importlib.import_module(f"jaxgru.cli.{name}").main()
     run_script(main, at_once=name in ("train", "sample", "evaluate"))
 
 
@@ -282,35 +253,27 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     callback of JAX's disappears, and Python's shutdown crashes while XLA compiles.
 
     A lack of memory or of the requested device is reported in one line, too, because the user can
-    change what was asked for. If the output cannot be written, exit 1: silently if its reader has
-    gone, else with one line.
+    change what was asked for. If the reader of the output has gone, exit 1 in silence.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see startup.py
-        signal.signal(signal.SIGINT, _end_at_once if at_once else signal.default_int_handler)
-    if sys.stderr.isatty():
-        print(" " * len("loading …"), end="\r", file=sys.stderr, flush=True)
+    before = signal.getsignal(signal.SIGINT)
+    if at_once and before is signal.default_int_handler:  # `nohup` ignores it
+        signal.signal(signal.SIGINT, _end_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        with contextlib.suppress(OSError):  # it was a file and has become a pipe
-            sys.stdout.reconfigure(errors="replace")  # "?" for characters that it cannot encode
+        sys.stdout.reconfigure(errors="replace")  # "?" for characters that it cannot encode
     code: str | int | None = 0
     try:
         try:
             main()
         except SystemExit as stop:  # as after --help
             code = stop.code
-        sys.stdout.flush()
+        print(end="", flush=True)
     except KeyboardInterrupt:
         code = 130
     except UserError as error:
         _end(str(error))
-    except OSError:
-        error = _broken(sys.stdout)
-        if error is None:
-            raise
-        _drop(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            _end(f"the output cannot be written: {error.strerror}.", 1)
-        code = 1  # the reader has gone, for example `head`
+    except BrokenPipeError:  # the reader has gone, for example `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
+        code = 1
     except Exception as error:
         of_jax = isinstance(error, jax.errors.JaxRuntimeError)
         if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
@@ -323,6 +286,8 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
         if problem := no_device():
             _end(problem)
         raise
+    finally:
+        signal.signal(signal.SIGINT, before)
     raise SystemExit(code)
 
 
@@ -334,24 +299,7 @@ def _end_at_once(number: int, frame: Any) -> None:
     os._exit(130)
 
 
-def _end(sentence: str, code: int = 2) -> NoReturn:
-    try:
-        program = styled(f"{os.path.basename(sys.argv[0])}:", "bold red", sys.stderr)
-        print(program, sentence, file=sys.stderr, flush=True)
-    except OSError:
-        _drop(sys.stderr)
-    raise SystemExit(code) from None
-
-
-def _broken(stream: Any) -> OSError | None:
-    """Return what is wrong with a stream, found by writing an empty line to it."""
-    try:
-        print(file=stream, flush=True)
-    except OSError as error:
-        return error
-    return None
-
-
-def _drop(stream: Any) -> None:
-    """Discard what a stream still holds and would write when Python exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _end(sentence: str) -> NoReturn:
+    program = styled(f"{os.path.basename(sys.argv[0])}:", "bold red", sys.stderr)
+    print(program, sentence, file=sys.stderr, flush=True)
+    raise SystemExit(2) from None

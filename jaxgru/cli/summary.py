@@ -47,9 +47,11 @@ def print_summary(config: Config, full: bool = False) -> None:
         layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
         shapes[name if full else layer].append(leaf.shape)
     model, training = config.model, config.training
-    site = f", dropout {training.dropout} ({training.dropout_site})" if training.dropout else ""
+    dropouts = "".join(f", {site} dropout {rate}" for site, rate in training.dropouts.items())
     total = num_params(params)
-    table = Table(title=f"{config.name}: {model.num_layers} × {model.cell}{site}", show_footer=True)
+    table = Table(
+        title=f"{config.name}: {model.num_layers} × {model.cell}{dropouts}", show_footer=True
+    )
     table.add_column("parameter" if full else "layer", "total")
     table.add_column("shape" if full else "shapes")
     table.add_column("count", f"{total:,}", justify="right")

@@ -55,10 +55,17 @@ def make_parser() -> Parser:
     )
     add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
         dest="coordinator")  # fmt: skip
-    add("--distributed.processes", metavar="INT", help="number of processes", dest="processes")
+    add(
+        "--distributed.processes",
+        metavar="INT",
+        help="number of processes",
+        dest="processes",
+        type=int,
+    )
     add(
         "--distributed.process",
         metavar="INT",
+        type=int,
         help="number of this process, from 0",
         dest="process",
     )
@@ -101,7 +108,7 @@ def main() -> None:
     keep_freed_memory()
     silence_orbax()  # until the process ends, because its threads outlive an error
     this = arguments.coordinator, arguments.processes, arguments.process
-    if arguments.distributed or any(this):
+    if arguments.distributed or this != (None, None, None):
         processes.join(*this, arguments.timeout)
     with processes.end_if_another_dies():
         if arguments.resume:

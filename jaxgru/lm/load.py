@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxgru.errors import UserError, command
+from jaxgru.errors import UserError, command, nearest
 from jaxgru.libraries import InteropError
-from jaxgru.lm.config import Config, config_names, nearest
+from jaxgru.lm.config import Config, config_names
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
 from jaxgru.lm.model import Params
@@ -63,8 +63,7 @@ def find_model(model: str | Path) -> Found:
     known = pretrained_names()
     if not os.path.lexists(model):
         others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
-        meant = nearest(str(model), known)
-        meant = f"the nearest is {meant}" if meant else f"it must be {others}"
+        meant = nearest(str(model), known, f"it must be {others}")
         if model in config_names():
             meant = f"it is a config, which {command('train')} {model} trains"
         raise UserError(f"there is no model {str(model)!r}; {meant}.")

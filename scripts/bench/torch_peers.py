@@ -50,7 +50,8 @@ def _torchref(config: Config) -> Any:
     cls = getattr(torchref, f"My{m.cell.upper()}Model")
     options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
     sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
-    return cls(*sizes, training.dropout, training.dropout_site, **options)
+    ((site, rate),) = training.dropouts.items()
+    return cls(*sizes, rate, site, **options)
 
 
 def _torch_nn(config: Config) -> Any:

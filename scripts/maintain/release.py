@@ -72,7 +72,6 @@ def card(
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]
     rates = {name: rate for name, rate in vars(training).items() if "drop" in name}
-    rates.pop("dropout_site")
     dropout = " (with dropout)" if any(rates.values()) else ""
     by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
     head = ["", *(unit.replace("_", " ") for unit in units)]

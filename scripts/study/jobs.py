@@ -23,11 +23,14 @@ NANOGPT = ("astra_beta", "astra_gamma", "best_gru")
 """The configs that are also evaluated as nanoGPT is: their last epoch and their best one."""
 
 VARIANTS = [
-    *({"training.dropout": 0, "training.seed": seed} for seed in range(3)),
+    *({"training.state_dropout": 0, "training.seed": seed} for seed in range(3)),
     *({"model.hidden_dim": size} for size in (32, 64, 256)),
     *({"model.num_layers": number} for number in (2, 3)),
     *({"data.batches": "streams", "training.seed": seed} for seed in range(3)),
-    *({"data.batches": "streams", "training.dropout": 0, "training.seed": s} for s in range(3)),
+    *(
+        {"data.batches": "streams", "training.state_dropout": 0, "training.seed": s}
+        for s in range(3)
+    ),
     *({"training.compute_dtype": "bfloat16", "training.seed": seed} for seed in range(3)),
 ]
 """Changes to astra_alpha, to measure the cost of its dropout, the cost of a reset by size, the

@@ -28,7 +28,7 @@ from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 TINY = Config(
     "tiny",
     ModelConfig("gru", 11, 5, 9, 2, second_bias=True, reset_gate="before"),
-    training=TrainingConfig(batch_size=4, sequence_length=6, dropout=0.1),
+    training=TrainingConfig(batch_size=4, sequence_length=6, state_dropout=0.1),
 )
 NOW, EARLIER, OLD = "2026-02-03T04:05:06", "2026-01-01T00:00:00", "2025-01-01T00:00:00"
 

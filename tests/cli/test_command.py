@@ -65,10 +65,6 @@ def test_version(run):
         ),
         (["train"], "jaxgru train: give either CONFIG, such as astra_alpha, or --init MODEL"),
         (
-            ["train", "--lr", "1"],
-            "jaxgru train: there is no option --lr; the nearest is --training.",
-        ),
-        (
             ["sample", "--run", "nowhere"],
             "jaxgru sample: there is no model 'nowhere'; it must be a run's folder",
         ),

@@ -15,19 +15,17 @@ import re
 import subprocess
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, SCRIPTS, contents, numpy_gru_losses, python_script, slow
+from conftest import ROOT, contents, numpy_gru_losses, python_script, slow
 
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import run_script
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from jaxgru.lm.evaluation import window_loss
@@ -80,17 +78,6 @@ class TestProcesses:
         assert done.returncode == 0, done.stderr
         assert done.stdout == "[]\nno device\n"
 
-    @pytest.mark.slow
-    def test_output_cut_short_is_no_error(self, tiny_run):
-        """`sample.py | head`: the reader goes, and that is all."""
-        command = [sys.executable, str(SCRIPTS / "sample.py"), "--run", str(tiny_run)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as sampling:
-            sampling.stdout.read(1)
-            sampling.stdout.close()
-            assert sampling.stderr.read() == ""
-
 
 class TestTrain:
     def test_a_run_leaves_the_files_that_the_design_names(self, tiny_run, tiny_text):
@@ -103,7 +90,7 @@ class TestTrain:
         }  # fmt: skip
         assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
         config = tomllib.loads((tiny_run / "config.toml").read_text())
-        assert config["model"]["hidden_dim"] == 9 and config["training"]["dropout"] == 0.1
+        assert config["model"]["hidden_dim"] == 9 and config["training"]["state_dropout"] == 0.1
         assert config["data"]["corpus"] == str(tiny_text)
 
         records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").open()]
@@ -453,7 +440,7 @@ class TestTrainRefuses:
         )
 
     def test_an_option_without_its_value(self, train, refused):
-        assert "--training.dropout" in train("--training.dropout")
+        assert "--training.state_dropout" in train("--training.state_dropout")
         assert "--config" in refused("train", "--config")
 
     @pytest.mark.parametrize(
@@ -694,22 +681,3 @@ class TestSampleRefuses:
     )
     def test_an_option_out_of_range(self, refused, tiny_run, options, says):
         assert says in refused("sample", "--run", tiny_run, *options)
-
-
-class TestMemory:
-    def test_too_little_is_one_sentence(self, capsys, monkeypatch):
-        monkeypatch.setattr(sys, "argv", ["train.py"])
-        with pytest.raises(SystemExit, match="2"):
-            run_script(lambda: jax.numpy.zeros(2**46, "int8"))
-        assert capsys.readouterr().err.startswith(
-            "train.py: out of memory (Out of memory allocating 70368744177664 bytes); to "
-            "train in less, raise --training.gradient_accumulation"
-        )
-
-    def test_other_errors_of_jaxs_are_nobodys_mistake(self):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-            run_script(partial(_raise, jax.errors.JaxRuntimeError("INTERNAL: a bug")))
-
-
-def _raise(error: Exception) -> None:
-    raise error

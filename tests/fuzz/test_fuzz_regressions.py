@@ -84,18 +84,6 @@ class TestConfigs:
         assert "is not a TOML file" in says and "recursion" in says
 
     @pytest.mark.parametrize(
-        "text, message",
-        [
-            ("a." * 10_000 + "a = 1", "it is too large for a config: 20,005 bytes and 10,000 dots"),
-            ("#" * 2**17, "it has 131,072 bytes; at most 65,536"),
-        ],
-    )
-    def test_larger_than_any_config(self, text, message, tmp_path):
-        """10,000 dots took 500 MB; 100,000 did not end."""
-        (tmp_path / "a.toml").write_text(text)
-        assert message in refusal(ConfigError, load_config, tmp_path / "a.toml")
-
-    @pytest.mark.parametrize(
         "table",
         [
             {"name": 1 << 99_999},
@@ -110,7 +98,8 @@ class TestConfigs:
 
     def test_a_number_that_no_float_holds(self):
         table = {"training": {"learning_rate": 10**400}}
-        assert "learning_rate is inf; it must be finite" in refusal(ConfigError, from_dict, table)
+        says = "learning_rate is inf; it must be above 0 and finite"
+        assert says in refusal(ConfigError, from_dict, table)
 
     def test_a_path_that_no_folder_takes(self):
         assert "File name too long" in refusal(ConfigError, load_config, "x" * 300 + ".toml")
@@ -208,7 +197,6 @@ class TestSafetensors:
     @pytest.mark.parametrize(
         "key, value, says",
         [
-            ("config", "a." * 9999 + "a = 1", "too large for a config"),
             ("config", "a = " + "[" * 9999, "recursion"),
             ("config", "[model]\ncell = 0x" + "f" * 9999, "thousands of digits"),
             ("tokenizer", "x" * 10**5, "no kind of tokenizer"),

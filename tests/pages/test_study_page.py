@@ -76,7 +76,7 @@ def test_the_numbers_are_the_records():
 
 
 def test_means_and_ranges_are_over_the_seeds_of_a_config_and_its_changes():
-    changes = {"training.dropout": 0.0}
+    changes = {"training.state_dropout": 0.0}
     text = page(run(), run(seed=1, stream=1.75, losses=[1.5]), run(changes=changes, cost=0.5),
                 run("scribe_gamma"))  # fmt: skip
     assert "| astra_alpha | 2 | 1.610 (1.500 … 1.720) | 1.645 (1.520 … 1.770) |" in text

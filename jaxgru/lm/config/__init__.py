@@ -1,18 +1,17 @@
 """Typed, frozen configuration: one TOML file per model, whose fields can be overridden.
 
 A config has three sections. `model` alone decides the parameters, `data` the tokens, `training` the
-optimisation. Each field has a role: `recipe`, `placement` or `setting`. Every value is checked when
-it is set, so a bad one is refused before anything slow starts.
+optimisation. Each field has a role: `recipe`, `placement` or `setting`. A section checks its values
+when it is made, so nobody needs to check them again.
 """
 
-from jaxgru.lm.config.fields import ConfigError, field_types
+from jaxgru.lm.config.fields import ConfigError, choices, field_types
 from jaxgru.lm.config.reading import (
     about,
     config_dir,
     config_names,
     from_dict,
     load_config,
-    nearest,
     override,
     parse_toml,
     to_dict,
@@ -30,6 +29,6 @@ from jaxgru.lm.config.sections import (
 
 __all__ = [
     "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig", "about",
-    "config_dir", "config_names", "dotted_names", "field_types", "field_value", "from_dict",
-    "load_config", "nearest", "override", "parse_toml", "recurrent_matrices", "to_dict",
+    "choices", "config_dir", "config_names", "dotted_names", "field_types", "field_value",
+    "from_dict", "load_config", "override", "parse_toml", "recurrent_matrices", "to_dict",
 ]  # fmt: skip

@@ -7,9 +7,9 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def _field(role: Role, default: Any, help: str, known: Iterable[str] = (), **bou
 
     Args:
       known: the values that it can have, if they are the names in a registry.
-      bounds: `at_least`, `above` or `below`.
+      bounds: `at_least`, `above` or `below`; a whole number is also below 2^31, as JAX's are.
     """
     metadata = {"role": role, "help": help, "known": known, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)
@@ -39,11 +39,16 @@ def _field(role: Role, default: Any, help: str, known: Iterable[str] = (), **bou
 
 recipe = functools.partial(_field, "recipe")
 """A field that is part of the numbers, and must not change within a run."""
+zero_to_one = functools.partial(recipe, 0.0, at_least=0, below=1)
+"""Such a field that is a probability or a decay, by default 0."""
 placement = functools.partial(_field, "placement")
 """A field that says where and how the numbers are computed. It changes them by rounding at most, as
 other hardware does, so it may change within a run."""
 setting = functools.partial(_field, "setting")
 """A field that says where something lies or what is kept. It may change within a run."""
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -53,68 +58,44 @@ class Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        types = field_types(type(self))
         for field in dataclasses.fields(self):
-            name = f"{self.section}.{field.name}"
-            value = _as_type(name, getattr(self, field.name), types[field.name])
-            _check_bounds(name, value, field.metadata["bounds"])
-            if (known := field.metadata["known"]) and value not in known:
-                raise ConfigError(
-                    f"{name} is {shown(value)}; it must be one of {', '.join(known)}."
-                )
-            object.__setattr__(self, field.name, value)
-
-    def _check_product(self, *names: str) -> None:
-        """Raise ConfigError if a product of sizes, as of a batch or a matrix, exceeds 32 bits."""
-        values = [getattr(self, name) for name in names]
-        if math.prod(values) >= 2**31:
-            product = " × ".join(f"{self.section}.{name}" for name in names)
-            raise ConfigError(
-                f"{product} is {' × '.join(map(str, values))}; it must be below 2^31, because "
-                "JAX's integers have 32 bits."
-            )
+            value = getattr(self, field.name)
+            object.__setattr__(self, field.name, _checked(type(self), field, value))
 
 
-def _as_type(name: str, value: Any, type_: Any) -> Any:
-    """Return `value` as the field's type. Raises a ConfigError that says what would be right."""
-    if get_origin(type_) is Literal:
-        if value not in get_args(type_):
-            choices = ", ".join(get_args(type_))
-            raise ConfigError(f"{name} is {shown(value)}; it must be one of {choices}.")
+def choices(section: type[Section], field: dataclasses.Field) -> list[str]:
+    """Return the strings that a field can be, if they are few."""
+    return list(get_args(field_types(section)[field.name]) or field.metadata["known"])
+
+
+def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> Any:
+    """Return the value as the field's type. Raises a ConfigError that says what would be right."""
+    name, type_ = f"{section.section}.{field.name}", field_types(section)[field.name]
+    if known := choices(section, field):
+        if value not in known:
+            raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}.")
         return value
     if (type_, type(value)) == (float, int):
         value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
     if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        raise ConfigError(f"{name} is {shown(value)}; it must be {words[type_]}.")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {WORDS[type_]}.")
     if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
-    if type_ is int and abs(value) >= 2**40:
-        raise ConfigError(f"{name} is too large; it must be below 2^40.")
-    if type_ is float and not math.isfinite(value):
-        raise ConfigError(f"{name} is {value}; it must be finite.")
+    if type_ in (int, float):
+        _check_bounds(name, value, field.metadata["bounds"])
     return value
 
 
-def _in_float32(value: float) -> float:
-    """Return the value that a float has on a device: rounded, and 0 below float32's normal ones."""
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float32(value))
-    return rounded if abs(rounded) >= np.finfo(np.float32).tiny else 0.0
-
-
-_BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
-
-
-def _holds(value: Any, bounds: Mapping[str, float]) -> bool:
-    return all(_BOUNDS[bound](value, limit) for bound, limit in bounds.items())
-
-
-def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
-    on_device = _in_float32(value) if isinstance(value, float) else value
-    too_large = on_device in (math.inf, -math.inf)
-    if too_large or not _holds(on_device, bounds):
+def _check_bounds(name: str, value: float, bounds: dict[str, float]) -> None:
+    """Raise ConfigError for a number that is out of bounds, as it is on a device: in 32 bits."""
+    if isinstance(value, int):
+        number, bounds = value, {"below": 2**31} | bounds
+    else:
+        with np.errstate(over="ignore"):
+            number = float(np.float32(value))
+    within = lambda number: all(BOUNDS[bound](number, limit) for bound, limit in bounds.items())
+    if not (math.isfinite(number) and within(number)):
         limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
-        wanted = " and ".join(limits + ["below 2^128"] * too_large)
-        rounded = f", which is {on_device} in float32" if _holds(value, bounds) else ""
-        raise ConfigError(f"{name} is {value}{rounded}; it must be {wanted}.")
+        limits += ["finite"] * math.isinf(number)
+        rounded = f", which is {number} in float32" if within(value) and number != value else ""
+        raise ConfigError(f"{name} is {shown(value)}{rounded}; it must be {' and '.join(limits)}.")

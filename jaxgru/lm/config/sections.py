@@ -11,7 +11,15 @@ from typing import Any, Literal
 from jaxgru.cells import CELLS
 from jaxgru.errors import shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
-from jaxgru.lm.config.fields import ConfigError, Role, Section, placement, recipe, setting
+from jaxgru.lm.config.fields import (
+    ConfigError,
+    Role,
+    Section,
+    placement,
+    recipe,
+    setting,
+    zero_to_one,
+)
 from jaxgru.lm.data.tokenizers import TOKENIZERS
 
 MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
@@ -77,12 +85,6 @@ class ModelConfig(Section):
                 f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
                 f"model.hidden_dim, {self.hidden_dim}."
             )
-        self._check_product("vocab_size", "embedding_dim")
-        self._check_product("embedding_dim", "hidden_dim")
-        self._check_product("hidden_dim", "hidden_dim")
-        self._check_product("hidden_dim", "vocab_size")
-        if self.context_length:
-            self._check_product("context_length", "embedding_dim", "hidden_dim")
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,8 @@ class TrainingConfig(Section):
         "every step; constant, not at all",
     )
     warmup_steps: int = recipe(
-        0, "number of steps at the start in which the learning rate grows linearly",
-        at_least=0, below=2**31,
-    )  # fmt: skip
+        0, "number of steps at the start in which the learning rate grows linearly", at_least=0
+    )
     weight_decay: float = recipe(0.01, "AdamW's weight decay", at_least=0)
     decay_biases: bool = recipe(
         True, "weight decay on biases and other vectors, too; false: on matrices alone"
@@ -169,52 +170,22 @@ class TrainingConfig(Section):
     beta2: float = recipe(0.999, "AdamW's second-moment decay", at_least=0, below=1)
     epsilon: float = recipe(1e-8, "AdamW's denominator offset", above=0)
     max_grad_norm: float = recipe(1.0, "gradients are clipped to this global norm", above=0)
-    dropout: float = recipe(
-        0.0, "probability of dropping a unit at dropout_site", at_least=0, below=1
+    input_dropout: float = zero_to_one("probability of dropping a unit of the embeddings")
+    state_dropout: float = zero_to_one("probability of dropping a unit inside the recurrence")
+    between_dropout: float = zero_to_one("probability of dropping a unit between layers")
+    output_dropout: float = zero_to_one("probability of dropping a unit of the last layer's output")
+    weight_drop: float = zero_to_one(
+        "probability of dropping a weight of the recurrent matrices, drawn once per optimizer step"
     )
-    dropout_site: Literal["state", "between", "output"] = recipe(
-        "state",
-        "state: inside the recurrence; between: between layers; output: after the last layer",
-    )
-    input_dropout: float = recipe(
-        0.0,
-        "probability of dropping a unit of the embeddings, in addition to dropout",
-        at_least=0,
-        below=1,
-    )
-    between_dropout: float = recipe(
-        0.0,
-        "probability of dropping a unit between layers, in addition to dropout",
-        at_least=0,
-        below=1,
-    )
-    output_dropout: float = recipe(
-        0.0,
-        "probability of dropping a unit of the last layer's output, in addition to dropout",
-        at_least=0,
-        below=1,
-    )
-    weight_drop: float = recipe(
-        0.0,
-        "probability of dropping a weight of the recurrent matrices, drawn once per optimizer step",
-        at_least=0,
-        below=1,
-    )
-    ema_decay: float = recipe(
-        0.0,
-        "decay of a moving average of the parameters, which is then the model; 0: none",
-        at_least=0,
-        below=1,
+    ema_decay: float = zero_to_one(
+        "decay of a moving average of the parameters, which is then the model; 0: none"
     )
     random_offset: bool = recipe(
         False,
         "whether streams begin each pass over the text at a random token, as if it were a ring",
     )
-    reset_probability: float = recipe(
-        0.0,
-        "probability of resetting a row's state before a sequence of a stream",
-        at_least=0,
-        below=1,
+    reset_probability: float = zero_to_one(
+        "probability of resetting a row's state before a sequence of a stream"
     )
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
         "float32", "type of the operands of matrix products; all else is float32"
@@ -244,10 +215,12 @@ class TrainingConfig(Section):
         "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_product("epochs", "steps_per_epoch")
-        self._check_product("batch_size", "gradient_accumulation", "sequence_length")
+    @property
+    def dropouts(self) -> dict[str, float]:
+        """The probability of dropping a unit at each site where some are dropped."""
+        sites = "input", "state", "between", "output"
+        rates = {site: getattr(self, f"{site}_dropout") for site in sites}
+        return {site: rate for site, rate in rates.items() if rate}
 
     @property
     def rows_per_step(self) -> int:
@@ -281,29 +254,22 @@ class Config:
                 f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
-        model, training = self.model, self.training
-        self._refuse(
-            model.num_layers == 1, "between_dropout", "with one layer, nothing is between layers"
-        )
-        for site in ("between", "output"):
-            twice = training.dropout > 0 and training.dropout_site == site
-            reason = "training.dropout drops units there already"
-            self._refuse(twice, f"{site}_dropout", reason)
-        reason = f"the cell {model.cell} has no recurrent matrices"
-        self._refuse(not recurrent_matrices(model.cell), "weight_drop", reason)
-        batches = self.data.batches
-        for name in ("random_offset", "reset_probability"):
-            reason = f"only streams use it, and data.batches is {batches}"
-            self._refuse(batches != "streams", name, reason)
-
-    def _refuse(self, senseless: bool, name: str, reason: str) -> None:
-        """Raise ConfigError if a field of `training` is set though it makes no sense."""
-        value, default = getattr(self.training, name), getattr(TrainingConfig, name)
-        if senseless and value != default:
-            value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
-            raise ConfigError(
-                f"training.{name} is {value}; it must be {default}, because {reason}."
-            )
+        model, batches = self.model, self.data.batches
+        one_layer, streams = model.num_layers == 1, batches == "streams"
+        of_streams = f"only streams use it, and data.batches is {batches}"
+        for name, unused, reason in (
+            ("between_dropout", one_layer, "with one layer, nothing is between layers"),
+            ("weight_drop", not recurrent_matrices(model.cell),
+             f"the cell {model.cell} has no recurrent matrices"),
+            ("random_offset", not streams, of_streams),
+            ("reset_probability", not streams, of_streams),
+        ):  # fmt: skip
+            value, default = getattr(self.training, name), getattr(TrainingConfig, name)
+            if unused and value != default:
+                value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
+                raise ConfigError(
+                    f"training.{name} is {value}; it must be {default}, because {reason}."
+                )
 
 
 def recurrent_matrices(cell: str) -> list[str]:

@@ -40,7 +40,7 @@ class _Layout(NamedTuple):
     """How one of the study's classes names what it saves."""
 
     config: ModelConfig  # common to all models of the class
-    dropout_site: str  # of `TrainingConfig`
+    dropout_site: str  # whose rate in `TrainingConfig` is a file's dropout
     integers: dict[str, str]  # metadata key: field of ModelConfig
     layer: str  # a layer's prefix, with {} for its number
     cell: dict[str, str]  # our parameter: the key after that prefix
@@ -178,7 +178,7 @@ def save_pth(
         "state_dict": {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
         "model_class": model_class,
         "model_name": config.name[:1].upper() + config.name[1:],
-        "dropout": config.training.dropout,
+        "dropout": config.training.dropouts.get(layout.dropout_site, 0.0),
         "timestamp": "",
         "version": 1,
     } | {key: getattr(config.model, field) for key, field in layout.integers.items()}
@@ -347,7 +347,9 @@ def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[s
     checkpoint |= {key: sizes[field] for key, field in layout.integers.items()}
     checkpoint |= {"model_name": _file_name(path), "dropout": 0, "timestamp": "", "version": 1}
     published = _published(_config(where, checkpoint, layout, tensors))
-    return checkpoint | ({} if published is None else {"dropout": published.training.dropout})
+    if published is not None:
+        checkpoint["dropout"] = published.training.dropouts.get(layout.dropout_site, 0.0)
+    return checkpoint
 
 
 def _whole_config(
@@ -371,9 +373,7 @@ def _whole_config(
         config,
         name=own if stated is None else config.name,
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
-        training=dataclasses.replace(
-            config.training, dropout=checkpoint["dropout"], dropout_site=site
-        ),
+        training=dataclasses.replace(config.training, **{f"{site}_dropout": checkpoint["dropout"]}),
     )
 
 

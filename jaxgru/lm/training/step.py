@@ -167,8 +167,8 @@ def train_step(
     a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
     Computation 2(4)). With `reset_probability`, some rows start from zeros instead.
 
-    `dropout` draws from the step's key; the other draws of the recipe have keys of their own, so
-    that none of them changes the draws of another.
+    Each site of dropout, if there are several, and each other draw of the recipe has a key of its
+    own, so that none of them changes the draws of another.
 
     With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
     equal those of the whole batch up to the rounding of one sum. The tokens are then on all
@@ -245,12 +245,11 @@ def train_step(
 def _dropouts(
     training: TrainingConfig, key: PRNGKeyArray, site_keys: Sequence[PRNGKeyArray]
 ) -> list[Dropout]:
-    """Return the dropout of a config's one site, and that of the sites with a rate of their own."""
-    one = Dropout(key, training.dropout, training.dropout_site)
-    rates = training.input_dropout, training.between_dropout, training.output_dropout
-    sites = zip(site_keys, rates, ("input", "between", "output"), strict=True)
-    others = [Dropout(*where) for where in sites]
-    return [dropout for dropout in (one, *others) if dropout.rate]
+    """Return the dropout of each site; a single one draws from the step's key, as the study's."""
+    rates = training.dropouts
+    keys = dict(zip(("input", "between", "output"), site_keys, strict=True))
+    key_of = lambda site: key if len(rates) == 1 else keys.get(site, key)
+    return [Dropout(key_of(site), rate, site) for site, rate in rates.items()]
 
 
 def _update(

@@ -230,9 +230,9 @@ class TestConfig:
         sizes = {k: v for k, v in TINY.items() if k.startswith("model.")}
         recipe = {"training.batch_size": 2, "training.sequence_length": 8, **FROZEN}
         run, _ = train("--config", "astra_alpha", "--data.corpus", tiny_text,
-                       "--training.steps-per-epoch", 1, "--training.dropout", 0.3,
+                       "--training.steps-per-epoch", 1, "--training.state_dropout", 0.3,
                        *options(sizes | recipe))  # fmt: skip
-        assert load_run_config(run).training.dropout == 0.3
+        assert load_run_config(run).training.state_dropout == 0.3
 
 
 class TestRefusals:

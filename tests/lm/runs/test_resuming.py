@@ -54,7 +54,7 @@ class TestBound:
             ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
             ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
             ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
-            ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.1, and this is 0.2"),
+            ("state_dropout = 0.1", "state_dropout = 0.2", "state_dropout = 0.1, and this is 0.2"),
         ],
     )
     def test_to_its_config(self, run_copy, old, new, says):

@@ -49,7 +49,7 @@ CONFIG = Config(
         batch_size=2,
         sequence_length=4,
         learning_rate=0.05,
-        dropout=0.2,
+        state_dropout=0.2,
     ),
 )
 REGULARIZED = Config(
@@ -162,7 +162,7 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
 
 def test_each_key_is_used_once():
     """Also in loops: those over micro-batches, and those of `remat`."""
-    options = {"gradient_accumulation": 2, "remat": True, "dropout_site": "state"}
+    options = {"gradient_accumulation": 2, "remat": True}
     training = dataclasses.replace(REGULARIZED.training, **options)
     dropout = Dropout(jax.random.key(0), 0.5, "state")
     state = init_state(CONFIG.model, training, "streams")
@@ -176,7 +176,7 @@ def test_each_key_is_used_once():
 @pytest.mark.parametrize(
     "batches, final_norm, training",
     [
-        ("streams", True, {"dropout_site": "output", "remat": True}),
+        ("streams", True, {"state_dropout": 0.0, "output_dropout": 0.2, "remat": True}),
         ("crops", False, {"compute_dtype": "bfloat16", "gradient_accumulation": 2, "patience": 1}),
     ],
 )
@@ -237,7 +237,7 @@ def test_records_say_what_happened():
 def test_it_learns_a_text_that_can_be_learnt():
     """0, 1, 2, 0, 1, 2, …: from about ln 3 to almost nothing."""
     sizes = {"epochs": 4, "steps_per_epoch": 60, "batch_size": 8}
-    recipe = dataclasses.replace(CONFIG.training, **sizes, dropout=0.0)
+    recipe = dataclasses.replace(CONFIG.training, **sizes, state_dropout=0.0)
     model = dataclasses.replace(CONFIG.model, hidden_dim=8)
     tokens = np.tile(np.arange(3, dtype=np.int32), 60)
     _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
@@ -520,7 +520,7 @@ def test_streams_hand_their_state_on():
     With a learning rate of nothing the parameters stay, so each loss is that of one long sequence.
     After 12 windows of 4 (a stream has 49 predictions) they begin again, from zeros.
     """
-    still = dataclasses.replace(STREAMS, learning_rate=1e-30, dropout=0.0)
+    still = dataclasses.replace(STREAMS, learning_rate=1e-30, state_dropout=0.0)
     state = init_state(CONFIG.model, still, "streams")
     streams = np.stack([TOKENS[49 * row : 49 * row + 49] for row in range(4)])
     logits, _ = jax.jit(apply)(state.params, streams[:, :48])
