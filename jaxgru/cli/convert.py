@@ -69,14 +69,13 @@ def check(model: Found, target: Path, force: bool) -> None:
         raise InteropError(f"{target} must end in {NAMES}, the format to write.")
     if model.format is FORMATS[target.suffix] and model.path.parent != FOLDER:
         raise InteropError(f"{model.path} is already a {target.suffix} file; copy it instead.")
-    if os.path.isdir(target):
-        raise InteropError(f"{target} is a folder; OUT must be a file.")
-    if os.path.exists(target) and os.path.exists(model.path) and model.path.samefile(target):
-        raise InteropError(f"{target} is the same file as {model}.")
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise InteropError(f"{target} is not a regular file.")
-    if os.path.exists(target) and not force:
-        raise InteropError(f"{target} exists; to replace it, add --force.")
+    if os.path.exists(target):
+        if os.path.exists(model.path) and model.path.samefile(target):
+            raise InteropError(f"{target} is the same file as {model}.")
+        if not os.path.isfile(target):
+            raise InteropError(f"{target} is not a regular file; OUT must be one.")
+        if not force:
+            raise InteropError(f"{target} exists; to replace it, add --force.")
     FORMATS[target.suffix].module()  # raises MissingPackage
 
 

@@ -54,9 +54,7 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
     try:
         if path.exists() and not path.is_file():
             raise CorpusError(f"{path} is not a regular file; give --output another name.")
-        if path.exists() and path.read_bytes() == data:
-            return
-        if path.exists() and not force:
+        if path.exists() and not force and path.read_bytes() != data:
             raise CorpusError(f"{path} has other content; to replace it, add --force.")
         # Resolved, because renaming would replace a link instead of its target.
         write_bytes(resolved(path), data)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import jax
 
-from jaxgru.cli.options import Parser, styled
+from jaxgru.cli.options import Parser
 from jaxgru.errors import command
 from jaxgru.lm.config import about, config_names, load_config
 from jaxgru.lm.model import init, num_params
@@ -23,8 +21,7 @@ def make_parser() -> Parser:
 def main() -> None:
     """Print a line per config, and what the columns say."""
     make_parser().parse_args()
-    head = ROW("model", "parameters", "loss", "reset", "what it is for")
-    print(styled(head, "bold", sys.stdout))
+    print(ROW("model", "parameters", "loss", "reset", "what it is for"))
     trained = pretrained_names()
     for name in config_names():
         model = load_config(name).model

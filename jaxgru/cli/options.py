@@ -33,36 +33,8 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 class _Types(argparse.HelpFormatter):
     """Shows what kind of value an option takes."""
 
-    group_name_formatter = str  # of rich-argparse: not str.title
-    help_markup = text_markup = False
-
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
-
-
-def _formatter() -> type[argparse.HelpFormatter]:
-    """Return what formats the help: in colour for a terminal, where rich-argparse is installed."""
-    if sys.stdout.isatty():
-        with contextlib.suppress(ModuleNotFoundError):
-            from rich_argparse import RichHelpFormatter
-
-            styles = RichHelpFormatter.styles | {"argparse.groups": "bold"}
-            return type("Coloured", (_Types, RichHelpFormatter), {"styles": styles})
-    return _Types
-
-
-def styled(text: str, style: str, stream: Any) -> str:
-    """Return the text in one of Rich's styles, where the stream is a terminal that shows it."""
-    with contextlib.suppress(ModuleNotFoundError):
-        if stream.isatty():
-            from rich.console import Console
-            from rich.text import Text
-
-            console = Console(file=stream)
-            with console.capture() as capture:
-                console.print(Text(text, style), end="")
-            return capture.get()
-    return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +55,7 @@ class Parser(argparse.ArgumentParser):
             prog=os.path.basename(sys.argv[0]),
             usage=usage and f"%(prog)s {usage}",
             description=description,
-            formatter_class=_formatter(),
+            formatter_class=_Types,
             allow_abbrev=False,
         )
         self.examples = [example.partition(" ") for example in examples]
@@ -91,8 +63,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help, with the examples in the form of the command that was started."""
         lines = [f"  {command(name)}{space}{rest}\n" for name, space, rest in self.examples]
-        title = f"\n{styled('examples:', 'bold', sys.stdout)}\n"
-        return "".join([super().format_help(), *[title] * bool(lines), *lines])
+        return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit 2."""
@@ -300,6 +271,5 @@ def _end_at_once(number: int, frame: Any) -> None:
 
 
 def _end(sentence: str) -> NoReturn:
-    program = styled(f"{os.path.basename(sys.argv[0])}:", "bold red", sys.stderr)
-    print(program, sentence, file=sys.stderr, flush=True)
+    print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
     raise SystemExit(2) from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
-from jaxgru.cli.printing import print_comparison, print_samples
+from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.generation import PROMPT, Options, default_prompt
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.generation import PROMPT, NGramModel, Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 
@@ -92,10 +94,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
-    if arguments.ngram is not None and (arguments.stateless or arguments.compare):
-        parser.error("an n-gram model has no state to reset; leave out --stateless and --compare.")
-    if arguments.ngram is not None and arguments.epoch:
-        parser.error("an n-gram model is not trained in epochs; leave out --epoch.")
+    value_of = lambda option: getattr(arguments, option[2:].replace("-", "_"))
+    processors = [option for option, *_ in PROCESSORS]
+    for option in ("--stateless", "--compare", "--epoch", *processors):
+        if arguments.ngram is not None and value_of(option) not in (None, False):
+            parser.error(f"an n-gram model has no state, epochs or logits; leave out {option}.")
     options = Options(
         num_tokens=arguments.num_tokens,
         temperature=arguments.temperature,
@@ -106,16 +109,9 @@ def main() -> None:
         seed=arguments.seed,
         stop=tuple(arguments.stop),
         logits_processor=tuple(
-            kind(value)
-            for option, kind, _ in PROCESSORS
-            if (value := getattr(arguments, option[2:].replace("-", "_"))) is not None
+            kind(value) for option, kind, _ in PROCESSORS if (value := value_of(option)) is not None
         ),
     )
-    if arguments.ngram is not None and options.logits_processor:
-        parser.error(
-            "an n-gram model has no logits to process; leave out "
-            f"{', '.join(option for option, *_ in PROCESSORS)}."
-        )
     if arguments.ngram is not None:
         _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
@@ -128,5 +124,44 @@ def main() -> None:
         prompt = default_prompt(text_sha256, tokenizer)
     if arguments.compare and isinstance(model, Params):
         print_comparison(model, tokenizer, prompt, options)
-        return
-    print_samples(model, tokenizer, prompt, options, arguments.num_samples)
+    else:
+        print_samples(model, tokenizer, prompt, options, arguments.num_samples)
+
+
+def print_samples(
+    model: Params | NGramModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: Options,
+    num_samples: int = 1,
+) -> None:
+    """Print samples in turn, each while it is generated. Raises what `stream_text` raises."""
+    if num_samples < 1:
+        raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
+    for sample in range(num_samples):
+        text = stream_text(model, tokenizer, prompt, options, sample)
+        if num_samples > 1:
+            print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
+        for piece in text:
+            print(piece, end="", flush=True)
+        print()
+
+
+def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
+    """Print text without and with the state side by side, of the same prompt and options.
+
+    Raises what `stream_text` raises, and MissingPackage where Rich is not installed.
+    """
+    with needs("train"):
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+    table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
+    texts, unit = [], "character" if tokenizer.kind == "characters" else "token"
+    for name, stateful in ((f"reset before every {unit}", False), ("state kept", True)):
+        table.add_column(name, ratio=1)
+        option = dataclasses.replace(options, stateful=stateful)
+        texts.append(Text("".join(stream_text(params, tokenizer, prompt, option))))
+    table.add_row(*texts)
+    Console().print(table)

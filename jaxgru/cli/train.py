@@ -47,31 +47,21 @@ def make_parser() -> Parser:
         help="print the model's sizes and exit, with a row per layer or (full) per parameter"
         )  # fmt: skip
     parser.add_config_fields(*_shown_config())
-    add = parser.add_argument_group("distributed (the same command in each process)").add_argument
-    add(
+    group = parser.add_argument_group("distributed (the same command in each process)")
+    group.add_argument(
         "--distributed",
         action="store_true",
         help="join the processes that SLURM or Kubernetes started",
     )
-    add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0",
-        dest="coordinator")  # fmt: skip
-    add(
-        "--distributed.processes",
-        metavar="INT",
-        help="number of processes",
-        dest="processes",
-        type=int,
-    )
-    add(
-        "--distributed.process",
-        metavar="INT",
-        type=int,
-        help="number of this process, from 0",
-        dest="process",
-    )
-    add("--distributed.timeout", metavar="SECONDS", dest="timeout", type=int,
-        default=processes.JOIN_SECONDS,
-        help="time to wait for the other processes (default: %(default)s)")  # fmt: skip
+    for name, type_, metavar, default, help in (
+        ("coordinator", str, "HOST:PORT", None, "address of process 0"),
+        ("processes", int, "INT", None, "number of processes"),
+        ("process", int, "INT", None, "number of this process, from 0"),
+        ("timeout", int, "SECONDS", processes.JOIN_SECONDS,
+         "time to wait for the other processes (default: %(default)s)"),
+    ):  # fmt: skip
+        group.add_argument(f"--distributed.{name}", dest=name, type=type_, metavar=metavar,
+                           default=default, help=help)  # fmt: skip
     return parser
 
 

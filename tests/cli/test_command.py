@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import runpy
@@ -51,80 +50,35 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "arguments, says",
+    "words, says",
     [
-        (["trian"], "jaxgru: there is no command 'trian'; the nearest is train."),
-        (["--verzion"], "jaxgru: there is no option --verzion; the nearest is --version."),
-        (
-            ["sample", "--epoch", "best"],  # the model that it takes where none is named
-            "jaxgru sample: astra_beta holds one model; only a run has a best epoch.",
-        ),
-        (
-            ["convert", "astra_beta", "a.onnx", "--epoch", "last"],
-            "jaxgru convert: astra_beta holds one model; only a run has a last epoch.",
-        ),
-        (["train"], "jaxgru train: give either CONFIG, such as astra_alpha, or --init MODEL"),
-        (
-            ["sample", "--run", "nowhere"],
-            "jaxgru sample: there is no model 'nowhere'; it must be a run's folder",
-        ),
-        (["convert", "nothing.pth", "a.onnx"], "jaxgru convert: there is no file nothing.pth."),
+        ("trian", ": there is no command 'trian'; the nearest is train."),
+        ("--verzion", ": there is no option --verzion; the nearest is --version."),
+        # the model that it takes where none is named
+        ("sample --epoch best",
+         " sample: astra_beta holds one model; only a run has a best epoch."),
+        ("convert astra_beta a.onnx --epoch last",
+         " convert: astra_beta holds one model; only a run has a last epoch."),
+        ("convert nothing.pth a.onnx", " convert: there is no file nothing.pth."),
     ],
-)
-def test_a_mistake_is_one_line_and_2(run, arguments, says):
-    done = run(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(says) and done.err.count("\n") == 1
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_2(run, words, says):
+    assert run(*words.split()) == Outcome(2, "", f"jaxgru{says}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_ends_with_examples_of_the_command_that_was_started(run, script, name):
-    for start, done in ((f"jaxgru {name}", run(name, "--help")),
-                        (f"python {SCRIPTS / name}.py", script(name, "--help"))):  # fmt: skip
+def test_help_ends_with_examples_of_the_command_that_was_started(script, run, name):
+    for start, done in ((f"python {SCRIPTS / name}.py", script(name, "--help")),
+                        (f"jaxgru {name}", run(name, "--help"))):  # fmt: skip
         assert (done.code, done.err) == (0, "")
         assert done.out.startswith(f"usage: {os.path.basename(start) if '/' in start else start} ")
         examples = done.out.partition("\nexamples:\n")[2].splitlines()
         assert examples and all(line.startswith(f"  {start}") for line in examples)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_into_80_columns(run, name):
-    lines = run(name, "--help").out.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-
-
-def test_every_group_of_train_has_a_title(run):
-    titles = re.findall(r"^(\S.*):$", run("train", "--help").out, re.MULTILINE)
-    fields = [f"{section} (fields of the config)" for section in ("model", "data", "training")]
-    distributed = "distributed (the same command in each process)"
-    assert titles == ["options", "run", *fields, distributed, "examples"]
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
 def test_alone_it_prints_its_help(run):
     assert run() == run("--help")
-
-
-class Terminal(io.StringIO):
-    """A stream that is a terminal."""
-
-    isatty = lambda self: True
-
-
-@pytest.mark.parametrize("no_color", ["", "1"])
-def test_help_and_errors_are_coloured_on_a_terminal(run, monkeypatch, no_color):
-    """NO_COLOR leaves bold text alone; without what is not printed, the text is the same."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("NO_COLOR", no_color)
-    for stream, given in (("stdout", ["sample", "--help"]), ("stderr", ["sample", "astra_bta"])):
-        plain = run(*given)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, stream, Terminal())
-            run(*given)
-            shown = getattr(sys, stream).getvalue()
-        codes = set(re.findall(r"\x1b\[([\d;]*)m", shown))
-        assert codes and any(code not in ("0", "1", "3") for code in codes) == (not no_color)
-        text = re.sub(r"\x1b\[[\d;]*m|loading …|^ *\r|^ {9}", "", shown)
-        assert text.strip() == (plain.out + plain.err).strip()
 
 
 def test_models_lists_every_config(run):
@@ -141,8 +95,6 @@ def test_models_lists_every_config(run):
     "program, expected",
     [
         ("/usr/bin/jaxgru", "jaxgru train"),
-        ("jaxgru sample", "jaxgru train"),
-        ("", "jaxgru train"),
         ("my_own_script.py", "jaxgru train"),
         (str(SCRIPTS / "sample.py"), f"python {SCRIPTS / 'train.py'}"),
         ("scripts/reproduce.py", "python scripts/train.py"),
@@ -163,18 +115,7 @@ class TestCompletion:
                 assert word.lstrip("-") in done.out
 
     @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
-    @pytest.mark.parametrize(
-        "words, completed",
-        [
-            ("jaxgru tr", "train"),
-            ("jaxgru train --training.learn", "--training.learning_rate"),
-            ("jaxgru train astra_g", "astra_gamma"),
-            ("jaxgru train --model.reset_gate ", "before after"),
-            ("jaxgru sample as", "astra_alpha astra_beta astra_gamma"),
-            ("jaxgru convert astra_beta tiny.s", "tiny.safetensors"),
-        ],
-    )
-    def test_in_bash(self, run, tmp_path, words, completed):
+    def test_in_bash(self, run, tmp_path):
         (tmp_path / "tiny.safetensors").touch()
         (tmp_path / "completion").write_text(run("--print-completion", "bash").out)
         code = (
@@ -183,15 +124,23 @@ class TestCompletion:
             "$(complete -p jaxgru | sed 's/.*-F //; s/ .*//');"
             'echo "${COMPREPLY[*]}"'
         )
-        done = subprocess.run(
-            ["bash", "-c", code, "bash", words], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.stdout == f"{completed}\n", done.stderr
+        for words, completed in (
+            ("jaxgru tr", "train"),
+            ("jaxgru train --training.learn", "--training.learning_rate"),
+            ("jaxgru train astra_g", "astra_gamma"),
+            ("jaxgru train --model.reset_gate ", "before after"),
+            ("jaxgru sample as", "astra_alpha astra_beta astra_gamma"),
+            ("jaxgru convert astra_beta tiny.s", "tiny.safetensors"),
+        ):
+            done = subprocess.run(
+                ["bash", "-c", code, "bash", words], capture_output=True, text=True, cwd=tmp_path
+            )
+            assert done.stdout == f"{completed}\n", done.stderr
 
 
 CORE = """
 import runpy, sys
-for name in ("optax", "orbax", "matplotlib", "rich", "rich_argparse", "sentencepiece", "shtab",
+for name in ("optax", "orbax", "matplotlib", "rich", "sentencepiece", "shtab",
              "flax", "torch", "onnx"):
     sys.modules[name] = None  # as if it were not installed
 import jax, jaxgru

@@ -13,7 +13,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.printing import print_samples
+from jaxgru.cli.sample import print_samples
 from jaxgru.errors import UserError
 from jaxgru.lm import generation
 from jaxgru.lm.config import ModelConfig
