@@ -140,10 +140,10 @@ def of_streams(folder):
     }
 
 
-def of_checkpoints(folder, ways):
+def of_checkpoints(folder):
     """20 float32 steps on n devices, and 8 there, a checkpoint, and 12 on m devices."""
-    kinds = {"1": (1, False), "8": (8, False), "8 sharded": (8, True), "2 sharded": (2, True)}
-    kinds = {kind: kinds[kind] for kind in dict.fromkeys(sum(ways, ()))}
+    ways = [("1", "8 sharded"), ("8 sharded", "1"), ("8 sharded", "8 sharded")]
+    kinds = {"1": (1, False), "8 sharded": (8, True)}
     recipes = {k: dataclasses.replace(RECIPE, shard_parameters=s) for k, (_, s) in kinds.items()}
     results, held, programs = {}, {}, {}
     for kind, (devices, _) in kinds.items():
@@ -208,11 +208,8 @@ def of_validation():
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 if what == "the rest":
-    ways = [("1", "8"), ("8", "1"), ("8 sharded", "2 sharded")]
-    seen = of_devices_and_parts() | {"float32": of_checkpoints(folder, ways)}
-    seen["streams"] = of_streams(folder)
+    seen = of_devices_and_parts() | {"streams": of_streams(folder)}
 else:
-    ways = [("1", "8 sharded"), ("8 sharded", "1"), ("8 sharded", "8 sharded")]
-    seen = {"float32": of_checkpoints(folder, ways)}
+    seen = {"float32": of_checkpoints(folder)}
     seen |= {"sampling": of_sampling(), "validation": of_validation()}
 print(json.dumps(seen))

@@ -65,32 +65,18 @@ class TestDevices:
         for name, (losses, params) in seen["float32"]["differences"].items():
             assert losses < 16 * ULP and params < 16 * ULP, name
 
-    @pytest.mark.slow
-    def test_float32_agrees_on_any_number_of_devices(self, rest):
-        self.test_float32_agrees_to_the_last_bits(rest)
-
     def test_each_device_has_its_share_of_parameters_and_moments(self, seen):
         whole = seen["float32"]["bytes"]["1"][0]
         held = {kind: most for kind, (_, most) in seen["float32"]["bytes"].items()}
         assert held == {"1": whole, "8 sharded": whole // 8}
-
-    @pytest.mark.slow
-    def test_each_of_some_devices_has_its_share_or_the_whole(self, rest):
-        whole = rest["float32"]["bytes"]["1"][0]
-        held = {kind: most for kind, (_, most) in rest["float32"]["bytes"].items()}
-        assert held == {"1": whole, "8": whole, "8 sharded": whole // 8, "2 sharded": whole // 2}
 
     @pytest.mark.parametrize("way", ["1 -> 8 sharded", "8 sharded -> 1"])
     def test_a_checkpoint_is_read_on_other_devices(self, seen, way):
         """What comes back has every bit; the 12 losses after it those of the undisturbed run."""
         same_state, _, losses, params = seen["float32"]["resumed"][way]
         assert same_state and losses < 16 * ULP and params < 16 * ULP
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("way", ["1 -> 8", "8 -> 1", "8 sharded -> 2 sharded"])
-    def test_a_checkpoint_is_read_on_any_number_of_devices(self, rest, way):
-        same_state, _, losses, params = rest["float32"]["resumed"][way]
-        assert same_state and losses < 16 * ULP and params < 16 * ULP
+        on_as_many = seen["float32"]["resumed"]["8 sharded -> 8 sharded"]
+        assert on_as_many == [True, True, 0, 0]  # the end has the same bits
 
     @pytest.mark.slow
     def test_streams_are_shared_out_with_their_carry(self, rest):
@@ -110,9 +96,6 @@ class TestDevices:
             "predictions": 499,
             "batches per device": 2,
         }
-
-    def test_on_as_many_devices_the_end_has_the_same_bits(self, seen):
-        assert seen["float32"]["resumed"]["8 sharded -> 8 sharded"] == [True, True, 0, 0]
 
 
 @pytest.mark.parametrize(

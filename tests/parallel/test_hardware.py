@@ -1,8 +1,10 @@
 """What is asked of the C library is what it then does."""
 
+import os
 import platform
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -61,3 +63,27 @@ def test_a_started_process_does_not_report_its_parents_peak():
     run = [sys.executable, "-c", code]
     child = subprocess.run(run, capture_output=True, text=True, check=True)
     assert 2**24 < int(child.stdout) < len(filled)
+
+
+@pytest.mark.parametrize(
+    "cores, batch_size, devices", [(2, 64, 2), (16, 64, 2), (2, 63, 1), (1, 64, 1), (4, 128, 4),
+                                   (6, 192, 6), (2, 4, 1)]
+)  # fmt: skip
+def test_a_cpus_cores_share_a_batch_of_32_rows_each(cores, batch_size, devices, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    chosen = {}
+    config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=chosen.__setitem__)
+    monkeypatch.setattr(jax, "config", config)
+    hardware.share_cpu(batch_size)
+    assert chosen == {"jax_num_cpu_devices": devices}
+
+
+def test_what_the_user_has_chosen_stays(monkeypatch):
+    config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=None)
+    monkeypatch.setattr(jax, "config", config)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
+    hardware.share_cpu(64)
+    monkeypatch.delenv("XLA_FLAGS")
+    config.jax_num_cpu_devices = 5
+    hardware.share_cpu(64)

@@ -1,10 +1,12 @@
 """A batch on all devices; `tests/on_eight_devices.py` shows that each computes its rows alone."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxgru.errors import UserError
 from jaxgru.parallel import shard_rows
+from jaxgru.parallel.sharding import data_mesh
 
 
 def test_the_rows_of_all_arrays_are_of_one_batch():
@@ -21,3 +23,14 @@ def test_the_rows_of_all_arrays_are_of_one_batch():
 def test_a_batch_without_rows(batch, seen):
     with pytest.raises(UserError, match=f"the batch has {seen}; it must be of arrays whose first"):
         shard_rows(batch)
+
+
+@pytest.mark.parametrize(
+    "devices, size, nearest",
+    [(8, 12, "8 or 16"), (8, 20, "16 or 24"), (8, 3, "8"), (3, 64, "63 or 66")],
+)
+def test_a_batch_that_does_not_divide_names_those_that_do(devices, size, nearest, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices() * devices)
+    says = f"has {size} rows, but there are {devices} devices.*{nearest}\\."
+    with pytest.raises(UserError, match=says):
+        data_mesh(size)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.records import Count, Number, Record, Whole
-
-Loss = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]  # nats per token
 
 
 class Epoch(Record, frozen=True):
@@ -20,8 +18,8 @@ class Epoch(Record, frozen=True):
     epoch: Count  # from 1
     step: Count  # optimizer steps since the run began
     learning_rate: Number  # of the last step
-    train_loss: Loss  # the mean of the epoch's steps
-    val_loss: Loss  # in windows of the sequence length
+    train_loss: float  # nats per token, the mean of the epoch's steps
+    val_loss: float  # likewise, in windows of the sequence length
     tokens_per_second: Number  # in training, without validation
     seconds: Number  # of training, without validation
     peak_memory_mb: Number | None = None  # in 10⁶ bytes; unknown on some operating systems
@@ -31,17 +29,11 @@ class Progress(Struct, forbid_unknown_fields=True):
     """The history of a run, which a checkpoint stores as JSON beside the state."""
 
     records: list[Epoch] = []
-    epoch_losses: list[Loss] = []  # of each step of the current epoch
-    epoch_seconds: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # spent on these steps
+    epoch_losses: list[float] = []  # of each step of the current epoch
+    epoch_seconds: float = 0.0  # spent on these steps
     best_val_loss: float = math.inf
     best_epoch: Whole = 0  # counted from 1; 0: no epoch is finished
     finished: bool = False
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.best_val_loss):
-            raise ValueError("its best loss is not a number")
-        if self.best_epoch > self.epoch:
-            raise ValueError("its best epoch is not one of its epochs")
 
     @property
     def epoch(self) -> int:

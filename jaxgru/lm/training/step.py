@@ -87,18 +87,9 @@ def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "cro
 def starting_from(params: Params, fresh: TrainState, training: TrainingConfig) -> TrainState:
     """Return a fresh state with these parameters; their moving average starts from them, too.
 
-    Training donates the state, so an array that a cell's `init` or `zero_carry` returns twice is
-    copied: each needs a buffer of its own.
+    Training donates the state, so each of its arrays needs a buffer of its own.
     """
-    seen: set[int] = set()
-
-    def own(leaf: Array) -> Array:
-        if id(leaf) in seen:
-            return jnp.copy(leaf)
-        seen.add(id(leaf))
-        return leaf
-
-    params, carry = jax.tree.map(own, (params, fresh.carry))
+    params, carry = jax.tree.map(jnp.copy, (params, fresh.carry))
     ema = jax.tree.map(jnp.copy, params) if training.ema_decay else None
     return dataclasses.replace(fresh, params=params, carry=carry, ema=ema)
 
@@ -128,18 +119,12 @@ def loss_fn(
       implementation: how the layers are computed, `training.implementation` of a config.
 
     Raises:
-      ValueError: the inputs, the carry or the dropout are wrong as in `apply`, or with remat the
-        inputs have no rows.
+      ValueError: the inputs, the carry or the dropout are wrong as in `apply`.
     """
     if not remat:
         logits, carry = apply(params, inputs, carry, dropout, implementation)
         return token_nll(logits, targets).mean(), carry
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(
-            f"inputs are {inputs.shape}; for remat they must be (B, T) with B and T at least 1."
-        )
     dropout = seeded(dropout, params.layers)
-
     weights = rounded_inside(params)
 
     def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:

@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import os
 import re
-import types
 from functools import partial
 
 import chex
@@ -12,13 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annotations import unchecked
 from conftest import slow
 from random_models import by_gate, random_params
 
-from jaxgru.cells import CELLS, register
-from jaxgru.cells.base import Cell, struct
-from jaxgru.errors import UserError
+from jaxgru.cells import CELLS
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import stream_windows
@@ -38,8 +33,6 @@ from jaxgru.lm.training import (
     train_step,
     train_steps,
 )
-from jaxgru.parallel import hardware
-from jaxgru.parallel.sharding import data_mesh
 
 CONFIG = Config(
     model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, reset_gate="before"),
@@ -62,6 +55,12 @@ REGULARIZED = Config(
     ),
 )  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 3, 200).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def finished():
+    """A run of CONFIG; training on would donate its state."""
+    return run()
 
 
 def run(config=CONFIG, tokens=TOKENS, observer=None):
@@ -151,8 +150,8 @@ def test_adamw_by_hand_over_three_steps(decay_biases):
             assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-12)
 
 
-def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters():
-    a, b = run(), run()
+def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters(finished):
+    a, b = finished, run()
     assert_same(a[0], b[0])
     assert [r.train_loss for r in a[2].records] == [r.train_loss for r in b[2].records]
     other = dataclasses.replace(CONFIG.training, seed=1)
@@ -223,8 +222,8 @@ def test_chunks_do_not_change_the_numbers():
     assert pieces == np.asarray(losses[:7]).tolist()
 
 
-def test_records_say_what_happened():
-    _, _, progress = run()
+def test_records_say_what_happened(finished):
+    _, _, progress = finished
     assert [r.epoch for r in progress.records] == [1, 2, 3]
     assert [r.step for r in progress.records] == [5, 10, 15]
     rates = [r.learning_rate for r in progress.records]
@@ -353,77 +352,16 @@ def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
     assert int(state.step) == trained * CONFIG.training.steps_per_epoch
 
 
-@struct
-class LagParams:
-    W: jax.Array
-    U: jax.Array
-
-
-def lag():
-    """A cell of a user's, whose `init` and `zero_carry` return one array twice."""
-    return Cell(
-        "lag",
-        LagParams,
-        init=lambda key, E, H, options, dtype: LagParams(*[jax.random.normal(key, (H, H))] * 2),
-        sizes=lambda p: p.W.shape,
-        step=lambda p, carry, x: (jnp.tanh(x @ p.W + carry[1] @ p.U), carry[0]),
-        zero_carry=lambda p, batch_size: (jnp.zeros((batch_size, len(p.U))),) * 2,
-    )
-
-
-@pytest.mark.parametrize("cell", [*CELLS, "lag"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_the_state_has_a_buffer_for_each_array(cell):
     """Donation takes each buffer once: none may stand for two arrays."""
-    if cell == "lag":
-        register(lag())
     options = {"mlp": {"context_length": 2}, "projected_lstm": {"proj_size": 4}}.get(cell, {})
     model = ModelConfig(cell, 3, 4, 4, 2, **options)
     state = init_state(model, dataclasses.replace(CONFIG.training, ema_decay=0.9), "streams")
-    trees = [dataclasses.replace(state, key=state.step + 1)]
-    if cell != "lag":  # for a training loop of a user's
-        params = init(jax.random.key(0), model)
-        trees += [params, initial_carry(params, 2)]
-    for tree in trees:
+    params = init(jax.random.key(0), model)  # for a training loop of a user's
+    for tree in (dataclasses.replace(state, key=state.step + 1), params, initial_carry(params, 2)):
         pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)]
         assert len(set(pointers)) == len(pointers)
-
-
-class TestManyDevices:
-    @pytest.mark.parametrize(
-        "devices, size, nearest",
-        [(8, 12, "8 or 16"), (8, 20, "16 or 24"), (8, 3, "8"), (3, 64, "63 or 66")],
-    )
-    def test_a_batch_that_does_not_divide_names_those_that_do(
-        self, devices, size, nearest, monkeypatch
-    ):
-        monkeypatch.setattr(jax, "devices", lambda: jax.local_devices() * devices)
-        says = f"has {size} rows, but there are {devices} devices.*{nearest}\\."
-        with pytest.raises(UserError, match=says):
-            data_mesh(size)
-
-    @pytest.mark.parametrize(
-        "cores, batch_size, devices", [(2, 64, 2), (16, 64, 2), (2, 63, 1), (1, 64, 1), (4, 128, 4),
-                                       (6, 192, 6), (2, 4, 1)]
-    )  # fmt: skip
-    def test_a_cpus_cores_share_a_batch_of_32_rows_each(
-        self, cores, batch_size, devices, monkeypatch
-    ):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
-        monkeypatch.delenv("XLA_FLAGS", raising=False)
-        chosen = {}
-        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=chosen.__setitem__)
-        monkeypatch.setattr(jax, "config", config)
-        hardware.share_cpu(batch_size)
-        assert chosen == {"jax_num_cpu_devices": devices}
-
-    def test_what_the_user_has_chosen_stays(self, monkeypatch):
-        config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=None)
-        monkeypatch.setattr(jax, "config", config)
-        monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
-        hardware.share_cpu(64)
-        monkeypatch.delenv("XLA_FLAGS")
-        config.jax_num_cpu_devices = 5
-        hardware.share_cpu(64)
 
 
 @pytest.mark.slow
@@ -444,16 +382,6 @@ def test_computing_parts_anew_changes_nothing(length, site):
             for remat in (False, True)
         ]
         chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
-def test_no_rows_or_steps_have_no_parts(shape):
-    params, tokens = random_params(CONFIG.model), jnp.zeros(shape, jnp.int32)
-    with (
-        unchecked(),
-        pytest.raises(ValueError, match=f"inputs are {re.escape(str(shape))}; for remat they must"),
-    ):
-        jax.eval_shape(partial(loss_fn, remat=True), params, tokens, tokens)
 
 
 @pytest.mark.slow
