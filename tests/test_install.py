@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY
+from conftest import ROOT
 
 import jaxgru
 
@@ -59,55 +59,6 @@ def test_its_metadata(wheel):
     assert set(metadata.get_all("Provides-Extra")) >= extras
     assert metadata["Version"] == jaxgru.__version__
     assert entry_points.split() == "[console_scripts] jaxgru = jaxgru.cli.command:main".split()
-
-
-ALL_OF_IT = """
-import runpy, sys
-import jaxgru
-print(jaxgru.__file__)
-for line in sys.argv[1].splitlines():
-    sys.argv = ["jaxgru", *line.split()]
-    try:
-        runpy.run_module("jaxgru", run_name="__main__")
-    except SystemExit as stop:
-        assert not stop.code, line
-"""
-
-
-@pytest.mark.slow
-def test_installed_it_does_everything(wheel, tmp_path, tiny_text):
-    """Beside the packages of this environment, in another folder; in one process, to save time."""
-    target, work = tmp_path / "target", tmp_path / "work"
-    work.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, "--target", target, wheel], check=True, capture_output=True)
-    environment = os.environ | {"PYTHONPATH": str(target)}
-    environment.pop("JAXGRU_CORPUS", None)
-    fields = " ".join(f"--{name}={value}" for name, value in TINY.items())
-    counted = tmp_path / "counted.toml"
-    counted.write_text(f"[data]\ncorpus = '{tiny_text}'\n")
-    lines = [
-        f"train --config astra_alpha --name tiny --data.corpus {tiny_text} {fields}",
-        "train --resume runs/tiny --training.epochs 3",
-        "sample --run runs/tiny --num-tokens 20",
-        f"evaluate --ngram 2 --config {counted}",
-        "convert runs/tiny tiny.safetensors",
-        "sample --run tiny.safetensors --num-tokens 20",
-        f"corpus --corpus {tiny_text}",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_OF_IT, "\n".join(lines)],
-        capture_output=True, text=True, cwd=work, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{target / 'jaxgru' / '__init__.py'}\n")
-    assert "jaxgru sample runs/tiny/v1" in done.stdout and "order 2" in done.stdout
-    assert {path.name for path in work.iterdir()} == {"runs", "tiny.safetensors"}
-
-    done = subprocess.run(
-        [target / PLACES / "jaxgru", "--version"], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout.startswith(f"jaxgru {jaxgru.__version__}, ")
 
 
 class Environment:

@@ -45,15 +45,9 @@ class TestVersions:
 
 class TestDocuments:
     def test_the_citation_is_valid(self):
-        command = [
-            "check_jsonschema",
-            "--builtin-schema",
-            "vendor.citation-file-format",
-            "CITATION.cff",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
-        )
+        schema = "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"
+        command = [sys.executable, "-m", "check_jsonschema", *schema]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
         assert yaml_of("CITATION.cff")["repository-code"] == REPOSITORY
 
@@ -73,7 +67,11 @@ class TestDocuments:
         for path in (ROOT / "jaxgru").iterdir():
             if path.is_dir() and (path / "__init__.py").exists():
                 assert f"`jaxgru/{path.name}/`" in text, path
-        for name in re.findall(r"`(\w+(?:\.py|/))`", text):  # as seen from the room it is in
-            assert (ROOT / name).exists() or [*(ROOT / "jaxgru").rglob(name)] + [
-                *(ROOT / "scripts").rglob(name)
-            ], name
+        files = {path.name for path in [*ROOT.iterdir(), *(ROOT / "jaxgru").rglob("*"),
+                                        *(ROOT / "scripts").rglob("*")]}  # fmt: skip
+        assert {name.rstrip("/") for name in re.findall(r"`(\w+(?:\.py|/))`", text)} <= files
+
+    def test_one_repository(self):
+        named = re.findall(r"https://github.com/\S+(?=>|$)", text_of("SECURITY.md"))
+        for url in [*PROJECT["urls"].values(), *named]:
+            assert url.startswith((REPOSITORY, "https://jaxgru.github.io/")), url
