@@ -1,23 +1,23 @@
-"""The published study's PyTorch checkpoints, .pth: loading them safely, and writing them.
+"""The published study's PyTorch checkpoints, .pth: reading them without running code; writing them.
 
-A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in). It holds
-neither a tokenizer nor where dropout acts; the latter follows from the model's class. The study's
-early stopping saves the `state_dict` alone; then the sizes are taken from its tensors.
+A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in), gate by
+gate. It holds neither a tokenizer nor where dropout acts; the latter follows from the model's
+class. The study's early stopping saves the `state_dict` alone. The sizes of a model are those of
+its tensors, which the metadata must not contradict.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
-import math
-import os
+import itertools
+import pickle
 import re
 import unicodedata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,30 +27,31 @@ from jaxgru.cells import CellParams
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, command, counted, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
-from jaxgru.lm.config import Config, ConfigError, ModelConfig, config_names, load_config
+from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.pickles import check_pickle
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
 
 class _Layout(NamedTuple):
     """How one of the study's classes names what it saves."""
 
+    model_class: str
     config: ModelConfig  # common to all models of the class
-    dropout_site: str  # whose rate in `TrainingConfig` is a file's dropout
-    integers: dict[str, str]  # metadata key: field of ModelConfig
+    dropout_site: str  # of `TrainingConfig`
+    sizes: dict[str, str]  # metadata key: field of ModelConfig
     layer: str  # a layer's prefix, with {} for its number
-    cell: dict[str, str]  # our parameter: the key after that prefix
+    cell: dict[str, str]  # our parameter: the key after that prefix, with {} for a gate
     others: dict[str, str]  # our parameter: the key, outside the layers
 
 
 _GRU = _Layout(
+    model_class="MyGRUModel",
     config=ModelConfig(cell="gru", second_bias=True, reset_gate="before"),
     dropout_site="state",
-    integers={
+    sizes={
         "embd_dim": "embedding_dim",
         "hidden_dim": "hidden_dim",
         "vocab_size": "vocab_size",
@@ -58,33 +59,26 @@ _GRU = _Layout(
         "num_layers": "num_layers",
     },
     layer="layers.{}.grucell.",
-    cell={
-        "Wz": "Wzx.weight", "bz": "Wzx.bias", "Uz": "Wzh.weight", "cz": "bias_z",
-        "Wr": "Wrx.weight", "br": "Wrx.bias", "Ur": "Wrh.weight", "cr": "bias_r",
-        "Wn": "Wx.weight", "bn": "Wx.bias", "Un": "Wh.weight",
-    },
+    cell={"W": "W{}x.weight", "U": "W{}h.weight", "b": "W{}x.bias", "c": "bias_{}"},
     others={
         "embedding": "embedding.weight",
         "head.Wo": "fc.linear_projection.weight",
         "head.bo": "fc.linear_projection.bias",
     },
-)  # fmt: skip
+)
 
 _LSTM = _Layout(
+    model_class="MyLSTMModel",
     config=ModelConfig(cell="lstm", final_norm=True),
     dropout_site="output",
-    integers={
+    sizes={
         "in_features": "embedding_dim",
         "hidden_dim": "hidden_dim",
         "vocab_size": "vocab_size",
         "n_layers": "num_layers",
     },
     layer="lstm_layer.layers.{}.",
-    cell={
-        ours + gate: theirs.format(gate)
-        for gate in "fiog"
-        for ours, theirs in (("W", "W_{}_x.weight"), ("U", "W_{}_h.weight"), ("b", "b_{}"))
-    },
+    cell={"W": "W_{}_x.weight", "U": "W_{}_h.weight", "b": "b_{}"},
     others={
         "embedding": "embeddings.weight",
         "norm.scale": "layer_norm.weight",
@@ -94,17 +88,17 @@ _LSTM = _Layout(
     },
 )
 
-_LAYOUTS = {"MyGRUModel": _GRU, "MyLSTMModel": _LSTM}
-_SHARED = ("state_dict", "model_class", "model_name", "dropout", "timestamp", "version")
+_LAYOUTS = (_GRU, _LSTM)
 
 
 def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
     """Load a .pth file's parameters, float32, and the config of its model.
 
     Raises:
-      InteropError: PyTorch is not installed; there is no such file, or it is damaged; it holds more
-        than tensors and plain values (none of it is run); its metadata are missing, wrong or
-        contradict its tensors; a tensor is missing, extra, of another shape or not float32.
+      InteropError: PyTorch is not installed; there is no such file, it is damaged, or it holds more
+        than tensors and plain values (none of it is run); it is not a model of the study; its
+        metadata contradict its tensors; a tensor is missing, extra, of another shape or not
+        float32.
     """
     return _load(Path(path))[:2]
 
@@ -125,7 +119,7 @@ def load_pth(
       InteropError: as `load_pth_model`; or there is no tokenizer, or it has another size.
       CorpusError: Tiny Shakespeare is needed and cannot be found.
     """
-    params, model, checkpoint = _load(Path(path))
+    params, model, metadata = _load(Path(path))
     if tokenizer is None:
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
@@ -141,7 +135,7 @@ def load_pth(
             f"the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but {path} has "
             f"{model.vocab_size}."
         )
-    return params, _whole_config(Path(path), model, checkpoint, tokenizer.kind), tokenizer
+    return params, _whole_config(Path(path), model, metadata, tokenizer.kind), tokenizer
 
 
 def save_pth(
@@ -161,204 +155,120 @@ def save_pth(
       OSError: the file cannot be written.
     """
     where = f"{path} cannot be written"
-    model_class, layout = _layout_for(where, config.model)
+    layout = _layout_for(where, config.model)
     params = dataclasses.replace(params, layers=tuple(map(_with_second_bias, params.layers)))
-    want = _shapes(layout, _like(config.model, layout))
-    names = _names(layout, config.model.num_layers)
-    tensors, leaves = {}, flatten(params)
-    for name, gates in _gates(params).items():
-        if leaves[name].dtype != np.float32:
-            raise InteropError(f"{where}: {name} is {leaves[name].dtype}; it must be float32.")
-        parts = np.split(np.asarray(leaves[name]), len(gates), axis=-1)
-        for gate, part in zip(gates, parts, strict=True):
-            tensors[names.get(gate, gate)] = np.array(_turned(name, part), order="C")
-    check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, want)
+    like = _like(config.model, layout)
+    leaves, want = flatten(params), flatten(like)
+    for name, leaf in leaves.items():
+        if leaf.dtype != np.float32:
+            raise InteropError(f"{where}: {name} is {leaf.dtype}; it must be float32.")
+    check_shapes(where, *({n: leaf.shape for n, leaf in tree.items()} for tree in (leaves, want)))
     torch = import_torch()
+    state_dict = {
+        name: torch.from_numpy(np.array(_turned(ours, part), order="C"))
+        for ours, theirs in _names(layout, like).items()
+        for name, part in zip(
+            theirs, np.split(np.asarray(leaves[ours]), len(theirs), axis=-1), strict=True
+        )
+    }
     checkpoint = {
-        "state_dict": {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
-        "model_class": model_class,
+        "state_dict": state_dict,
+        "model_class": layout.model_class,
         "model_name": config.name[:1].upper() + config.name[1:],
         "dropout": config.training.dropouts.get(layout.dropout_site, 0.0),
         "timestamp": "",
         "version": 1,
-    } | {key: getattr(config.model, field) for key, field in layout.integers.items()}
+    } | {key: getattr(config.model, field) for key, field in layout.sizes.items()}
     file = io.BytesIO()
     torch.save(checkpoint, file)
     write_bytes(Path(path), file.getvalue())
 
 
 def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
-    """Return parameters, config and what else the file holds."""
+    """Return parameters, config and metadata, which a bare `state_dict` has none of."""
     where = f"{path} cannot be used"
     checkpoint = _read(path, where)
-    if not checkpoint.keys() & {"state_dict", "model_class"}:
-        checkpoint = _with_metadata(path, where, checkpoint)
-    model_class = checkpoint.get("model_class")
-    if not isinstance(model_class, str) or model_class not in _LAYOUTS:
+    metadata = checkpoint if "state_dict" in checkpoint else {}
+    tensors = checkpoint.get("state_dict", checkpoint)
+    layout = next((each for each in _LAYOUTS if each.others["embedding"] in tensors), None)
+    if layout is None:
         raise InteropError(
-            f"{where}: model_class is {shown(model_class)}; it must be {' or '.join(_LAYOUTS)}."
+            f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
+            f"state_dict of its {' or '.join(each.model_class for each in _LAYOUTS)}; its keys are "
+            f"{shown(list(checkpoint))}; to convert a torch.nn.GRU, LSTM or RNN, see "
+            "jaxgru.libraries.torch_nn.from_torch."
         )
-    layout = _LAYOUTS[model_class]
-    tensors = _tensors(where, checkpoint, path.stat().st_size)
-    config = _config(where, checkpoint, layout, tensors)
+    for name, tensor in tensors.items():
+        dtype = str(getattr(tensor, "dtype", a_type(tensor))).removeprefix("torch.")
+        if dtype != "float32":
+            raise InteropError(f"{where}: {shown(name)} is {dtype}; it must be float32.")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config = _config(where, layout, shapes)
+    for key, field in {"model_class": "", **layout.sizes}.items():
+        value = getattr(config, field) if field else layout.model_class
+        if metadata.get(key, value) != value:
+            raise InteropError(
+                f"{where}: its {key} is {shown(metadata[key])}, but its tensors are those of "
+                f"{shown(value)}."
+            )
     like = _like(config, layout)
-    check_shapes(where, {n: tuple(t.shape) for n, t in tensors.items()}, _shapes(layout, like))
-    names = _names(layout, config.num_layers)
-    array = lambda gate: _turned(gate, tensors[names[gate]].numpy(force=True))
+    names = _names(layout, like)
+    check_shapes(where, shapes, _shapes(names, like))
+    array = lambda ours, name: _turned(ours, tensors[name].numpy(force=True))
     leaves = {
-        name: jax.device_put(np.concatenate([array(gate) for gate in gates], axis=-1))
-        for name, gates in _gates(like).items()
+        ours: jax.device_put(np.concatenate([array(ours, name) for name in theirs], axis=-1))
+        for ours, theirs in names.items()
     }
-    return unflatten(like, leaves), config, checkpoint
+    return unflatten(like, leaves), config, metadata
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
-    """Return the dict in the file; nothing in it is run."""
+    """Return the dict in the file; `weights_only` refuses what could run code."""
     torch = import_torch()
     with open_model(path) as file:
         try:
-            _check_archive(file, where)
+            damaged = zipfile.ZipFile(file).testzip()  # PyTorch does not verify the checksums
             file.seek(0)
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-        except InteropError:
-            raise
-        except zipfile.BadZipFile as error:
+            checkpoint = None if damaged else torch.load(file, "cpu", weights_only=True)
+        except (zipfile.BadZipFile, EOFError) as error:
             raise InteropError(
                 f"{where}: it is damaged, or not a file of torch.save (PyTorch 1.6 or newer)."
             ) from error
-        except Exception as error:  # a hostile or damaged pickle can fail in any way
-            # EINVAL: the archive names a place before its beginning
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:
-                raise
+        except (pickle.UnpicklingError, RuntimeError, ValueError) as error:
             raise InteropError(
                 f"{where}: it is damaged, or holds more than tensors and plain values; nothing in "
                 "it was run."
             ) from error
+    if damaged:
+        raise InteropError(f"{where}: it is damaged; {damaged} does not match its checksum.")
     if not isinstance(checkpoint, dict):
         raise InteropError(f"{where}: it holds {a_type(checkpoint)}, not a dict.")
     return checkpoint
 
 
-def _check_archive(file: BinaryIO, where: str) -> None:
-    """Raise InteropError, or any error, if the archive or its pickle is not one of PyTorch's."""
-    with zipfile.ZipFile(file) as archive:
-        # PyTorch writes uncompressed members; a compressed one could fill the memory.
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise InteropError(f"{where}: it is compressed, unlike any file of PyTorch.")
-        # Thousands of entries for one and the same member would take very long to check.
-        size = os.fstat(file.fileno()).st_size
-        if sum(member.file_size for member in archive.infolist()) > size:
-            raise InteropError(f"{where}: its members claim to be larger than the file.")
-        damaged = archive.testzip()  # PyTorch does not verify the checksums
-        for member in archive.infolist():
-            if member.filename.endswith("data.pkl"):
-                check_pickle(archive.read(member))
-    if damaged is not None:
-        raise InteropError(f"{where}: it is damaged; {damaged} does not match its checksum.")
-
-
-def _tensors(where: str, checkpoint: Mapping[str, Any], file_size: int) -> dict[str, Any]:
-    """Return the state_dict, if its tensors are dense, float32 and not larger than the file."""
-    torch = import_torch()
-    tensors = checkpoint.get("state_dict")
-    if not isinstance(tensors, dict):
-        raise InteropError(f"{where}: it contains no state_dict.")
-    for name, tensor in tensors.items():
-        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
-        if not isinstance(name, str) or not dense or tensor.device.type != "cpu":
-            raise InteropError(f"{where}: {shown(name)} in its state_dict is not a dense tensor.")
-        if tensor.dtype != torch.float32:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be float32.")
-    if sum(tensor.nbytes for tensor in tensors.values()) > file_size:
-        raise InteropError(f"{where}: its tensors claim to be larger than the file.")
-    return tensors
-
-
-def _config(
-    where: str, checkpoint: Mapping[str, Any], layout: _Layout, tensors: Mapping[str, Any]
-) -> ModelConfig:
-    """Return the config in the metadata, if they are valid and agree with the number of layers."""
-    for key in (*_SHARED, *layout.integers):
-        if key not in checkpoint:
-            raise InteropError(f"{where}: its metadata lack {key}.")
-    fields: dict[str, int] = {}
-    for key, field in layout.integers.items():
-        value = checkpoint[key]
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise InteropError(
-                f"{where}: {key} is {shown(value)}; it must be a whole number, at least 1 "
-                "and below 2**31."
-            )
-        if fields.setdefault(field, value) != value:
-            raise InteropError(
-                f"{where}: {key} is {value}, but it must be the {field}, {fields[field]}."
-            )
-    dropout = checkpoint["dropout"]
-    if type(dropout) not in (int, float) or not 0 <= dropout < 1:  # NaN is refused here, too
-        raise InteropError(
-            f"{where}: dropout is {shown(dropout)}; it must be at least 0 and below 1."
-        )
-    for key in ("model_name", "timestamp", "version"):
-        value = checkpoint[key]
-        number = type(value) is int or type(value) is float and math.isfinite(value)
-        if not (isinstance(value, str) or number and key != "model_name"):
-            wanted = "a text" if key == "model_name" else "a text or a finite number"
-            raise InteropError(f"{where}: {key} is {shown(value)}; it must be {wanted}.")
-    num_layers = _num_layers(layout, tensors)
-    if num_layers != fields["num_layers"]:
-        raise InteropError(
-            f"{where}: its metadata say {counted(fields['num_layers'], 'layer')}, but there are "
-            f"{num_layers}."
-        )
-    try:
-        return dataclasses.replace(layout.config, **fields)
-    except ConfigError as error:
-        raise InteropError(f"{where}: {error}") from error
-
-
-def _num_layers(layout: _Layout, tensors: Mapping[str, Any]) -> int:
-    """Count the layers in the tensors' names."""
-    pattern = re.escape(layout.layer).replace(r"\{\}", r"(\d+)")
-    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
-
-
-def _with_metadata(path: Path, where: str, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a bare `state_dict` as a checkpoint, with metadata from its tensors and file name."""
-    embeddings = {layout.others["embedding"]: cls for cls, layout in _LAYOUTS.items()}
-    embedding = next(iter(embeddings.keys() & state_dict.keys()), None)
-    if embedding is None:
-        raise InteropError(
-            f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
-            f"state_dict of its {' or '.join(_LAYOUTS)}; its keys are {shown(list(state_dict))}; "
-            "to convert a torch.nn.GRU, LSTM or RNN, see jaxgru.libraries.torch_nn.from_torch."
-        )
-    model_class = embeddings[embedding]
-    layout = _LAYOUTS[model_class]
-    head = layout.others["head.Wo"]
-    checkpoint = {"state_dict": state_dict, "model_class": model_class}
-    tensors = _tensors(where, checkpoint, path.stat().st_size)
-    for name in (embedding, head):
-        if name not in tensors or tensors[name].ndim != 2:
+def _config(where: str, layout: _Layout, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+    """Return the config of a model whose tensors have these shapes."""
+    matrices = [layout.others[name] for name in ("embedding", "head.Wo")]
+    for name in matrices:
+        if len(shapes.get(name, ())) != 2:
             raise InteropError(f"{where}: the tensor {name} is missing or is not a matrix.")
-    (V, E), (_, H) = tensors[embedding].shape, tensors[head].shape
-    sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H)
-    sizes["num_layers"] = _num_layers(layout, tensors)
-    checkpoint |= {key: sizes[field] for key, field in layout.integers.items()}
-    checkpoint |= {"model_name": _file_name(path), "dropout": 0, "timestamp": "", "version": 1}
-    published = _published(_config(where, checkpoint, layout, tensors))
-    if published is not None:
-        checkpoint["dropout"] = published.training.dropouts.get(layout.dropout_site, 0.0)
-    return checkpoint
+    (V, E), (_, H) = (shapes[name] for name in matrices)
+    prefixes = map(layout.layer.format, itertools.count())
+    has = lambda prefix: any(name.startswith(prefix) for name in shapes)
+    L = sum(1 for _ in itertools.takewhile(has, prefixes))
+    return dataclasses.replace(
+        layout.config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
+    )
 
 
 def _whole_config(
-    path: Path, model: ModelConfig, checkpoint: Mapping[str, Any], tokenizer: str
+    path: Path, model: ModelConfig, metadata: Mapping[str, Any], tokenizer: str
 ) -> Config:
     """Return the config of a file's model: the published one of its sizes, or else a new one."""
-    published, model_name = _published(model), checkpoint["model_name"]
+    published, file_name = _published(model), re.sub(r"_(v\d+|latest|best)$", "", path.stem)
+    model_name = metadata.get("model_name", file_name)
     stated = _study_name(model_name)
-    names = {name for name in (stated, _study_name(_file_name(path))) if name is not None}
+    names = {name for name in (stated, _study_name(file_name)) if name is not None}
     for name in sorted(names - {published and published.name}):
         taken = (
             "of none of the study's models: its config has the default training values"
@@ -368,12 +278,14 @@ def _whole_config(
         warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
     config = Config(stated or own, model) if published is None else published
-    site = _LAYOUTS[checkpoint["model_class"]].dropout_site
+    layout = next(each for each in _LAYOUTS if each.config.cell == model.cell)
+    rate = config.training.dropouts.get(layout.dropout_site, 0.0)
+    dropout = {f"{layout.dropout_site}_dropout": metadata.get("dropout", rate)}
     return dataclasses.replace(
         config,
         name=own if stated is None else config.name,
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
-        training=dataclasses.replace(config.training, **{f"{site}_dropout": checkpoint["dropout"]}),
+        training=dataclasses.replace(config.training, **dropout),
     )
 
 
@@ -394,17 +306,12 @@ def _spelled(name: str) -> str:
     return re.sub("[α-ω]", lambda c: unicodedata.name(c[0]).split()[-1].lower(), name.lower())
 
 
-def _file_name(path: Path) -> str:
-    """Return the model's name from a file's, without the version that the study appends."""
-    return re.sub(r"_(v\d+|latest|best)$", "", path.stem)
-
-
-def _layout_for(where: str, config: ModelConfig) -> tuple[str, _Layout]:
-    """Return the study's class for such a model, and its layout."""
-    for model_class, layout in _LAYOUTS.items():
+def _layout_for(where: str, config: ModelConfig) -> _Layout:
+    """Return the layout of the study's class for such a model."""
+    for layout in _LAYOUTS:
         ours = (config.cell, config.final_norm, config.reset_gate)
         if ours == (layout.config.cell, layout.config.final_norm, layout.config.reset_gate):
-            return model_class, layout
+            return layout
     raise InteropError(
         f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
         "before the product, and LSTMs with LayerNorm."
@@ -418,40 +325,32 @@ def _with_second_bias(p: CellParams) -> CellParams:
     return dataclasses.replace(p, c=jnp.zeros_like(p.b[: len(p.b) // 3 * 2]))
 
 
-def _gates(params: Params) -> dict[str, list[str]]:
-    """Map our parameters' names to those of their gates: layers.0.W to layers.0.Wz, …."""
-    found = {}
-    for name in flatten(params):
-        _, _, field = path = name.split(".") if name.startswith("layers.") else ["", "", ""]
-        gates = params.layers[int(path[1])].gates if field else ("",)
-        found[name] = [name + gate for gate in (gates[:2] if field == "c" else gates)]
-    return found
-
-
 def _like(config: ModelConfig, layout: _Layout) -> Params:
     """Return the parameters of such a model in the study, as shapes."""
-    sizes = {field: getattr(config, field) for field in layout.integers.values()}
+    sizes = {field: getattr(config, field) for field in layout.sizes.values()}
     config = dataclasses.replace(layout.config, **sizes)
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
 
 
-def _names(layout: _Layout, num_layers: int) -> dict[str, str]:
-    """Map our parameters' names to the study's."""
-    return layout.others | {
-        f"layers.{i}.{ours}": layout.layer.format(i) + theirs
-        for i in range(num_layers)
-        for ours, theirs in layout.cell.items()
-    }
+def _names(layout: _Layout, like: Params) -> dict[str, list[str]]:
+    """Map our parameters' names to the study's: one for each gate, in the order of our gates."""
+    names = {ours: [theirs] for ours, theirs in layout.others.items()}
+    for i, layer in enumerate(like.layers):
+        for field, theirs in layout.cell.items():
+            gates = layer.gates[:2] if field == "c" else layer.gates
+            names[f"layers.{i}.{field}"] = [
+                layout.layer.format(i) + theirs.format(gate.replace("n", ""))  # Wx, not Wnx
+                for gate in gates
+            ]
+    return names
 
 
-def _shapes(layout: _Layout, like: Params) -> dict[str, tuple[int, ...]]:
+def _shapes(names: Mapping[str, list[str]], like: Params) -> dict[str, tuple[int, ...]]:
     """Map the study's names to the shapes there."""
-    names, leaves, shapes = _names(layout, len(like.layers)), flatten(like), {}
-    for name, gates in _gates(like).items():
-        *rows, columns = leaves[name].shape
-        shape = *rows, columns // len(gates)
-        for gate in gates:
-            shapes[names[gate]] = tuple(reversed(shape)) if name != "embedding" else shape
+    shapes = {}
+    for ours, leaf in flatten(like).items():
+        shape = (*leaf.shape[:-1], leaf.shape[-1] // len(names[ours]))
+        shapes |= dict.fromkeys(names[ours], shape if ours == "embedding" else shape[::-1])
     return shapes
 
 

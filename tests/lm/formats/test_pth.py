@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import re
 import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 
 import jax
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from random_models import by_gate, model_configs, only_model, random_bits, random_params, same_bits
 
 import torchref
+from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, apply, load_config
 from jaxgru.lm.config import TrainingConfig
@@ -30,13 +29,14 @@ from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
 torch = pytest.importorskip("torch")
 
 
+def drawer(seed):
+    rng = np.random.default_rng(seed)
+    return lambda *shape: torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
+
+
 def gru_file(V=5, E=3, H=4, L=2, seed=0):
     """What the study saves for a GRU, key by key; weights are PyTorch's (out, in)."""
-    rng = np.random.default_rng(seed)
-
-    def draw(*shape):
-        return torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
-
+    draw = drawer(seed)
     state = {"embedding.weight": draw(V, E)}
     for i in range(L):
         for gate in ("Wz", "Wr", "W"):
@@ -45,52 +45,29 @@ def gru_file(V=5, E=3, H=4, L=2, seed=0):
             state[f"layers.{i}.grucell.{gate}h.weight"] = draw(H, H)
         state[f"layers.{i}.grucell.bias_z"] = draw(H)
         state[f"layers.{i}.grucell.bias_r"] = draw(H)
-    state["fc.linear_projection.weight"] = draw(V, H)
-    state["fc.linear_projection.bias"] = draw(V)
-    return {
-        "state_dict": state,
-        "model_class": "MyGRUModel",
-        "model_name": "Astra_alpha",
-        "n_classes": V,
-        "embd_dim": E,
-        "hidden_dim": H,
-        "dropout": 0.1,
-        "vocab_size": V,
-        "num_layers": L,
-        "timestamp": "2025-01-02T03:04:05.678901",
-        "version": 1,
-    }
+    state |= {"fc.linear_projection.weight": draw(V, H), "fc.linear_projection.bias": draw(V)}
+    sizes = dict(n_classes=V, vocab_size=V, embd_dim=E, hidden_dim=H, num_layers=L)
+    return {"state_dict": state, "model_class": "MyGRUModel", "model_name": "Astra_alpha",
+            "dropout": 0.1, "timestamp": "2025-01-02T03:04:05.678901", "version": 1, **sizes,
+    }  # fmt: skip
 
 
 def lstm_file(V=5, E=3, H=4, L=2, seed=0):
     """What the study saves for an LSTM."""
-    rng = np.random.default_rng(seed)
-
-    def draw(*shape):
-        return torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
-
+    draw = drawer(seed)
     state = {"embeddings.weight": draw(V, E)}
     for i in range(L):
         for gate in "fiog":
             state[f"lstm_layer.layers.{i}.W_{gate}_x.weight"] = draw(H, E if i == 0 else H)
             state[f"lstm_layer.layers.{i}.W_{gate}_h.weight"] = draw(H, H)
             state[f"lstm_layer.layers.{i}.b_{gate}"] = draw(H)
-    state["layer_norm.weight"] = draw(H)
-    state["layer_norm.bias"] = draw(H)
+    state |= {"layer_norm.weight": draw(H), "layer_norm.bias": draw(H)}
     state["linear_projection.linear_projection.weight"] = draw(V, H)
     state["linear_projection.linear_projection.bias"] = draw(V)
-    return {
-        "state_dict": state,
-        "model_class": "MyLSTMModel",
-        "model_name": "Leviathan",
-        "in_features": E,
-        "hidden_dim": H,
-        "dropout": 0.2,
-        "vocab_size": V,
-        "n_layers": L,
-        "timestamp": "2025-01-02T03:04:05.678901",
-        "version": 1,
-    }
+    sizes = dict(vocab_size=V, in_features=E, hidden_dim=H, n_layers=L)
+    return {"state_dict": state, "model_class": "MyLSTMModel", "model_name": "Leviathan",
+            "dropout": 0.2, "timestamp": "2025-01-02T03:04:05.678901", "version": 1, **sizes,
+    }  # fmt: skip
 
 
 FILES = {"gru": gru_file, "lstm": lstm_file}
@@ -119,19 +96,12 @@ class TestReading:
             training = TrainingConfig(state_dropout=0.3, output_dropout=0.3)
             save_pth(path, params, Config("x", model, training=training))
 
-    def test_the_config_of_a_gru(self, path):
-        torch.save(gru_file(V=7, E=2, H=3, L=1), path)
-        assert load_pth_model(path)[1] == ModelConfig(
-            cell="gru", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=1,
-            second_bias=True, reset_gate="before",
-        )  # fmt: skip
-
-    def test_the_config_of_an_lstm(self, path):
-        torch.save(lstm_file(V=7, E=2, H=3, L=3), path)
-        assert load_pth_model(path)[1] == ModelConfig(
-            cell="lstm", vocab_size=7, embedding_dim=2, hidden_dim=3, num_layers=3,
-            second_bias=False, final_norm=True,
-        )  # fmt: skip
+    @pytest.mark.parametrize("kind, has", [
+        ("gru", dict(second_bias=True, reset_gate="before")), ("lstm", dict(final_norm=True)),
+    ])  # fmt: skip
+    def test_the_config(self, kind, has, path):
+        torch.save(FILES[kind](V=7, E=2, H=3, L=1), path)
+        assert load_pth_model(path)[1] == ModelConfig(kind, 7, 2, 3, 1, **has)
 
     def test_the_two_biases_of_a_gate_are_not_exchanged(self, path):
         """No output would tell; the optimizer's moments and a file's names would."""
@@ -236,9 +206,9 @@ class TestWriting:
         model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2, reset_gate="before")
         params = random_params(model)
         larger = Config("x", only_model(model, vocab_size=4))
-        with pytest.raises(InteropError, match=r"embedding.weight has shape \(3, 2\).*\(4, 2\)"):
+        with pytest.raises(InteropError, match=r"embedding has shape \(3, 2\).*\(4, 2\)"):
             save_pth(path, params, larger)
-        with pytest.raises(InteropError, match="layers.1.grucell.* is missing"):
+        with pytest.raises(InteropError, match="layers.1.U is missing"):
             save_pth(path, params, Config("x", only_model(model, num_layers=2)))
         half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
         with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
@@ -253,168 +223,84 @@ def _set_tensor(name, value):
     return lambda file: file["state_dict"].__setitem__(name, value)
 
 
-BAD = "layers.1.grucell.Wzx.weight"
+def _keep(*words):
+    """Only the tensors whose names have one of these words."""
+    return lambda file: [
+        file["state_dict"].pop(name)
+        for name in [*file["state_dict"]]
+        if not any(word in name for word in words)
+    ]
+
+
+BAD, HEAD = "layers.1.grucell.Wzx.weight", "fc.linear_projection.weight"
 REFUSED = {
     "missing tensor": (lambda file: file["state_dict"].pop(BAD), f"{BAD} is missing"),
+    "missing head": (_keep("embedding"), f"{HEAD} is missing or is not a matrix"),
+    "a vector": (_set_tensor("embedding.weight", torch.zeros(4)), "embedding.weight is missing or"),
+    "missing layers": (_keep("embedding", "fc"), "num_layers is 0"),
     "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight does not belong"),
-    "turned tensor": (
-        _set_tensor("fc.linear_projection.weight", torch.zeros(4, 5)),
-        r"fc.linear_projection.weight has shape \(4, 5\); it must be \(5, 4\)",
-    ),
-    "bias of shape (1, 4)": (
-        _set_tensor("layers.0.grucell.bias_z", torch.zeros(1, 4)),
-        r"bias_z has shape \(1, 4\); it must be \(4,\)",
-    ),
-    "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
-    "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"{BAD} is int32"),
-    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' in its state_dict is not a dense tensor"),
-    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "not a dense tensor"),
-    "meta": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "not a dense tensor"),
-    "name that is none": (_set_tensor(3, torch.zeros(4)), "3 in its state_dict"),
+    "turned tensor": (_set_tensor(BAD, torch.zeros(4, 3)), r"shape \(4, 3\); it must be \(4, 4\)"),
+    "turned head": (_set_tensor(HEAD, torch.zeros(4, 5)), "hidden_dim is 4, but .* those of 5"),
     "a gap in the layers": (
         lambda file: file["state_dict"].update(
             {k.replace(".1.", ".2."): file["state_dict"].pop(k) for k in list(file["state_dict"])}
         ),
-        "layers.1.grucell.* is missing",
+        "num_layers is 2, but its tensors are those of 1",
     ),
-    "no state_dict": (lambda file: file.pop("state_dict"), "no state_dict"),
-    "state_dict a tensor": (_set("state_dict", torch.zeros(1)), "no state_dict"),
-    "other class": (_set("model_class", "MyRNNModel"), "model_class is 'MyRNNModel'; it must be"),
-    "class a list": (_set("model_class", ["MyGRUModel"]), "model_class is"),
-    "class missing": (lambda file: file.pop("model_class"), "model_class is None"),
-    "the LSTM's class": (_set("model_class", "MyLSTMModel"), "its metadata lack in_features"),
-    "one layer more": (_set("num_layers", 3), "say 3 layers, but there are 2"),
-    "one layer less": (_set("num_layers", 1), "say 1 layer, but there are 2"),
-    "a billion layers": (_set("num_layers", 10**9), "say 1,000,000,000 layers"),
-    "two vocabularies": (_set("n_classes", 6), "n_classes is 6, but it must be the vocab_size, 5"),
-    "other hidden_dim": (_set("hidden_dim", 6), "it must be"),
-    "hidden_dim huge": (_set("hidden_dim", 10**9), r"must be \(5, 1000000000\)"),
-    "hidden_dim 0": (_set("hidden_dim", 0), "hidden_dim is 0; it must be a whole number"),
-    "hidden_dim a float": (_set("hidden_dim", 4.0), "hidden_dim is 4.0"),
-    "hidden_dim true": (_set("hidden_dim", True), "hidden_dim is True"),
-    "hidden_dim endless": (_set("hidden_dim", 10**400), "hidden_dim is 1000"),
-    "hidden_dim NaN": (_set("hidden_dim", float("nan")), "hidden_dim is nan"),
-    "embd_dim a tensor": (_set("embd_dim", torch.tensor(3)), "embd_dim is tensor"),
-    "dropout NaN": (_set("dropout", float("nan")), "dropout is nan; it must be"),
-    "dropout 1": (_set("dropout", 1), "dropout is 1; it must be"),
-    "dropout negative": (_set("dropout", -0.1), "dropout is -0.1"),
-    "dropout a text": (_set("dropout", "0.1"), "dropout is '0.1'"),
-    "version NaN": (_set("version", float("nan")), "version is nan"),
-    "timestamp infinite": (_set("timestamp", float("inf")), "timestamp is inf"),
-    "name a number": (_set("model_name", 3), "model_name is 3"),
-} | {
-    f"{key} missing": (lambda file, key=key: file.pop(key), f"its metadata lack {key}")
-    for key in sorted(gru_file().keys() - {"state_dict", "model_class"})
-}
-
-
-def refusal(path) -> str:
-    """What loading the file is refused with; one sentence."""
-    with pytest.raises(InteropError) as error:
-        load_pth_model(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    return str(error.value)
+    "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
+    "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"'{BAD}' is int32"),
+    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is a list; it must be float32"),
+    "the LSTM's class": (
+        _set("model_class", "MyLSTMModel"), "'MyLSTMModel', but its tensors are those of 'MyGRUM",
+    ),
+    "one layer more": (_set("num_layers", 3), "num_layers is 3, but its tensors are those of 2"),
+    "two vocabularies": (_set("n_classes", 6), "n_classes is 6, but its tensors are those of 5"),
+    "other hidden_dim": (_set("hidden_dim", 6), "hidden_dim is 6, but its tensors are those of 4"),
+    "another model": (lambda file: file.pop("state_dict"), "neither a checkpoint of the study"),
+}  # fmt: skip
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_contents(self, what, path):
+    @pytest.mark.parametrize("what, bare", [
+        *((what, False) for what in REFUSED),
+        *((what, True) for what in ("missing tensor", "missing head", "extra tensor", "float64")),
+    ])  # fmt: skip
+    def test_contents(self, what, bare, path):
         change, says = REFUSED[what]
         file = gru_file()
         change(file)
-        torch.save(file, path)
-        with pytest.raises(InteropError, match=says):
+        torch.save(file["state_dict"] if bare else file, path)
+        with pytest.raises(UserError, match=says):
             load_pth_model(path)
-        refusal(path)
-
-    def test_shapes_larger_than_the_file(self, path):
-        """An expanded tensor stores one number: 10¹² would be made of it, were it believed."""
-        file = gru_file() | {"vocab_size": 10**6, "n_classes": 10**6, "embd_dim": 10**6}
-        file["state_dict"]["embedding.weight"] = torch.zeros(1).expand(10**6, 10**6)
-        torch.save(file, path)
-        assert path.stat().st_size < 20_000
-        assert "claim to be larger than the file" in refusal(path)
 
     @pytest.mark.parametrize(
         "value, says",
         [
-            ({}, r"neither a checkpoint of the study .* keys are \[\]"),
             (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
-            (torch.nn.Linear(2, 3).state_dict(), "neither a checkpoint of the study"),
             ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
-            ({"embedding.weight": 3}, "'embedding.weight' in its state_dict is not a dense tensor"),
-            ({"embedding.weight": torch.zeros(4)}, "embedding.weight is missing or is not a mat"),
-            ({"embeddings.weight": torch.zeros(4, 2)}, "projection.weight is missing or is not"),
+            ([gru_file()], "it holds a list, not a dict"),
+            (torch.nn.Linear(2, 2), "more than tensors and plain values"),
         ],
-        ids=range(7),
+        ids=range(4),
     )
-    def test_a_dict_of_something_else(self, value, says, path):
+    def test_something_else(self, value, says, path):
         torch.save(value, path)
-        assert re.search(says, refusal(path))
+        with pytest.raises(InteropError, match=f"{path} cannot be used: .*{says}"):
+            load_pth_model(path)
 
-    @pytest.mark.parametrize(
-        "change, says",
-        [
-            (lambda state: state.pop(BAD), f"{BAD} is missing"),
-            (lambda state: state.update(more=torch.zeros(2)), "the tensor more does not belong"),
-            (lambda state: state.update({BAD: state[BAD].double()}), f"{BAD} is float64"),
-            (lambda state: state.update({BAD: torch.zeros(4, 3)}), r"shape \(4, 3\); it must be"),
-            (lambda state: [state.pop(k) for k in list(state) if "cell" in k], "num_layers is 0"),
-            (
-                lambda state: state.update({"fc.linear_projection.weight": torch.zeros(0, 0)}),
-                "hidden_dim is 0",
-            ),
-        ],
-    )
-    def test_a_bare_state_dict_that_does_not_fit_together(self, change, says, path):
-        state = gru_file()["state_dict"]
-        change(state)
-        torch.save(state, path)
-        assert re.search(says, refusal(path))
-
-    @pytest.mark.parametrize("value", [[gru_file()], torch.zeros(2), 3, None])
-    def test_no_dict(self, value, path):
-        torch.save(value, path)
-        assert "not a dict" in refusal(path)
-
-    @pytest.mark.parametrize("data", [b"", b"weights", b"PK\x03\x04", b"\x80\x02.", b"\0" * 999])
+    @pytest.mark.parametrize("data", [b"", b"weights", b"\x80\x02."])
     def test_no_checkpoint_at_all(self, data, path):
         path.write_bytes(data)
-        assert "damaged, or not a file of torch.save" in refusal(path)
+        with pytest.raises(InteropError, match="damaged, or not a file of torch.save"):
+            load_pth_model(path)
 
-    def test_an_archive_that_names_a_place_before_its_beginning(self, path):
-        """Python's zipfile seeks there: an OSError, but not of the system's making."""
-        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
-        whole = bytearray(path.read_bytes())
-        for end, at in ((b"PK\x05\x06", 16), (b"PK\x06\x06", 48)):  # as 32 bits, as 64
-            at += whole.rindex(end)
-            whole[at : at + 4] = b"\xff\xff\xff\x7f"  # where the directory is
-        path.write_bytes(whole)
-        assert "it is damaged" in refusal(path)
-
-    def test_truncated_anywhere(self, path):
+    def test_cut_off_anywhere(self, path):
         torch.save(gru_file(V=2, E=1, H=1, L=1), path)
         whole = path.read_bytes()
-        for length in range(0, len(whole), len(whole) // 40):
+        for length in range(0, len(whole), len(whole) // 20):
             path.write_bytes(whole[:length])
-            refusal(path)
-
-    def test_flipped_anywhere(self, path):
-        """Either refused, or of no effect (as in the time that the archive keeps)."""
-        torch.save(gru_file(V=2, E=1, H=1, L=1), path)
-        whole, good = path.read_bytes(), load_pth_model(path)
-        refused = 0
-        for place in range(0, len(whole), 29):
-            flipped = bytearray(whole)
-            flipped[place] ^= 1 << place % 8
-            path.write_bytes(flipped)
-            try:
-                params, config = load_pth_model(path)
-            except InteropError:
-                refused += 1
-            else:
-                assert same_bits(params, good[0]) and config == good[1]
-        assert refused > 20
+            with pytest.raises(InteropError, match="it is damaged"):
+                load_pth_model(path)
 
     def test_a_flipped_weight(self, path):
         torch.save(gru_file(), path)
@@ -422,15 +308,8 @@ class TestRefusals:
         weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
         assert data.count(weight) == 1
         path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
-        assert "does not match its checksum" in refusal(path)
-
-    def test_compressed(self, path, tmp_path):
-        """A small compressed file could fill the memory."""
-        torch.save(gru_file(), tmp_path / "plain")
-        with zipfile.ZipFile(tmp_path / "plain") as old, zipfile.ZipFile(path, "w", 8) as new:
-            for member in old.infolist():
-                new.writestr(member.filename, old.read(member))
-        assert "compressed" in refusal(path)
+        with pytest.raises(InteropError, match="does not match its checksum"):
+            load_pth_model(path)
 
     def test_code_is_not_run(self, path, tmp_path):
         witness = tmp_path / "witness"
@@ -441,26 +320,21 @@ class TestRefusals:
 
         for value in (Evil(), gru_file() | {"version": Evil()}):
             torch.save(value, path)
-            assert "nothing in it was run" in refusal(path)
+            with pytest.raises(InteropError, match="nothing in it was run"):
+                load_pth_model(path)
             path.write_bytes(pickle.dumps(value))
-            assert "not a file of torch.save" in refusal(path)
+            with pytest.raises(InteropError, match="not a file of torch.save"):
+                load_pth_model(path)
         assert not witness.exists()
         pickle.loads(pickle.dumps(Evil()))
         assert witness.exists()  # the witness would have told
 
-    def test_any_other_object(self, path):
-        torch.save(gru_file() | {"model": torch.nn.Linear(2, 2)}, path)
-        assert "more than tensors and plain values" in refusal(path)
-
     def test_without_pytorch(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)
-        save = lambda model: save_pth(path, random_params(model), Config("x", model))
-        for call, says in {
-            (lambda: load_pth_model(path)): "PyTorch is needed but not installed",
-            (lambda: save(ModelConfig(reset_gate="before"))): "PyTorch is needed but not installed",
-            (lambda: save(ModelConfig("mogrifier_gru"))): "the study has only GRUs",
-        }.items():
-            with pytest.raises(InteropError, match=says):
+        model = ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, reset_gate="before")
+        save = lambda: save_pth(path, random_params(model), Config("x", model))
+        for call in (lambda: load_pth_model(path), save):
+            with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
                 call()
 
     def test_pytorch_is_not_imported_before_it_is_needed(self):
@@ -469,6 +343,14 @@ class TestRefusals:
             " jaxgru.lm.formats.pth, jaxgru.libraries.torch_nn; sys.exit('torch' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def whole_config(file_name, kind, sizes, **metadata):
+    """The config of a file with these sizes and metadata."""
+    (layout,) = (each for each in pth._LAYOUTS if each.config.cell == kind)
+    V, E, H, L = sizes
+    model = only_model(layout.config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
+    return pth._whole_config(Path(f"{file_name}.pth"), model, metadata, "characters")
 
 
 class TestAsARun:
@@ -485,54 +367,31 @@ class TestAsARun:
         assert same_bits(params, load_pth_model(path)[0])
         assert tokenizer.vocabulary == "".join(sorted(set(shakespeare)))
 
-    @pytest.mark.parametrize(
-        "model_name, file_name, kind, sizes, name, epochs, learning_rate",
-        [
-            ("Astra-α", "Astra_alpha_v1", "gru", (65, 64, 128, 1), "astra_alpha", (10, 200), 3e-3),
-            ("Astra-β", "Astra_beta_latest", "gru", (65, 128, 256, 2), "astra_beta", (15, 250),
-             2e-3),
-            ("Scribe-α", "Scribe_alpha_v12", "gru", (1000, 128, 256, 2), "scribe_alpha", (10, 300),
-             2e-3),
-            ("Leviathan-LSTM", "leviathan_v1", "lstm", (65, 768, 1024, 3), "leviathan", (6, 200),
-             1e-3),
-        ],
-    )  # fmt: skip
-    def test_the_study_s_own_files(
-        self, model_name, file_name, kind, sizes, name, epochs, learning_rate, tmp_path, capsys
+    @pytest.mark.parametrize("model_name, file_name, name, V, E, H, L, dropout, recipe", [
+        ("Astra-α", "Astra_alpha_v1", "astra_alpha", 65, 64, 128, 1, 0.1, (10, 200, 3e-3)),
+        ("Astra-β", "Astra_beta_latest", "astra_beta", 65, 128, 256, 2, 0.1, (15, 250, 2e-3)),
+        ("Astra-γ", "Astra_gamma_v1", "astra_gamma", 65, 256, 512, 3, 0.1, ()),
+        ("Scribe-α", "Scribe_alpha_v12", "scribe_alpha", 1000, 128, 256, 2, 0.1, (10, 300, 2e-3)),
+        ("Scribe-β", "x", "scribe_beta", 1000, 256, 512, 3, 0.1, ()),
+        ("Scribe-γ", "x", "scribe_gamma", 1000, 384, 768, 4, 0.15, ()),
+        ("Leviathan-LSTM", "leviathan_v1", "leviathan", 65, 768, 1024, 3, 0.2, (6, 200, 1e-3)),
+    ])  # fmt: skip
+    def test_the_study_s_seven(
+        self, model_name, file_name, name, V, E, H, L, dropout, recipe, capsys
     ):
-        """The names that it writes, Greek letters and all, and the recipes that it used."""
-        file = FILES[kind](*sizes) | {"model_name": model_name}
-        path = tmp_path / f"{file_name}.pth"
-        torch.save(file, path)
-        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 100 + sizes[0]))))
-        _, config, _ = load_pth(path, tokenizer)
+        """Known by their sizes, and by the study's names for them, Greek letters and all."""
+        kind = "lstm" if name == "leviathan" else "gru"
+        config = whole_config(file_name, kind, (V, E, H, L), model_name=model_name)
         training = config.training
-        assert (config.name, training.epochs, training.steps_per_epoch) == (name, *epochs)
-        assert training.learning_rate == learning_rate
-        assert [*training.dropouts.values()] == [file["dropout"]]  # the file's own
+        assert (config.name, *training.dropouts.values()) == (name, dropout)
+        found = training.epochs, training.steps_per_epoch, training.learning_rate
+        assert found == recipe or not recipe
         assert config.data.tokenizer == "characters"  # of the tokenizer that was given
+        mine = whole_config(file_name, kind, (V, E, H, L), model_name=model_name, dropout=0.25)
+        assert [*mine.training.dropouts.values()] == [0.25]  # the file's own, for the file says it
         assert capsys.readouterr().err == ""
-
-    @pytest.mark.parametrize(
-        "name, cell, V, E, H, L, dropout",
-        [
-            ("astra_alpha", "gru", 65, 64, 128, 1, 0.1),
-            ("astra_beta", "gru", 65, 128, 256, 2, 0.1),
-            ("astra_gamma", "gru", 65, 256, 512, 3, 0.1),
-            ("scribe_alpha", "gru", 1000, 128, 256, 2, 0.1),
-            ("scribe_beta", "gru", 1000, 256, 512, 3, 0.1),
-            ("scribe_gamma", "gru", 1000, 384, 768, 4, 0.15),
-            ("leviathan", "lstm", 65, 768, 1024, 3, 0.2),
-        ],
-    )
-    def test_the_seven_are_known_by_their_sizes(self, name, cell, V, E, H, L, dropout):
-        class_ = {"gru": "MyGRUModel", "lstm": "MyLSTMModel"}[cell]
-        model = only_model(
-            pth._LAYOUTS[class_].config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
-        )
-        published = pth._published(model)
-        assert (published.name, *published.training.dropouts.values()) == (name, dropout)
-        assert pth._published(only_model(model, hidden_dim=H + 1)) is None
+        other = whole_config("x", kind, (V, E, H + 1, L))
+        assert (other.name, other.training) == ("x", TrainingConfig())
 
     def test_what_early_stopping_saves(self, tmp_path, capsys):
         """Nothing but the file's name and sizes tells what it is."""
@@ -553,16 +412,13 @@ class TestAsARun:
         [("Astra-β", "Astra_alpha_v1"), ("Astra-α", "Astra_beta_v1"), ("Astra-α", "x"),
          ("Astra_beta", "Astra-α_latest")],
     )  # fmt: skip
-    def test_a_name_that_the_sizes_contradict(self, model_name, file_name, tmp_path, capsys):
+    def test_a_name_that_the_sizes_contradict(self, model_name, file_name, capsys):
         """One published Astra_alpha_v1.pth holds Astra-β."""
-        path = tmp_path / f"{file_name}.pth"
-        torch.save(gru_file(65, 128, 256, 2) | {"model_name": model_name}, path)
-        tokenizer = CharacterTokenizer("".join(map(chr, range(100, 165))))
-        _, config, _ = load_pth(path, tokenizer)
+        config = whole_config(file_name, "gru", (65, 128, 256, 2), model_name=model_name)
         assert (config.name, config.training) == ("astra_beta", load_config("astra_beta").training)
         assert capsys.readouterr().err == (
-            f"{str(path)!r} calls its model astra_alpha, but its sizes are those of astra_beta, "
-            "so it is taken for astra_beta.\n"
+            f"'{file_name}.pth' calls its model astra_alpha, but its sizes are those of "
+            "astra_beta, so it is taken for astra_beta.\n"
         )
 
     def test_a_name_of_the_study_s_on_another_model(self, path, capsys):
@@ -596,12 +452,9 @@ class TestAsARun:
             ("", "custom"),
         ],
     )
-    def test_any_other_model(self, model_name, name, path):
-        torch.save(gru_file() | {"model_name": model_name}, path)
-        _, config, tokenizer = load_pth(path, CharacterTokenizer("abcde"))
-        model = load_pth_model(path)[1]
-        assert config == Config(name, model, training=TrainingConfig(state_dropout=0.1))
-        assert tokenizer.vocabulary == "abcde"
+    def test_any_other_model(self, model_name, name):
+        config = whole_config("x", "gru", (5, 3, 4, 2), model_name=model_name, dropout=0.1)
+        assert (config.name, config.training) == (name, TrainingConfig(state_dropout=0.1))
 
     def test_pieces_for_a_thousand_tokens(self, path, monkeypatch, shakespeare):
         text = types.SimpleNamespace(text=shakespeare[:60_000])
