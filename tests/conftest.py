@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import errno
 import gc
 import mmap
 import os
@@ -34,7 +32,7 @@ from random_models import by_gate  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.layers import implementations  # noqa: E402
-from jaxgru.lm import files, model  # noqa: E402
+from jaxgru.lm import model  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
 from jaxgru.lm.model import Params  # noqa: E402
 
@@ -289,17 +287,6 @@ def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
         return Outcome(stopped.value.code, *capfd.readouterr())
 
     return run
-
-
-def refuse_to_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a file one that the user may not read, also where that is root, who may read all."""
-
-    def refuse(file, *args, **options):
-        if Path(file) == path:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        return builtins.open(file, *args, **options)
-
-    monkeypatch.setattr(files, "open", refuse, raising=False)
 
 
 def contents(folder: Path) -> dict[str, object]:

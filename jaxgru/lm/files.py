@@ -12,15 +12,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
-
-PART = ".jaxgru-{}.part"
-"""The name of a file that is being written. It is short, whatever the file's own name is."""
 
 
 def resolved(path: Path) -> Path:
@@ -37,11 +33,8 @@ def resolved(path: Path) -> Path:
 
 def reason(error: OSError) -> str:
     """Return the system's message, and the name of the file in brackets if the error has one."""
-    said = error.strerror or str(error) or type(error).__name__
-    file = error.filename2 or error.filename  # of the new name and the old one, the new one
-    if not isinstance(file, (str, bytes)) or (name := os.path.basename(os.fsdecode(file))) == "":
-        return said
-    return f"{said} ({name})"
+    name = os.path.basename(os.fsdecode(error.filename2 or error.filename or ""))
+    return (error.strerror or str(error)) + (f" ({name})" if name else "")
 
 
 def open_regular(path: Path, at_most: int | None = None) -> io.BufferedReader:
@@ -73,51 +66,22 @@ def read_bytes(path: Path, at_most: int | None = None) -> bytes:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a temporary file beside `path` and rename it: readers see the old file or the new one.
 
-    Of several processes that write one file, the last one wins. Temporary files in that folder that
-    killed processes have left are removed, where the file system has locks to tell them from those
-    that are being written.
+    Of several processes that write one file, the last one wins.
 
     Raises:
       OSError: the folder cannot be written; the old file is untouched.
     """
-    _remove_abandoned(path.parent)
-    file = _create_part(path.parent)
+    part = path.parent / f".jaxgru-{secrets.token_hex(8)}.part"  # short, unlike `path` perhaps
     try:
-        with file:
+        with open(part, "xb") as file:  # tempfile ignores the umask
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            if fcntl is None:
-                file.close()  # Windows renames no open file
-            os.replace(file.name, path)  # before the lock is released
+        os.replace(part, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # it may be renamed already
-            os.unlink(file.name)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise
-
-
-def _create_part(folder: Path) -> BinaryIO:
-    """Create a temporary file and lock it: the lock says that its process is alive."""
-    while True:
-        file = open(folder / PART.format(secrets.token_hex(8)), "xb")  # tempfile ignores the umask
-        if _lock(file.fileno()) is not False and os.path.exists(file.name):
-            return file
-        file.close()  # another process found it before it was locked, and removes it
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that no process has locked."""
-    if fcntl is None:
-        return
-    with contextlib.suppress(OSError):  # whoever may not list a folder may still write into it
-        for path in folder.glob(PART.format("*")):
-            with contextlib.suppress(OSError):
-                handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)  # NFS locks for writers
-                try:
-                    if _lock(handle):
-                        os.unlink(path)
-                finally:
-                    os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -161,7 +125,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def file_hash(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -194,19 +158,13 @@ def locked(path: Path) -> Iterator[bool]:
         return
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # NFS locks for writers
     try:
-        yield _lock(handle) is not False
+        ours = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            ours = False
+        except OSError:  # a file system without locks
+            pass
+        yield ours
     finally:
         os.close(handle)
-
-
-def _lock(handle: int) -> bool | None:
-    """Lock an open file; return False where another has it, and None where there are no locks."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None

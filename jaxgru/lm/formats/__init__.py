@@ -15,7 +15,6 @@ from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import open_regular
 from jaxgru.lm.model import Params
 
 
@@ -85,15 +84,10 @@ def format_of(path: str | Path) -> Format | None:
 
 
 @contextlib.contextmanager
-def open_model(path: str | Path, at_most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a model's file.
-
-    Raises:
-      InteropError: there is no such file, it is not a regular one, it has more than `at_most`
-        bytes, or it cannot be read.
-    """
+def open_model(path: str | Path) -> Iterator[BufferedReader]:
+    """Open a model's file. Raises InteropError where there is none, or it cannot be read."""
     try:
-        with open_regular(Path(path), at_most) as file:
+        with open(path, "rb") as file:
             yield file
     except FileNotFoundError:
         raise InteropError(f"there is no file {path}.") from None

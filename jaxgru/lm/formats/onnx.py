@@ -250,7 +250,7 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> Any:
 def _read(path: str | Path) -> tuple[str, onnx.ModelProto]:
     """Return how messages about a file begin, and what is in it."""
     where = f"{path} cannot be used"
-    with open_model(path, at_most=_MAX_BYTES) as file:
+    with open_model(path) as file:
         data = file.read()
     try:
         return where, onnx.ModelProto.FromString(data)
