@@ -199,7 +199,7 @@ def test_keras(size, dtype):
 def test_onnx(size, runtime, dtype):
     """Forward only. ONNX Runtime's own kernel has only float32."""
     pytest.importorskip("onnx")
-    from jaxgru.lm.formats.onnx import to_onnx
+    from jaxgru.libraries.onnx import to_onnx
 
     case = case_of("gru", size, dtype)
     model = to_onnx(case.layers)

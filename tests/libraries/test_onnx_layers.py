@@ -1,4 +1,4 @@
-"""ONNX's recurrent nodes and ours: directions and lengths out, any graph's weights in."""
+"""Layers as ONNX's graphs, which onnxruntime computes; any graph's weights as layers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import layer, normal
-from conftest import slow
-from random_models import same_bits
+from against import LAYERS, layer, normal, precision, randomized
+from random_models import by_gate, same_bits
 
 import jaxgru
+from jaxgru.cells import init_mlp
 from jaxgru.libraries import InteropError
 
 onnx = pytest.importorskip("onnx")
@@ -19,9 +19,11 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from jaxgru.lm.formats.onnx import from_onnx, to_onnx  # noqa: E402
+from jaxgru.libraries.onnx import from_onnx, to_onnx  # noqa: E402
 
 TOLERANCE = 1e-5  # some roundings of values of about 1
+KEY, GRU, GRU6 = jax.random.key(0), layer("gru"), layer("gru", 6)
+MLP = init_mlp(KEY, 4, 6, 3)
 
 
 def runtime(model):
@@ -31,7 +33,7 @@ def runtime(model):
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return lambda **inputs: session.run(None, inputs)
+    return lambda **inputs: session.run(None, {n: np.asarray(x) for n, x in inputs.items()})
 
 
 def close(ours, theirs):
@@ -42,53 +44,44 @@ def close(ours, theirs):
 
 class TestOut:
     @pytest.mark.parametrize(
-        "kind, directions, lengths, B, T, H",
+        "kinds, directions, lengths, B, T, H",
         [
-            ("gru", 2, [8, 0, 3], 3, 8, 6),
-            ("lstm", 2, [8, 0, 3], 3, 8, 6),
-            ("rnn", 2, [1], 1, 1, 1),
-            ("rnn", -1, [2, 5, 0], 3, 8, 33),
-            ("gru after", 1, [2, 5, 0], 3, 8, 6),
-            *slow(
-                ("gru after, second bias", 2, None, 3, 8, 6),
-                ("lstm", -1, None, 1, 3, 6),
-            ),
+            (["gru", "gru"], 2, [8, 0, 3], 3, 8, 6),
+            (["lstm", "lstm"], 2, [8, 0, 3], 3, 8, 6),
+            (["rnn"], 2, [1], 1, 1, 1),
+            (["rnn", "rnn"], -1, [2, 5, 0], 3, 8, 33),
+            (["gru after"], 1, [2, 5, 0], 3, 8, 6),
+            (["gru after, second bias", "lstm", "rnn"], 1, None, 3, 8, 6),
+            pytest.param(["lstm"], -1, None, 1, 3, 6, marks=pytest.mark.slow),
         ],
     )
-    def test_the_same_numbers(self, kind, directions, lengths, B, T, H):
-        """In onnxruntime, of a stack of two, from any carry; ours in float64."""
-        E, beside = 4, max(directions, 1)
+    def test_the_same_numbers(self, kinds, directions, lengths, B, T, H):
+        """In onnxruntime, of a stack, from any carry; ours in float64."""
+        two = directions == 2
         stacks = [
             tuple(
-                layer(kind, *sizes, seed=7 * d + i)
-                for i, sizes in enumerate([(E, H), (beside * H, H)])
+                layer(kind, H * (1 + two) if i else 4, H, seed=7 * d + i)
+                for i, kind in enumerate(kinds)
             )
-            for d in range(beside)
+            for d in range(1 + two)
         ]
-        x, given = normal(B, T, E, dtype=np.float32), {}
-        carry = [jax.eval_shape(lambda s=s: jaxgru.initial_carry(s, B)) for s in stacks]
-        carry = jax.tree.map(
-            lambda leaf: normal(*leaf.shape, dtype=np.float32, seed=leaf.ndim), carry
-        )
-        carry = tuple(carry) if directions == 2 else carry[0]
-        options = {} if lengths is None else {"lengths": np.array(lengths, np.int32)}
-        given = {} if directions == 2 else {"reverse": directions == -1}
-        weights = tuple(stacks) if directions == 2 else stacks[0]
-        model = to_onnx(weights, lengths=lengths is not None, **given)
+        x = normal(B, T, 4, dtype=np.float32)
+        carry = jax.eval_shape(lambda: tuple(jaxgru.initial_carry(s, B) for s in stacks))
+        carry = randomized(carry if two else carry[0])
+        lengths = {} if lengths is None else {"lengths": np.array(lengths, np.int32)}
+        given = {} if two else {"reverse": directions == -1}
+        model = to_onnx(stacks if two else stacks[0], lengths=bool(lengths), **given)
         onnx.checker.check_model(model, full_check=True)
         names = [value.name for value in model.graph.input]
-        run = runtime(model)
-        theirs = run(
-            **dict(zip(names, [x, *options.values(), *jax.tree.leaves(carry)], strict=True))
-        )
+        inputs = [x, *lengths.values(), *jax.tree.leaves(carry)]
+        theirs = runtime(model)(**dict(zip(names, inputs, strict=True)))
         with jax.enable_x64(True):
             double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
             stacks, x, carry = double((stacks, x, carry))
-            if directions == 2:
-                close(jaxgru.bidirectional(*stacks, x, carry, **options), theirs)
+            if two:
+                close(jaxgru.bidirectional(*stacks, x, carry, **lengths), theirs)
             else:
-                close(jaxgru.unroll(stacks[0], x, carry, **options, **given), theirs)
-        assert same_bits(from_onnx(model), weights)
+                close(jaxgru.unroll(stacks[0], x, carry, **lengths, **given), theirs)
 
     def test_directions_given_apart_and_names(self):
         p, q = layer("lstm"), layer("lstm", seed=1)
@@ -105,11 +98,65 @@ class TestOut:
             read = {name for node in graph.node for name in node.input}
             assert read.issuperset(constant.name for constant in graph.initializer)
 
-    def test_any_of_the_second_biases(self):
-        """Where one is absent in one direction, it is absent again there."""
-        p = layer("gru after, second bias")
-        pair = ((p.replace(c=None),), (p,))
-        assert same_bits(from_onnx(to_onnx(pair)), pair)
+    def test_weights_are_where_onnx_has_them(self):
+        """By the operator's documentation: gates z, r, h in the rows, z of the other sign."""
+        p = layer("gru, second bias", E=2, H=1)
+        weights = {t.name: numpy_helper.to_array(t) for t in to_onnx(p).graph.initializer}
+        p = by_gate(p)
+        assert weights["layers.0.W"].tolist() == [[[*-p.Wz[:, 0]], [*p.Wr[:, 0]], [*p.Wn[:, 0]]]]
+        assert weights["layers.0.R"].tolist() == [[[*-p.Uz[0]], [*p.Ur[0]], [*p.Un[0]]]]
+        assert weights["layers.0.B"].tolist() == [[*-p.bz, *p.br, *p.bn, *-p.cz, *p.cr, 0]]
+
+    @pytest.mark.parametrize("kind", LAYERS)
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_bit_for_bit(self, kind, dtype):
+        """Both directions of a stack; absent second biases become zeros."""
+        with precision(dtype):
+            ahead, back = (
+                [layer(kind, E, 3, dtype, seed=2 * d + i) for i, E in enumerate((2, 6))]
+                for d in range(2)
+            )
+            nodes = from_onnx(to_onnx(ahead, back))
+            assert [node.reads for node in nodes] == [(), (nodes[0].name,)]
+            read = [*(n.layer for n in nodes), *(n.backward for n in nodes)]
+            for p, q in zip([*ahead, *back], read, strict=True):
+                if "gru" in kind and p.c is None:
+                    assert not q.c.any()
+                    q = q.replace(c=None)
+                assert same_bits(p, q)
+
+    @pytest.mark.parametrize(
+        "layers, options, says",
+        [
+            ([], {}, "there is no layer"),
+            ([{}], {}, "a dict cannot be converted: ONNX has a GRU"),
+            ([GRU, GRU], {}, "layer 1 takes 4 features, but receives 6"),
+            ([[GRU], [layer("rnn")]], {}, "directions of layer 0 must be of one kind and size"),
+            ([GRU], {"backward": [GRU, GRU]}, "there are 1 forward and 2 backward layers"),
+            ([GRU, GRU6], {"backward": [GRU, GRU6]}, "layer 1 takes 6 .* receives 12"),
+            (GRU, {"backward": GRU, "reverse": True}, "in both directions already"),
+            (MLP, {"reverse": True}, "an MLP reads whole sequences forward"),
+            (GRU.replace(W=jnp.bfloat16(GRU.W)), {}, "are bfloat16 and float32; they must be all"),
+            (jax.tree.map(jnp.bfloat16, GRU), {}, "are bfloat16; they must be float32 or float64"),
+            (jax.tree.map(np.float64, GRU), {}, "JAX_ENABLE_X64"),
+            (jaxgru.init_lstm(KEY, 3, 4, proj_size=2), {}, "a ProjectedLSTMParams cannot be conv"),
+            (jaxgru.init_gru(KEY, 3, 4, num_blocks=2), {}, "dense returns the layer with matrices"),
+        ],
+    )
+    def test_refusals(self, layers, options, says):
+        with pytest.raises(InteropError, match=says):
+            to_onnx(layers, **options)
+
+    def test_an_mlp(self):
+        """From any carry, in two calls, the second of fewer steps than the window."""
+        x, start = normal(3, 7, 4, dtype=np.float32), randomized(jaxgru.initial_carry(MLP, 3))
+        run, (h, context) = runtime(to_onnx(MLP)), start
+        parts = []
+        for piece in (x[:, :6], x[:, 6:]):
+            y, h, context = run(**{"x": piece, "carry.0.h": h, "carry.0.context": context})
+            parts.append(y)
+        ours, carry = jaxgru.unroll(MLP, x, start)
+        close([ours, *jax.tree.leaves(carry)], [np.concatenate(parts, axis=1), h, context])
 
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
@@ -237,6 +284,7 @@ class TestIn:
             (lambda: graph_of("GRU", more={"B": (1, 9)}), r"tensor B has shape \(1, 9\); it mus"),
             (lambda: graph_of("GRU", more={"R": (9,)}), "the tensor B has shape"),
             (lambda: graph_of("GRU", more={"W": ()}), "the tensor W has shape"),
+            (onnx.ModelProto, "cannot be used: its graph contains no GRU, LSTM or RNN node"),
         ],
     )  # fmt: skip
     def test_refusals(self, model, says):
@@ -251,4 +299,8 @@ class TestIn:
         (W,) = (t for t in model.graph.initializer if t.name == "W")
         W.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(W).astype(np.float16), "W"))
         with pytest.raises(InteropError, match="its weights are float16; they must be float32"):
+            from_onnx(model)
+        with precision(np.float64):
+            model = to_onnx(layer("rnn", dtype=np.float64))
+        with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
             from_onnx(model)
