@@ -14,7 +14,7 @@ import base64
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -28,13 +28,12 @@ from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     Tokenizer,
-    TokenizerError,
     saved_bytes,
     tokenizer_from_bytes,
 )
-from jaxgru.lm.model import Params, flatten, init
+from jaxgru.lm.model import Params, flatten, init, unflatten
 
-METADATA = ("format", "config", "tokenizer", "tokenizer_data", "text_sha256", "sha256")
+HASHED = ("format", "config", "tokenizer", "tokenizer_data", "text_sha256")
 
 
 def pack(
@@ -46,113 +45,86 @@ def pack(
     config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
 
     Raises:
-      InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
-        not fit together; or loading would not know the tokenizer.
+      InteropError: the parameters are not float32; or the parameters, the config and the tokenizer
+        do not fit together.
+      TokenizerError: loading would not know the tokenizer.
     """
-    try:
-        data = saved_bytes(tokenizer)
-    except TokenizerError as error:
-        raise InteropError(f"{where}: {error}") from error
-    tensors = check_params(where, params, config, tokenizer)
-    # There is only one text of that name
-    if config.data.corpus == TINY_SHAKESPEARE and not config.data.validation:
-        text_sha256 = TINY_SHAKESPEARE_SHA256
-    metadata = {
-        "format": "jaxgru",
-        "config": tomli_w.dumps(to_dict(_without_folders(config))),
-        "tokenizer": tokenizer.kind,
-        "tokenizer_data": _encode(tokenizer.kind, data),
-        "text_sha256": text_sha256,
-    }
-    read_config(where, metadata)  # so that nothing is written that cannot be loaded
-    return tensors, metadata | {"sha256": _sha256(tensors, metadata)}
-
-
-def check_params(
-    where: str, params: Params, config: Config, tokenizer: Tokenizer
-) -> dict[str, np.ndarray]:
-    """Return the tensors by name. Raises as `pack`."""
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in flatten(params).items()}
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
             raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
-    like = check_model(where, {n: t.shape for n, t in tensors.items()}, config, tokenizer)
-    if jax.tree.structure(params) != jax.tree.structure(like):
+    _check_shapes(where, tensors, _like(config))
+    data = saved_bytes(tokenizer)
+    if tokenizer.vocab_size != config.model.vocab_size:
         raise InteropError(
-            f"{where}: the parameters have the names and shapes that the config gives, but differ "
-            "in a field that is not an array."
+            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but the "
+            f"config has {config.model.vocab_size}."
         )
-    return tensors
+    # There is only one text of that name
+    if config.data.corpus == TINY_SHAKESPEARE and not config.data.validation:
+        text_sha256 = TINY_SHAKESPEARE_SHA256
+    is_text = TOKENIZERS[tokenizer.kind].is_text
+    metadata = {
+        "format": "jaxgru",
+        "config": tomli_w.dumps(to_dict(_without_folders(config))),
+        "tokenizer": tokenizer.kind,
+        "tokenizer_data": (data if is_text else base64.b64encode(data)).decode(),
+        "text_sha256": text_sha256,
+    }
+    return tensors, metadata | {"sha256": _sha256(tensors, metadata)}
 
 
-def check_metadata(
-    where: str, metadata: Mapping[str, str], names: Sequence[str] = METADATA
-) -> None:
-    """Raise InteropError if the metadata are not of this library, or lack one of these names."""
-    if metadata.get("format") != "jaxgru":
-        raise InteropError(f"{where}: it is not a model of this library (no format = jaxgru).")
-    for name in names:
-        if name not in metadata:
-            raise InteropError(f"{where}: its metadata lack {name}.")
+def unpack(
+    where: str, metadata: Mapping[str, str], read: Callable[[Params], dict[str, np.ndarray]]
+) -> tuple[Params, Config, Tokenizer]:
+    """Return the model that `pack` took apart; `where` begins an error's message.
 
+    Args:
+      read: returns the tensors by name, given the parameters as shapes.
 
-def check_sha256(
-    where: str, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> None:
-    """Raise InteropError if the SHA-256 is not that of the tensors and the other metadata."""
+    Raises:
+      InteropError: the config is broken, a tensor is missing, extra or of another shape, or the
+        SHA-256 is not that of the tensors and the other metadata.
+      TokenizerError: its kind is unknown.
+      MissingPackage: the tokenizer needs SentencePiece, which is not installed.
+    """
+    config = read_config(where, metadata)
+    like = _like(config)
+    tensors = read(like)
+    _check_shapes(where, tensors, like)
     if _sha256(tensors, metadata) != metadata["sha256"]:
         raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
+    kind, data = metadata["tokenizer"], metadata["tokenizer_data"].encode()
+    is_text = kind not in TOKENIZERS or TOKENIZERS[kind].is_text
+    tokenizer = tokenizer_from_bytes(kind, data if is_text else base64.b64decode(data))
+    return unflatten(like, jax.device_put(tensors)), config, tokenizer
+
+
+def check_format(where: str, metadata: Mapping[str, str]) -> None:
+    """Raise InteropError if the metadata are not those of a whole model of this library."""
+    if metadata.get("format") != "jaxgru" or not metadata.keys() >= {*HASHED, "sha256"}:
+        raise InteropError(
+            f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
+            f"{', '.join(HASHED[1:])} and sha256."
+        )
 
 
 def read_config(where: str, metadata: Mapping[str, str]) -> Config:
-    """Return the config. Raises InteropError where it is broken."""
+    """Return the config. Raises InteropError where it is broken, or another version's."""
     try:
         return from_dict(parse_toml(metadata["config"].encode()))
     except ConfigError as error:
         raise InteropError(f"{where}: its config is broken: {error}") from error
 
 
-def read_tokenizer(where: str, metadata: Mapping[str, str]) -> Tokenizer:
-    """Return the tokenizer.
-
-    Raises:
-      InteropError: it is broken.
-      MissingPackage: it needs SentencePiece, which is not installed.
-    """
-    kind, text = metadata["tokenizer"], metadata["tokenizer_data"]
-    try:
-        data = _decode(kind, text)
-    except ValueError as error:
-        raise InteropError(f"{where}: its tokenizer_data is not base64: {error}.") from error
-    try:
-        return tokenizer_from_bytes(kind, data)
-    except TokenizerError as error:
-        raise InteropError(f"{where}: {error}") from error
+def _like(config: Config) -> Params:
+    """Return the parameters of a config's model as shapes."""
+    return jax.eval_shape(lambda: init(jax.random.key(0), config.model))
 
 
-def check_model(
-    where: str, shapes: Mapping[str, tuple[int, ...]], config: Config, tokenizer: Tokenizer
-) -> Params:
-    """Return the shapes of the config's parameters, once tensors and tokenizer are known to fit.
-
-    Raises:
-      InteropError: they do not.
-    """
-    # A layer has several tensors; listing far more layers than tensors would take long.
-    if config.model.num_layers > len(shapes):
-        raise InteropError(
-            f"{where}: its config has {counted(config.model.num_layers, 'layer')}, but there are "
-            "only "
-            f"{len(shapes)} tensors."
-        )
-    like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
-    check_shapes(where, shapes, {name: leaf.shape for name, leaf in flatten(like).items()})
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise InteropError(
-            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but the "
-            f"config has {config.model.vocab_size}."
-        )
-    return like
+def _check_shapes(where: str, tensors: Mapping[str, np.ndarray], like: Params) -> None:
+    shapes = {name: leaf.shape for name, leaf in flatten(like).items()}
+    check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, shapes)
 
 
 def _without_folders(config: Config) -> Config:
@@ -170,23 +142,10 @@ def _without_folders(config: Config) -> Config:
     )
 
 
-def _encode(kind: str, data: bytes) -> str:
-    return data.decode() if _is_text(kind) else base64.b64encode(data).decode()
-
-
-def _decode(kind: str, text: str) -> bytes:
-    return text.encode() if _is_text(kind) else base64.b64decode(text, validate=True)
-
-
-def _is_text(kind: str) -> bool:
-    return kind not in TOKENIZERS or TOKENIZERS[kind].is_text
-
-
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     """Hash the tensors' bytes in the order of their names, then the metadata as sorted JSON."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(tensors[name].tobytes())
-    others = {name: text for name, text in metadata.items() if name != "sha256"}
-    digest.update(json.dumps(others, sort_keys=True).encode())
+    digest.update(json.dumps({name: metadata[name] for name in HASHED}, sort_keys=True).encode())
     return digest.hexdigest()

@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, MLPParams, sizes
@@ -25,16 +23,8 @@ from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import (
-    METADATA,
-    check_metadata,
-    check_params,
-    check_sha256,
-    pack,
-    read_config,
-    read_tokenizer,
-)
-from jaxgru.lm.model import Params, flatten, init, unflatten
+from jaxgru.lm.formats.metadata import check_format, pack, unpack
+from jaxgru.lm.model import Params, flatten
 
 with needs("onnx"):
     import onnx
@@ -59,7 +49,7 @@ def save_onnx(
     """
     _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)
-    helper.set_model_props(model, {name: metadata[name] for name in METADATA})
+    helper.set_model_props(model, metadata)
     write_bytes(Path(path), model.SerializeToString())
 
 
@@ -75,9 +65,6 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
       MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
     where, metadata, stored = _contents(path)
-    config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
-    like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
-    check_layers(like.layers)
 
     def array(name: str, *shape: int) -> np.ndarray:
         tensor = stored.get(name, TensorProto())
@@ -97,13 +84,14 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         without = isinstance(p, AnyGRU) and p.c is None
         return made.replace(c=None) if without else made
 
-    layers = tuple(layer(i, p) for i, p in enumerate(like.layers))
-    others = like.replace(layers=())
-    arrays = {name: array(name, *leaf.shape) for name, leaf in flatten(others).items()}
-    params = jax.tree.map(jnp.asarray, unflatten(others, arrays).replace(layers=layers))
-    tensors = check_params(where, params, config, tokenizer)
-    check_sha256(where, tensors, {name: metadata[name] for name in METADATA})
-    return params, config, tokenizer
+    def read(like: Params) -> dict[str, np.ndarray]:
+        check_layers(like.layers)
+        layers = {"layers": tuple(layer(i, p) for i, p in enumerate(like.layers))}
+        others = flatten(like.replace(layers=()))
+        tensors = {name: array(name, *leaf.shape) for name, leaf in others.items()}
+        return tensors | {name: np.asarray(leaf) for name, leaf in flatten(layers).items()}
+
+    return unpack(where, metadata, read)
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:
@@ -118,7 +106,7 @@ def _contents(path: str | Path) -> tuple[str, dict[str, str], dict[str, TensorPr
         model = parsed(where, file.read())
     # protobuf gives bytes where a text is not UTF-8
     metadata = {entry.key: str(entry.value) for entry in model.metadata_props}
-    check_metadata(where, metadata)
+    check_format(where, metadata)
     return where, metadata, {tensor.name: tensor for tensor in model.graph.initializer}
 
 

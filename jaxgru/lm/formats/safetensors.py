@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -24,15 +23,8 @@ from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import (
-    check_metadata,
-    check_model,
-    check_sha256,
-    pack,
-    read_config,
-    read_tokenizer,
-)
-from jaxgru.lm.model import Params, unflatten
+from jaxgru.lm.formats.metadata import check_format, pack, read_config, unpack
+from jaxgru.lm.model import Params
 
 
 def save_safetensors(
@@ -64,43 +56,36 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         tensor or metadata at fault.
       MissingPackage: its tokenizer needs SentencePiece, which is not installed.
     """
-    where = f"{path} cannot be used"
-    with _opened(path) as (file, metadata):
-        config, tokenizer = read_config(where, metadata), read_tokenizer(where, metadata)
-        stored = {name: file.get_slice(name) for name in file.keys()}
-        for name, tensor in stored.items():
-            if tensor.get_dtype() != "F32":
-                raise InteropError(
-                    f"{where}: {name} has dtype {tensor.get_dtype()}; it must be F32."
-                )
-        shapes = {name: tuple(tensor.get_shape()) for name, tensor in stored.items()}
-        like = check_model(where, shapes, config, tokenizer)
-        tensors = {name: file.get_tensor(name) for name in stored}
-    check_sha256(where, tensors, metadata)
-    return unflatten(like, jax.device_put(tensors)), config, tokenizer
+    with _opened(path) as (where, file, metadata):
+        read = lambda like: {name: file.get_tensor(name) for name in file.keys()}
+        return unpack(where, metadata, read)
 
 
 def load_safetensors_config(path: str | Path) -> Config:
     """Return the config in such a file, without its tensors. Raises as `load_safetensors`."""
-    return read_config(f"{path} cannot be used", metadata_of(path))
+    with _opened(path) as (where, _, metadata):
+        return read_config(where, metadata)
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:
     """Return the metadata in such a file, without its tensors. Raises as `load_safetensors`."""
-    with _opened(path) as (_, metadata):
+    with _opened(path) as (_, _, metadata):
         return metadata
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Open a file for `safetensors` and check its metadata. Raises InteropError."""
+def _opened(path: str | Path) -> Iterator[tuple[str, Any, dict[str, str]]]:
+    """Yield how an error begins, a file open in `safetensors`, and its metadata.
+
+    Raises InteropError where it cannot be read, or is not a model of this library.
+    """
     where = f"{path} cannot be used"
     try:
-        # safe_open would wait for ever on a pipe, and calls every failure "No such file"
+        # safe_open calls every failure "No such file"
         with open_model(path), safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            check_metadata(where, metadata)
-            yield file, metadata
+            check_format(where, metadata)
+            yield where, file, metadata
     except SafetensorError as error:
         raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
 

@@ -21,15 +21,16 @@ import jaxgru
 from jaxgru.cells import GRUParams
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load, load_config
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.formats.metadata import METADATA
 from jaxgru.lm.formats.safetensors import save_safetensors
+from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import pretrained_names
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from onnx import TensorProto, helper  # noqa: E402
+from onnx import TensorProto  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from jaxgru.lm.formats.onnx import load_onnx, save_onnx, to_onnx  # noqa: E402
@@ -177,7 +178,7 @@ CONFIG = Config("small", CONFIGS["gru, second bias"])
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "model.onnx"
+    return tmp_path / "m.onnx"
 
 
 @pytest.fixture
@@ -192,8 +193,8 @@ class TestWholeModels:
     def test_bit_for_bit(self, config, seed, tmp_path_factory):
         path = tmp_path_factory.mktemp("o") / "x.onnx"
         whole = dataclasses.replace(load_config("leviathan"), name="x", model=config)
-        params, tokenizer = random_bits(config, seed), CharacterTokenizer('\n"\\é🎭漢')
-        tokenizer = CharacterTokenizer(tokenizer.vocabulary[: config.vocab_size])
+        params = random_bits(config, seed)
+        tokenizer = CharacterTokenizer('\n"\\é🎭漢'[: config.vocab_size])
         save_onnx(path, params, whole, tokenizer)
         again, config_again, tokenizer_again = load_onnx(path)
         assert same_bits(again, params) and config_again == whole
@@ -214,6 +215,7 @@ class TestWholeModels:
             expected = file.metadata()
         seen = onnxruntime.InferenceSession(saved).get_modelmeta().custom_metadata_map
         assert seen == expected
+        assert find_model(saved).text_sha256() == expected["text_sha256"] == TINY_SHAKESPEARE_SHA256
 
     def test_scores_are_onnxruntimes(self, saved):
         """Of a text, token by token, by who has the file alone."""
@@ -225,19 +227,15 @@ class TestWholeModels:
         expected = -np.log((p / p.sum(-1, keepdims=True))[np.arange(len(text) - 1), tokens[1:]])
         np.testing.assert_allclose(scores.nats, expected, rtol=1e-4, atol=1e-5)
 
-    def test_the_same_model_gives_the_same_bytes(self, saved, tmp_path):
-        save_onnx(tmp_path / "again.onnx", *load_onnx(saved))
-        assert (tmp_path / "again.onnx").read_bytes() == saved.read_bytes()
 
-
-def _tensor(name="layers.0.W", **changes):
+def _tensor(**changes):
     """Change fields of a tensor; None clears one."""
 
     def change(model):
-        (tensor,) = (t for t in model.graph.initializer if t.name == name)
+        (tensor,) = (t for t in model.graph.initializer if t.name == "layers.0.W")
         for field, value in changes.items():
             tensor.ClearField(field)
-            if isinstance(value, (list, dict)):
+            if isinstance(value, list):
                 getattr(tensor, field).extend(value)
             elif value is not None:
                 setattr(tensor, field, value)
@@ -245,25 +243,12 @@ def _tensor(name="layers.0.W", **changes):
     return change
 
 
-def _metadata(key, value):
+def _metadata(key, old, new):
     def change(model):
         (entry,) = (entry for entry in model.metadata_props if entry.key == key)
-        entry.value = value(entry.value) if callable(value) else value
+        entry.value = entry.value.replace(old, new)
 
     return change
-
-
-def _without(key):
-    def change(model):
-        kept = {e.key: e.value for e in model.metadata_props if e.key != key}
-        helper.set_model_props(model, kept)
-
-    return change
-
-
-def _replaced(model):
-    """The model becomes another one."""
-    return lambda old: old.CopyFrom(model())
 
 
 PASSWORDS = [onnx.StringStringEntryProto(key="location", value="/etc/passwd")]
@@ -272,75 +257,32 @@ REFUSED = {
     "a tensor less": (lambda m: m.graph.initializer.pop(), "head.bo must be a float32 tensor"),
     "external data": (_tensor(**EXTERNAL), r"layers.0.W .* tensor \(1, 12, 3\) in the file"),
     "turned": (_tensor(dims=[1, 3, 12]), r"layers.0.W must be a float32 tensor \(1, 12, 3\)"),
-    "a million axes": (_tensor(dims=[2**62] * 10**6), "layers.0.W must be a float32 tensor"),
     "integers": (_tensor(data_type=TensorProto.INT32), "layers.0.W must be a float32 tensor"),
-    "another weight": (_tensor("embedding", raw_data=bytes(60)), "does not match its SHA-256"),
+    "another weight": (_tensor(raw_data=bytes(144)), "does not match its SHA-256"),
     "another config": (
-        _metadata("config", lambda t: t.replace("second_bias = true", "second_bias = false")),
+        _metadata("config", "second_bias = true", "second_bias = false"),
         "does not match its SHA-256",
     ),
-    "config not TOML": (_metadata("config", "name ="), "its config is broken"),
-    "vocabulary": (_metadata("tokenizer_data", '{"characters": "ab"}'), "has 2 tokens"),
-    "not ours": (_metadata("format", "pt"), "not a model of this library"),
-    "nothing in it": (_replaced(onnx.ModelProto), "not a model of this library"),
-} | {
-    f"no {key}": (_without(key), "metadata lack" if key != "format" else "of this library")
-    for key in METADATA
+    "config not TOML": (_metadata("config", "[", ""), "its config is broken"),
+    "vocabulary": (_metadata("tokenizer_data", "a", "b"), "does not match its SHA-256"),
+    "nothing in it": (lambda m: m.CopyFrom(onnx.ModelProto()), "not a model of this library"),
 }  # fmt: skip
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_contents(self, what, saved):
-        change, says = REFUSED[what]
-        model = onnx.load(saved)
-        change(model)
-        saved.write_bytes(model.SerializeToString())
-        with pytest.raises(InteropError, match=says) as refusal:
-            load_onnx(saved)
-        assert str(saved) in str(refusal.value) and "\n" not in str(refusal.value)
-
-    def test_flipped_or_cut_anywhere(self, saved):
-        """Names of nodes are not read, so those can change; nothing else is lost unnoticed."""
-        whole, params = saved.read_bytes(), random_params(CONFIG.model)
-        damaged = [whole[:length] for length in range(0, len(whole), 211)]
-        for place in range(0, len(whole), 89):  # the bits in turn
-            flipped = bytearray(whole)
-            flipped[place] ^= 1 << place % 8
-            damaged.append(bytes(flipped))
-        refused = 0
-        for data in damaged:
-            saved.write_bytes(data)
-            try:
-                again, config, tokenizer = load_onnx(saved)
-            except InteropError as error:
-                assert "cannot be used" in str(error)
-                refused += 1
-            else:
-                assert same_bits(again, params) and config == CONFIG
-                assert tokenizer.vocabulary == TOKENIZER.vocabulary
-        assert refused > len(damaged) / 2
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what, saved):
+    change, says = REFUSED[what]
+    model = onnx.load(saved)
+    change(model)
+    saved.write_bytes(model.SerializeToString())
+    with pytest.raises(InteropError, match=f"{saved} cannot be used: .*{says}"):
+        load_onnx(saved)
 
 
-class TestCommand:
-    def test_there_and_back(self, script, tmp_path):
-        params = random_params(CONFIG.model)
-        save_safetensors(tmp_path / "m.safetensors", params, CONFIG, TOKENIZER)
-        done = script("convert", "m.safetensors", "m.onnx")
-        assert (done.code, done.out, done.err) == (0, "small written to m.onnx\n", "")
-        assert script("convert", "m.onnx", "n.safetensors").code == 0
-        again, config, tokenizer = jaxgru.lm.load("n.safetensors")
-        assert same_bits(again, params) and config == CONFIG
-        assert tokenizer.vocabulary == TOKENIZER.vocabulary
-        assert "already a .onnx file" in script("convert", "m.onnx", "n.onnx").err
-        outcome = script("sample", "--run", "m.onnx", "--num-tokens", 5, "--prompt", "a")
-        assert outcome.code == 0 and len(outcome.out) == 7
-
-    def test_what_cannot_be_written(self, script, tmp_path):
-        (tmp_path / "m.onnx").write_bytes(b"PK")
-        outcome = script("convert", "m.onnx", "m.safetensors")
-        assert outcome.code == 2 and outcome.err.count("\n") == 1
-        assert "m.onnx cannot be used: it is not a" in outcome.err
+def test_no_onnx_file(path):
+    path.write_bytes(b"\xff\xff")
+    with pytest.raises(InteropError, match="m.onnx cannot be used: it is not a whole ONNX file"):
+        load_onnx(path)
 
 
 class FullSize(NamedTuple):

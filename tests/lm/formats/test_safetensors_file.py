@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from random_models import model_configs, only_model, random_bits, random_params, same_bits
 
 import jaxgru
+from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.config import DataConfig, TrainingConfig, to_dict
@@ -32,8 +33,7 @@ from jaxgru.lm.data.tokenizers import (
     TokenizerError,
     save_tokenizer,
 )
-from jaxgru.lm.formats.onnx import load_onnx, save_onnx
-from jaxgru.lm.formats.pth import save_pth
+from jaxgru.lm.formats import FORMATS
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.load import find_model
 
@@ -54,11 +54,6 @@ class Words(CharacterTokenizer):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def pieces():
-    return SentencePieceTokenizer.learn("to be or not to be that is the question\n" * 9, 30)
 
 
 def file_bytes(tensors, metadata) -> bytes:
@@ -107,13 +102,6 @@ class TestRoundTrip:
         assert config_again == whole
         assert tokenizer_again.vocabulary == tokenizer.vocabulary
 
-    def test_pieces(self, path, pieces):
-        model = only_model(SMALL, vocab_size=30)
-        save_safetensors(path, random_params(model), Config("x", model), pieces)
-        again = jaxgru.lm.load(path)[2]
-        assert isinstance(again, SentencePieceTokenizer) and again.to_bytes() == pieces.to_bytes()
-        assert again.decode(again.encode("not the question")) == "not the question"
-
 
 class TestTheFile:
     def test_is_what_is_documented(self, path):
@@ -138,12 +126,16 @@ class TestTheFile:
         assert json.loads(metadata["tokenizer_data"]) == {"characters": 'a"é'}
         assert metadata == with_hash(tensors, metadata)
 
-    def test_pieces_are_in_base64(self, path, pieces):
+    def test_pieces_are_in_base64(self, path):
+        pieces = SentencePieceTokenizer.learn("to be or not to be that is the question\n" * 9, 30)
         model = only_model(SMALL, vocab_size=30)
         save_safetensors(path, random_params(model), Config("x", model), pieces)
         _, metadata = parsed(path.read_bytes())
         assert metadata["tokenizer"] == "sentencepiece"
         assert base64.b64decode(metadata["tokenizer_data"]) == pieces.to_bytes()
+        again = jaxgru.lm.load(path)[2]
+        assert isinstance(again, SentencePieceTokenizer) and again.to_bytes() == pieces.to_bytes()
+        assert again.decode(again.encode("not the question")) == "not the question"
 
     @pytest.mark.parametrize("corpus, stored", [
         ("tiny_shakespeare", "tiny_shakespeare"),
@@ -153,18 +145,14 @@ class TestTheFile:
         ("./text.txt", "./text.txt"),
         ("text.txt", "text.txt"),
     ])  # fmt: skip
-    @pytest.mark.parametrize("save, load", [
-        (save_safetensors, load_safetensors), (save_onnx, load_onnx),
-    ])  # fmt: skip
-    def test_tells_no_folder_of_its_author(self, path, corpus, stored, save, load):
+    def test_tells_no_folder_of_its_author(self, path, corpus, stored):
         data = DataConfig(corpus=corpus)
         training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"))
         config = dataclasses.replace(CONFIG, data=data, training=training)
-        save(path, random_params(SMALL), config, TOKENIZER, "12ab")
+        save_safetensors(path, random_params(SMALL), config, TOKENIZER, "12ab")
         for word in (b"anna", b"novel"):
             assert word not in path.read_bytes()
-        _, again, _ = load(path)
-        path = path.rename(path.with_suffix(f".{save.__name__.removeprefix('save_')}"))
+        _, again, _ = load_safetensors(path)
         named = TINY_SHAKESPEARE_SHA256 if stored == "tiny_shakespeare" else "12ab"
         assert find_model(path).text_sha256() == named
         assert again.data == dataclasses.replace(data, corpus=stored)
@@ -174,28 +162,20 @@ class TestTheFile:
     @pytest.mark.parametrize("process", ["this one", *slow("another")])
     def test_the_same_model_gives_the_same_file(self, path, process):
         """In another process Python hashes in another order; in Rust, each map does."""
-        params = random_params(SMALL)
-        save_safetensors(path, params, CONFIG, TOKENIZER)
-        save_onnx(path.with_suffix(".onnx"), params, CONFIG, TOKENIZER)
-        save_pth(path.with_suffix(".pth"), params, CONFIG)
+        names = [f"model{suffix}" for suffix in FORMATS]
+        for name in names:
+            jaxgru.lm.save(path.with_name(name), random_params(SMALL), CONFIG, TOKENIZER)
         code = (
-            "import jaxgru\n"
-            "from jaxgru.lm.formats.safetensors import save_safetensors\n"
-            "from jaxgru.lm.formats.onnx import save_onnx\n"
-            "from jaxgru.lm.formats.pth import save_pth\n"
-            f"path, model = {str(path)!r}, jaxgru.lm.load({str(path)!r})\n"
-            "save_safetensors(path + '.safetensors', *model)\n"
-            "save_onnx(path + '.onnx', *model)\n"
-            "save_pth(path + '.pth', *model[:2])\n"
+            f"import jaxgru; model = jaxgru.lm.load({str(path)!r})\n"
+            f"for name in {names}: jaxgru.lm.save({str(path.parent)!r} + '/again_' + name, *model)"
         )
         if process == "another":
             subprocess.run([sys.executable, "-c", code], check=True)
-        for _ in range(1 if process == "another" else 3):
-            if process == "this one":
-                exec(code, {})
-            for suffix in (".safetensors", ".onnx", ".pth"):
-                again = path.with_name(path.name + suffix).read_bytes()
-                assert again == path.with_suffix(suffix).read_bytes(), suffix
+        else:
+            exec(code, {})
+        for name in names:
+            again = path.with_name(f"again_{name}").read_bytes()
+            assert again == path.with_name(name).read_bytes(), name
 
     @settings(max_examples=8, deadline=None)
     @given(config=model_configs(), seed=st.integers(0, 99))
@@ -231,9 +211,8 @@ class TestTheFile:
         assert again == config and tokenizer.vocabulary == "xyz"
         assert find_model(path).text_sha256() == "12ab"
 
-    @pytest.mark.parametrize("save", [save_safetensors, save_onnx])
-    def test_an_older_file_stays_whole(self, path, monkeypatch, save):
-        save(path, random_params(SMALL), CONFIG, TOKENIZER)
+    def test_an_older_file_stays_whole(self, path, monkeypatch):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
         before = path.read_bytes()
 
         def fail(*_):
@@ -241,16 +220,15 @@ class TestTheFile:
 
         monkeypatch.setattr("os.replace", fail)
         with pytest.raises(OSError, match="No space"):
-            save(path, random_params(SMALL, seed=1), CONFIG, TOKENIZER)
+            save_safetensors(path, random_params(SMALL, seed=1), CONFIG, TOKENIZER)
         assert path.read_bytes() == before
         assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def _tensor(name, dtype=None, shape=None, data=None):
+def _tensor(name, shape):
     def change(tensors, metadata):
-        old = tensors.get(name, ("F32", [1], b"\0\0\0\0"))
-        new = (dtype, shape, data)
-        tensors[name] = tuple(o if n is None else n for o, n in zip(old, new, strict=True))
+        dtype, _, data = tensors.get(name, ("F32", [1], b"\0\0\0\0"))
+        tensors[name] = dtype, shape, data
 
     return change
 
@@ -269,34 +247,20 @@ def _metadata(key, value):
 
 REFUSED = {
     "missing tensor": (lambda t, m: t.pop("layers.0.b"), "layers.0.b is missing"),
-    "extra tensor": (_tensor("layers.0.c"), "the tensor layers.0.c does not belong"),
-    "turned tensor": (_tensor("layers.0.W", shape=[3, 2]), r"\(3, 2\); it must be \(2, 3\)"),
-    "bfloat16": (_tensor("head.bo", "BF16", [6]), "head.bo has dtype BF16; it must be F32"),
-    "float64": (_tensor("head.Wo", "F64", [1, 3], bytes(24)), "head.Wo has dtype F64"),
-    "integers": (_tensor("head.bo", "I32"), "head.bo has dtype I32"),
+    "extra tensor": (_tensor("layers.0.c", [1]), "the tensor layers.0.c does not belong"),
+    "turned tensor": (_tensor("layers.0.W", [3, 2]), r"\(3, 2\); it must be \(2, 3\)"),
     "another's file": (lambda t, m: m.clear(), "not a model of this library"),
     "other format": (_metadata("format", "pt"), "not a model of this library"),
+    "a config less": (lambda t, m: m.pop("config"), "not a model of this library"),
     "config not TOML": (_metadata("config", "name ="), "its config is broken"),
     "unknown field": (_config("hidden_dim", "hidden_dims"), "nearest is 'model.hidden_dim'"),
-    "hidden_dim 0": (_config("hidden_dim = 1", "hidden_dim = 0"), "model.hidden_dim is 0"),
     "other hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 7"), "it must be"),
-    "huge hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 1000000000000"), "it must be"),
     "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
-    "1,000 layers": (_config("num_layers = 1", "num_layers = 1000"), "there are only 6 tensors"),
-    "a billion layers": (_config("num_layers = 1", "num_layers = 1000000000"), "it must be"),
-    "kind of tokenizer": (_metadata("tokenizer", "runes"), "no kind of tokenizer 'runes'"),
-    "tokenizer not JSON": (_metadata("tokenizer_data", "abc"), "characters tokenizer is broken"),
-    "tokenizer a list": (_metadata("tokenizer_data", "[3]"), "characters tokenizer is broken"),
+    "a tokenizer of one's own": (_metadata("tokenizer", "runes"), "no kind of tokenizer 'runes'"),
     "a character twice": (
         _metadata("tokenizer_data", '{"characters": "aba"}'), "not a string of distinct characters",
     ),
-    "no base64": (_metadata("tokenizer", "sentencepiece"), "tokenizer_data is not base64"),
-    "larger vocabulary": (
-        _metadata("tokenizer_data", '{"characters": "abcd"}'), "has 4 tokens, but the config has 3",
-    ),
-} | {
-    f"no {key}": (lambda t, m, key=key: m.pop(key), f"metadata lack {key}")
-    for key in ("config", "tokenizer", "tokenizer_data", "text_sha256")
+    "another hash": (None, "it is damaged; its content does not match its SHA-256"),
 }  # fmt: skip
 
 
@@ -307,29 +271,21 @@ class TestRefusals:
         change, says = REFUSED[what]
         save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
         tensors, metadata = parsed(path.read_bytes())
-        change(tensors, metadata)
-        path.write_bytes(file_bytes(tensors, with_hash(tensors, metadata)))
-        with pytest.raises(InteropError, match=says) as refusal:
-            load_safetensors(path)
-        assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
-
-    def test_no_hash_or_another(self, path):
-        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
-        tensors, metadata = parsed(path.read_bytes())
-        path.write_bytes(file_bytes(tensors, metadata | {"sha256": "0" * 64}))
-        with pytest.raises(InteropError, match="does not match its SHA-256"):
-            load_safetensors(path)
-        del metadata["sha256"]
+        if change is None:
+            metadata["sha256"] = "0" * 64
+        else:
+            change(tensors, metadata)
+            metadata = with_hash(tensors, metadata) if metadata else {}
         path.write_bytes(file_bytes(tensors, metadata))
-        with pytest.raises(InteropError, match="its metadata lack sha256"):
+        with pytest.raises(UserError, match=says):
             load_safetensors(path)
 
     def test_flipped_or_cut_anywhere(self, path):
         """The format has no check sum; ours covers all that it stores."""
         save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
         whole = path.read_bytes()
-        data = [whole[:length] for length in range(0, len(whole), 41)]
-        for place in range(0, len(whole), 11):  # the bits in turn
+        data = [whole[:length] for length in range(0, len(whole), 99)]
+        for place in range(0, len(whole), 23):  # the bits in turn
             flipped = bytearray(whole)
             flipped[place] ^= 1 << place % 8
             data.append(flipped)
@@ -337,6 +293,15 @@ class TestRefusals:
             path.write_bytes(damaged)
             with pytest.raises(InteropError, match="cannot be used"):
                 load_safetensors(path)
+
+    @pytest.mark.parametrize("suffix", FORMATS)
+    def test_a_file_that_cannot_be_opened(self, tmp_path, suffix):
+        path = tmp_path / f"x{suffix}"
+        with pytest.raises(InteropError, match=f"there is no file {path}"):
+            FORMATS[suffix].load(path)
+        path.mkdir()
+        with pytest.raises(InteropError, match=f"{path} cannot be read: Is a directory"):
+            FORMATS[suffix].load(path)
 
     @pytest.mark.parametrize(
         "tokenizer, says",
@@ -349,31 +314,20 @@ class TestRefusals:
     )
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
-        for save in (save_safetensors, save_onnx):
-            with unchecked(), pytest.raises(InteropError, match=says) as refusal:
-                save(path, random_params(SMALL), CONFIG, tokenizer)
-            assert str(refusal.value).startswith(f"{path} cannot be written: ")
-        with unchecked(), pytest.raises(TokenizerError, match=says):
-            save_tokenizer(tokenizer, path.parent)
+        save_file = lambda: save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
+        for save in (save_file, lambda: save_tokenizer(tokenizer, path.parent)):
+            with unchecked(), pytest.raises(TokenizerError, match=says):
+                save()
         assert list(path.parent.iterdir()) == []
 
-    def test_a_config_that_loading_would_refuse(self, path):
-        long = dataclasses.replace(CONFIG, data=DataConfig(corpus="x" * 2**17))
-        with pytest.raises(InteropError, match="cannot be written: .* too large for a config"):
-            save_safetensors(path, random_params(SMALL), long, TOKENIZER)
-        assert not path.exists()
-
-    @pytest.mark.parametrize("save", [save_safetensors, save_onnx])
-    def test_what_is_not_one_model(self, path, save):
-        params = random_params(SMALL)
+    def test_what_is_not_one_model(self, path):
+        params, save = random_params(SMALL), save_safetensors
         half = params.replace(embedding=params.embedding.astype("float16"))
         with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
             save(path, half, CONFIG, TOKENIZER)
-        with pytest.raises(InteropError, match="layers.0.c is missing"):
-            other = Config("x", only_model(SMALL, second_bias=True))
-            save(path, params, other, TOKENIZER)
+        for change, name in ({"second_bias": True}, "c"), ({"reset_gate": "after"}, "cn"):
+            with pytest.raises(InteropError, match=f"layers.0.{name} is missing"):
+                save(path, params, Config("x", only_model(SMALL, **change)), TOKENIZER)
         with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the config has 3"):
             save(path, params, CONFIG, CharacterTokenizer("ab"))
-        with pytest.raises(InteropError, match="layers.0.cn is missing"):
-            save(path, params, Config("x", only_model(SMALL, reset_gate="after")), TOKENIZER)
         assert not path.exists()
