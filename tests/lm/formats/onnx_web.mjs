@@ -2,8 +2,8 @@
 //
 //     node onnx_web.mjs NODE_MODULES MODEL.onnx < REQUEST > RESULT
 //
-// REQUEST {tokens: [...], pieces: [lengths], greedy: N} is JSON, and so is RESULT: the logits of the
-// tokens in one call and in pieces, and N greedy tokens after them, one call each.
+// REQUEST {tokens: [...], greedy: N} is JSON, and so is RESULT: the logits of the tokens, and N greedy
+// tokens after them, one call each.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
@@ -28,22 +28,12 @@ async function run(tokens, carry) {
   return [Array.from(results.logits.data), Object.fromEntries(next)];
 }
 
-const { tokens, pieces, greedy } = JSON.parse(readFileSync(0, "utf8"));
+const { tokens, greedy } = JSON.parse(readFileSync(0, "utf8"));
 let [whole, carry] = await run(tokens, zeros);
-let inPieces = [];
-let start = 0;
-let pieceCarry = zeros;
-for (const length of pieces) {
-  let logits;
-  [logits, pieceCarry] = await run(tokens.slice(start, start + length), pieceCarry);
-  inPieces = inPieces.concat(logits);
-  start += length;
-}
-
 const text = [];
 let logits = whole.slice(-whole.length / tokens.length);
 for (let i = 0; i < greedy; i++) {
   text.push(logits.indexOf(Math.max(...logits)));
   [logits, carry] = await run(text.slice(-1), carry);
 }
-process.stdout.write(JSON.stringify({ whole, in_pieces: inPieces, greedy: text }));
+process.stdout.write(JSON.stringify({ whole, greedy: text }));
