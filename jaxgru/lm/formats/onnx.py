@@ -9,9 +9,11 @@ have what is in `metadata.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, MLPParams, sizes
@@ -76,8 +78,8 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     def layer(i: int, p: CellParams) -> CellParams:
         (E, H), at = sizes(p), f"layers.{i}."
         if isinstance(p, MLPParams):
-            W = array(f"{at}W", H, E, len(p.W))  # (H, E, K)
-            return MLPParams(W=W.transpose(2, 1, 0), b=array(f"{at}b", H))
+            W, b = array(f"{at}W", H, E, len(p.W)), array(f"{at}b", H)  # W (H, E, K)
+            return MLPParams(W=jnp.asarray(W.transpose(2, 1, 0)), b=jnp.asarray(b))
         rows = len(p.gates) * H
         W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
         made = layer_of(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
@@ -87,7 +89,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     def read(like: Params) -> dict[str, np.ndarray]:
         check_layers(like.layers)
         layers = {"layers": tuple(layer(i, p) for i, p in enumerate(like.layers))}
-        others = flatten(like.replace(layers=()))
+        others = flatten(dataclasses.replace(like, layers=()))
         tensors = {name: array(name, *leaf.shape) for name, leaf in others.items()}
         return tensors | {name: np.asarray(leaf) for name, leaf in flatten(layers).items()}
 
