@@ -1,11 +1,10 @@
-"""Atomic writes, SHA-256, locks, and reads that refuse pipes and devices."""
+"""Files written whole or not at all, SHA-256, and locks."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
-import io
 import os
 import secrets
 import stat
@@ -22,45 +21,15 @@ except ImportError:  # Windows
 def resolved(path: Path) -> Path:
     """Return a path without links. Links in a circle stay: whoever opens the path is told of them.
 
-    Raises:
-      OSError: the path is relative, and the working folder was deleted.
+    Raises OSError where the path is relative, and the working folder was deleted.
     """
-    try:
-        return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
-    except FileNotFoundError:
-        raise OSError(errno.ENOENT, "the working folder was deleted") from None
+    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
 
 
 def reason(error: OSError) -> str:
     """Return the system's message, and the name of the file in brackets if the error has one."""
     name = os.path.basename(os.fsdecode(error.filename2 or error.filename or ""))
     return (error.strerror or str(error)) + (f" ({name})" if name else "")
-
-
-def open_regular(path: Path, at_most: int | None = None) -> io.BufferedReader:
-    """Open a regular file. Reading a pipe might never return, reading a device never end.
-
-    at_most: the largest size accepted, in bytes; a sparse file can have any size.
-
-    Raises:
-      OSError: it cannot be read, is not a regular file, or is larger.
-    """
-    try:
-        status = os.stat(path)
-    except ValueError:  # the name has a NUL or half a surrogate pair
-        raise OSError(errno.EINVAL, "no file can have that name") from None
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-    if at_most is not None and status.st_size > at_most:
-        what = f"it has {status.st_size:,} bytes; at most {at_most:,} are allowed"
-        raise OSError(errno.EFBIG, what)
-    return open(path, "rb")  # raises the right error for a folder
-
-
-def read_bytes(path: Path, at_most: int | None = None) -> bytes:
-    """Read a regular file. Raises as `open_regular`."""
-    with open_regular(path, at_most) as file:
-        return file.read()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

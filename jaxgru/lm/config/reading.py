@@ -13,7 +13,6 @@ from typing import Any
 from jaxgru.errors import nearest, shown
 from jaxgru.lm.config.fields import ConfigError
 from jaxgru.lm.config.sections import MAX_NAME, SECTIONS, Config, DataConfig, dotted_names
-from jaxgru.lm.files import read_bytes
 
 
 def config_names() -> list[str]:
@@ -47,7 +46,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
             raise ConfigError(f"there is no config {str(name_or_path)!r}; {meant}.")
         path = config_dir() / f"{name_or_path}.toml"
     try:
-        table = parse_toml(read_bytes(path))
+        table = parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}.") from None
     except OSError as error:

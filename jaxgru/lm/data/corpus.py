@@ -19,7 +19,7 @@ from jaxtyping import Int
 from jaxgru.errors import how_to_install
 from jaxgru.lm.data.sources import Corpus, CorpusError, read_text
 from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
-from jaxgru.lm.files import read_bytes, write_bytes
+from jaxgru.lm.files import write_bytes
 
 TINY_SHAKESPEARE = "tiny_shakespeare"
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -138,7 +138,7 @@ def _find_tiny_shakespeare() -> Corpus:
 
 def _cached() -> tuple[bytes, str]:
     path = _cache_file()
-    return read_bytes(path), f"the cache, {path}"
+    return path.read_bytes(), f"the cache, {path}"
 
 
 def _rebuilt() -> tuple[bytes, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import UserError, counted
-from jaxgru.lm.files import read_bytes, reason, resolved
+from jaxgru.lm.files import reason, resolved
 
 STDIN = "-"
 
@@ -143,7 +143,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _file(path: Path) -> bytes:
     try:
-        data = read_bytes(path)
+        data = path.read_bytes()
     except FileNotFoundError:
         raise CorpusError(
             f"there is no file {path}; a corpus is 'tiny_shakespeare', or the path of a text file, "

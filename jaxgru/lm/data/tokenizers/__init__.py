@@ -15,7 +15,7 @@ from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
 from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenizer
 from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
 from jaxgru.lm.data.tokenizers.words import WordTokenizer
-from jaxgru.lm.files import read_bytes, write_bytes
+from jaxgru.lm.files import write_bytes
 
 __all__ = [
     "CORPUS_TOKENIZERS", "SPACE", "TOKENIZERS", "ByteTokenizer", "CharacterTokenizer", "Chunk",
@@ -141,7 +141,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         suffixes = sorted({Path(cls.file_name).suffix for cls in TOKENIZERS.values()})
         raise TokenizerError(f"{path} must end in {' or '.join(suffixes)} to be a tokenizer.")
     try:
-        data = read_bytes(path)
+        data = path.read_bytes()
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
     errors = []
