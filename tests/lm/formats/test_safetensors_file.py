@@ -129,7 +129,7 @@ REFUSED = {
     "other format": (lambda t, m: m.update(format="pt"), "not a model of this library"),
     "a config less": (lambda t, m: m.pop("config"), "not a model of this library"),
     "config not TOML": (_config("[", ""), "its config is broken"),
-    "unknown field": (_config("hidden_dim", "hidden_dims"), "nearest is 'model.hidden_dim'"),
+    "unknown field": (_config("hidden_dim", "hidden_dims"), "no field 'model.hidden_dims'"),
     "other hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 7"), "it must be"),
     "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
     "one's own tokenizer": (
