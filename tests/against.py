@@ -11,26 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import slow
 
 import jaxgru
 from jaxgru.cells import init_gru, init_lstm, init_rnn
-
-SIZES = [(5, 3, 4, 6), (1, 1, 2, 1)]  # T, B, E, H
-CASES = [
-    (np.float64, SIZES[0]),
-    (np.float64, SIZES[1]),
-    pytest.param(np.float32, SIZES[0], marks=pytest.mark.slow),
-]
-
-# Of Flax's cells, by their names
-FLAX_CASES = [
-    *(("GRUCell", *case) for case in CASES[:2]),
-    *((name, *CASES[0]) for name in ("OptimizedLSTMCell", "SimpleCell")),
-    *slow(
-        ("GRUCell", np.float32, SIZES[0]), ("OptimizedLSTMCell", *CASES[1]), ("LSTMCell", *CASES[0])
-    ),
-]
 
 # Both sides sum the same ≤ 15 terms per value, over ≤ 5 steps, in different orders: each gradient
 # is off by some roundings (6e-8 in float32, 1e-16 in float64) of values of about 10.

@@ -17,13 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annotations import unchecked
 from conftest import NODE_MODULES, ROOT, needs_web
-from flax import linen as nn
 
 import jaxgru
 from jaxgru import lm
-from jaxgru.libraries.flax_linen import ScannedRNN, from_linen
+from jaxgru.libraries.flax_linen import from_linen
 from jaxgru.lm.generation import Options
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -291,104 +289,6 @@ class TestR2D2:
         names = ["zeros", "zeros, burn-in 4", "stored state", "stored state, burn-in 4"]
         assert [line[:24].strip() for line in out.splitlines()[2:]] == names
         assert all(line.count("%") == 6 for line in out.splitlines()[2:])
-
-
-class PureJaxRL(nn.Module):
-    """The class of PureJaxRL, and of JaxMARL's IPPO and MAPPO."""
-
-    @partial(
-        nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False}
-    )
-    @nn.compact
-    def __call__(self, carry, x):
-        ins, resets = x
-        carry = jnp.where(resets[:, np.newaxis], self.initialize_carry(*carry.shape), carry)
-        return nn.GRUCell(features=ins.shape[1])(carry, ins)
-
-    @staticmethod
-    def initialize_carry(batch_size, hidden_size):
-        cell = nn.GRUCell(features=hidden_size)
-        return cell.initialize_carry(jax.random.PRNGKey(0), (batch_size, hidden_size))
-
-
-class QLearning(nn.Module):
-    """The class of JaxMARL's IQL, QMIX and VDN, whose other cell has no parent and so no name."""
-
-    @partial(
-        nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False}
-    )
-    @nn.compact
-    def __call__(self, carry, x):
-        ins, resets = x
-        zeros = self.initialize_carry(ins.shape[-1], *ins.shape[:-1])
-        return nn.GRUCell(ins.shape[-1])(jnp.where(resets[:, np.newaxis], zeros, carry), ins)
-
-    @staticmethod
-    def initialize_carry(hidden_size, *batch_size):
-        cell = nn.GRUCell(hidden_size, parent=None)
-        return cell.initialize_carry(jax.random.PRNGKey(0), (*batch_size, hidden_size))
-
-
-class ActorCritic(nn.Module):
-    """A model of theirs; `scanned` is what changes."""
-
-    scanned: type[nn.Module]
-    options: dict
-
-    @nn.compact
-    def __call__(self, carry, x):
-        observations, dones = x
-        embedding = nn.relu(nn.Dense(5)(observations))
-        carry, embedding = self.scanned(**self.options, name="ScannedRNN_0")(
-            carry, (embedding, dones)
-        )
-        return carry, nn.Dense(2)(embedding)
-
-
-@pytest.mark.parametrize(
-    "theirs, cell, flags",
-    [
-        (PureJaxRL, "GRUCell_1", np.float32),
-        pytest.param(QLearning, "GRUCell_0", bool, marks=pytest.mark.slow),
-    ],
-)
-@unchecked()  # PureJaxRL's first flags are floats
-def test_from_scanned_rnn(theirs, cell, flags):
-    """The same parameters, outputs, carry and gradients: in one line, and as a layer."""
-    rng = np.random.default_rng(0)
-    T, B, F, H = 9, 3, 4, 5
-    x, carry = rng.normal(size=(T, B, F)).astype(np.float32), rng.normal(size=(B, H))
-    carry, dones = carry.astype(np.float32), (rng.random((T, B)) < 0.3).astype(flags)
-    before = ActorCritic(theirs, {})
-    after = ActorCritic(ScannedRNN, {"cell_name": cell})
-    checkpoint = jax.jit(before.init)(jax.random.key(0), carry, (x, dones))
-    assert list(checkpoint["params"]["ScannedRNN_0"]) == [cell]
-    chex.assert_trees_all_equal(
-        jax.jit(after.init)(jax.random.key(0), carry, (x, dones)), checkpoint
-    )
-
-    def as_layer(params, carry, x):
-        p = params["params"]
-        dense = lambda name, x: x @ p[name]["kernel"] + p[name]["bias"]
-        y, carry = jaxgru.unroll(
-            from_linen(p["ScannedRNN_0"][cell]), nn.relu(dense("Dense_0", x[0])), carry,
-            reset=x[1].astype(bool), time_major=True,
-        )  # fmt: skip
-        return carry, dense("Dense_1", y)
-
-    def results(model):
-        def total(params, carry, x):
-            carry, y = model(params, carry, (x, dones))
-            return (y**2).sum() + (carry**3).sum(), (carry, y)
-
-        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(
-            checkpoint, carry, x
-        )
-
-    wanted = results(before.apply)
-    unnamed = ActorCritic(ScannedRNN, {})  # finds the parameters under either name
-    for model in (after.apply, unnamed.apply, as_layer):
-        chex.assert_trees_all_close(results(model), wanted, rtol=2e-5, atol=2e-5)
 
 
 class TestFineTuning:

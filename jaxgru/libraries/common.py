@@ -7,7 +7,7 @@ as a string: "rzn" is r, then z, then n. All functions work under `jit` and `gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -102,7 +102,8 @@ def stacked(layer: CellParams, order: str) -> tuple[np.ndarray, ...]:
         c[: 2 * H] = 0 if layer.c is None else layer.c
         c[2 * H :] = getattr(layer, "cn", 0)
     sides = map(np.asarray, (layer.W, layer.U, layer.b, c))
-    return tuple(np.asarray(reordered(side, layer.gates, order)).T for side in sides)
+    turned = (reordered(side, layer.gates, order).T for side in sides)
+    return tuple(np.array(side, order="C") for side in turned)
 
 
 def in_directions(
@@ -222,12 +223,6 @@ def check_known(weights: Any, theirs: str) -> None:
         )
 
 
-def check_mapping(params: Any) -> None:
-    """Raise InteropError unless a cell's parameters are a mapping from names."""
-    if not isinstance(params, Mapping):
-        raise InteropError(f"the parameters are {a_type(params)}; they must be a mapping.")
-
-
 def refusal(layer: Any, theirs: str) -> InteropError:
     """Return the error for a layer for which the other library has no cell."""
     if isinstance(layer, list | tuple):
@@ -274,14 +269,9 @@ def as_state(
     """Return a state as an array or, for a pair, a tuple of two, each as `reshaped` returns it.
 
     Raises:
-      InteropError: it is something else, has another shape, or is not floating-point.
+      InteropError: it is something else or has another shape.
     """
-    if isinstance(state, tuple) and not pair:
-        raise InteropError(f"{name} is a tuple; this cell's is an array {shape}.")
     if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     parts = [reshaped(name, part, shape, new) for part in (state if pair else [state])]
-    for part in parts:
-        if not jnp.issubdtype(part.dtype, jnp.floating):
-            raise InteropError(f"{name} is {part.dtype}; it must be floating-point.")
     return (parts[0], parts[1]) if pair else parts[0]

@@ -135,28 +135,18 @@ class ScannedRNN(nn.Module):
           The carry after the last step, and the outputs.
 
         Raises:
-          InteropError: the cell is none that `RNN` takes, x is not a pair, or the carry or the
-            resets have another shape.
+          InteropError: the cell is none that `RNN` takes, or the carry or the resets have another
+            shape.
           ValueError: as `jaxgru.unroll`.
         """
-        if not isinstance(x, tuple | list) or len(x) != 2:
-            raise InteropError("a ScannedRNN takes a pair: the inputs, and the resets.")
         if isinstance(self.cell, nn.Module):
             raise InteropError(
                 f"the cell of a ScannedRNN is already {a_type(self.cell)}; it must be the "
                 "class, because the carry gives the size."
             )
-        inputs, resets = (
-            common.with_steps("inputs", x[0], time_major=True),
-            as_array("resets", x[1]),
-        )
-        part = carry[0] if isinstance(carry, tuple | list) and carry else carry
-        shape = as_array("the carry", part).shape
-        if not shape or not shape[-1]:
-            raise InteropError(
-                f"the carry has shape {shape}; initialize_carry makes the first one."
-            )
-        cell = self.cell(features=shape[-1], parent=None)
+        inputs, resets = common.with_steps("inputs", x[0], time_major=True), x[1]
+        h = carry[0] if isinstance(carry, tuple | list) else carry
+        cell = self.cell(features=as_array("the carry", h).shape[-1], parent=None)
         check_cell(cell, CELLS, "flax.linen")
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
@@ -170,7 +160,7 @@ class ScannedRNN(nn.Module):
             inputs,
             carry,
             dtype=cell.dtype,
-            reset=jnp.asarray(resets, bool),
+            reset=jnp.asarray(as_array("resets", resets), bool),
             initial=_unless_zeros(cell, start),
             time_major=True,
             implementation=implementation,
@@ -241,21 +231,16 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: their names or shapes are not those of such a cell.
     """
-    common.check_mapping(params)
     if (kind := frozenset(params)) not in _LAYERS:
         raise InteropError(
             f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
     layer, gates, biased = _LAYERS[kind]
-    weights = {
-        f"{name}/{part}": as_array(f"{name}/{part}", weight)
-        for name, dense in meta.unbox(params).items()
-        for part, weight in (dense.items() if isinstance(dense, Mapping) else ())
-    }
+    weights = flatten_dict(meta.unbox(params), sep="/")
+    weights = {name: as_array(name, weight) for name, weight in weights.items()}
     have = {name: weight.shape for name, weight in weights.items()}
-    first = have.get(f"i{gates[0]}/kernel", ())
-    E, H = first if len(first) == 2 else (1, 1)
+    E, H = (*have.get(f"i{gates[0]}/kernel", ()), 0, 0)[:2]
     want = {f"{name}/kernel": (E if name[0] == "i" else H, H) for name in kind}
     check_shapes("a cell's parameters", have, want | {f"{name}/bias": (H,) for name in biased})
     side = lambda names: jnp.concatenate([jnp.asarray(weights[name]) for name in names], axis=-1)
@@ -276,18 +261,15 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
-    match layer:
+    match p := layer:
         case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "after", "flax.linen.GRUCell")
             p = common.complement_z(common.single_bias(layer))
-            side = "i"
-        case LSTMParams():
-            p, side = layer, "h"
-        case RNNParams():
-            p, side = layer, "i"
+        case LSTMParams() | RNNParams():
+            pass
         case _:
             raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
-    gates = [""] if isinstance(p, RNNParams) else p.gates
+    side, gates = "h" if isinstance(p, LSTMParams) else "i", _gates(type(p))
     split = lambda weights: jnp.split(common.joined(p, weights, p.gates), len(gates), axis=-1)
     cell: dict[str, dict[str, Array]] = {}
     for gate, W, U, b in zip(gates, *map(split, "WUb"), strict=True):
@@ -298,12 +280,17 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     return cell
 
 
+def _gates(cls: Any) -> Sequence[str]:
+    """Return the gates in the names of a cell's parts, which a SimpleCell lacks."""
+    return [""] if cls is RNNParams else cls.gates
+
+
 _LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
-    frozenset(side + gate for side in "ih" for gate in gates): (layer, gates, biased)
-    for layer, gates, biased in (
-        (GRUParams, GRUParams.gates, ("iz", "ir", "in", "hn")),
-        (LSTMParams, LSTMParams.gates, ("hf", "hi", "ho", "hg")),
-        (RNNParams, [""], ("i",)),
+    frozenset(side + gate for side in "ih" for gate in _gates(cls)): (cls, _gates(cls), biased)
+    for cls, biased in (
+        (GRUParams, ("iz", "ir", "in", "hn")),
+        (LSTMParams, ("hf", "hi", "ho", "hg")),
+        (RNNParams, ("i",)),
     )
 }
 """By the names of a cell's parts: the layer, its gates, and the parts with a bias."""

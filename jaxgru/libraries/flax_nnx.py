@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, Integer, Shaped
 
@@ -27,7 +26,17 @@ from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.flax_rnn import check_cell, check_names, chosen, names, rnn, step_shape
 
-CELLS = (nnx.GRUCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.SimpleCell)
+_LAYOUTS: dict[type, tuple[type, str, list[str], list[str], str]] = {
+    nnx.GRUCell: (GRUParams, "rzn", ["dense_i"], ["dense_h"], "W"),
+    nnx.LSTMCell: (
+        LSTMParams, "ifgo", ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], "U",
+    ),
+    nnx.OptimizedLSTMCell: (LSTMParams, "ifgo", ["dense_i"], ["dense_h"], "U"),
+    nnx.SimpleCell: (RNNParams, "h", ["dense_i"], ["dense_h"], "W"),
+}  # fmt: skip
+"""The layer, the order of a cell's gates, its modules with W and with U; which have the biases."""
+
+CELLS = tuple(_LAYOUTS)
 
 
 class RNN(nnx.RNN):
@@ -154,55 +163,23 @@ def from_nnx(cell: Any) -> CellParams:
         residual, or has weights of other names or shapes.
     """
     _check_cell(cell)
-    kind = type(cell)
-    _check_weights(cell)
-    if kind is nnx.LSTMCell:
-        inputs, states = (cell.if_, cell.ii, cell.io, cell.ig), (cell.hf, cell.hi, cell.ho, cell.hg)
-        side = lambda parts: jnp.concatenate([part[...] for part in parts], axis=-1)
-        return LSTMParams(
-            W=side(part.kernel for part in inputs), U=side(part.kernel for part in states),
-            b=side(part.bias for part in states),
-        )  # fmt: skip
-    W, U = cell.dense_i.kernel[...], cell.dense_h.kernel[...]
-    if kind is nnx.OptimizedLSTMCell:
-        return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=cell.dense_h.bias[...])
-    b = cell.dense_i.bias[...]
-    if kind is nnx.SimpleCell:
-        return RNNParams(W=W, U=U, b=b)
-    cn = jnp.zeros(len(U), U.dtype)
-    return common.complement_z(common.layer_of(GRUParams, "rzn", W=W, U=U, b=b, cn=cn))
-
-
-def _check_weights(cell: Any) -> None:
-    """Raise InteropError unless the weights are the known ones, of the shapes that follow."""
+    cls, order, inputs, states, biased = _LAYOUTS[type(cell)]
+    biased = {"W": inputs, "U": states}[biased]
     F, H = cell.in_features, cell.hidden_features
-    if type(cell) is nnx.LSTMCell:
-        inputs, states, width = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], H
-    else:
-        inputs, states = ["dense_i"], ["dense_h"]
-        width = {nnx.GRUCell: 3 * H, nnx.SimpleCell: H}.get(type(cell), 4 * H)
-    with_bias = inputs if type(cell) in (nnx.GRUCell, nnx.SimpleCell) else states
-    have = _shapes(cell)
-    for name, part in vars(cell).items():
-        if isinstance(part, nnx.Module):
-            if type(part) is not nnx.Linear:
-                raise InteropError(
-                    f"{name} of this {type(cell).__name__} is {a_type(part)}; only an "
-                    "nnx.Linear is known to be a product with its kernel."
-                )
-            have |= _shapes(part, f"{name}.")
+    width = len(order) * H // len(inputs)
+    arrays: dict[str, Any] = {
+        ".".join(path): v[...]
+        for path, v in nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
+    }
     want = {f"{part}.kernel": (F, width) for part in inputs}
     want |= {f"{part}.kernel": (H, width) for part in states}
-    check_shapes(a_type(cell), have, want | {f"{n}.bias": (width,) for n in with_bias})
-
-
-def _shapes(module: nnx.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a module's own variables."""
-    return {
-        prefix + name: value[...].shape
-        for name, value in vars(module).items()
-        if isinstance(value, nnx.Variable)
-    }
+    want |= {f"{part}.bias": (width,) for part in biased}
+    check_shapes(a_type(cell), {name: array.shape for name, array in arrays.items()}, want)
+    side = lambda parts, what: jnp.concatenate([arrays[f"{n}.{what}"] for n in parts], axis=-1)
+    W, U, b = side(inputs, "kernel"), side(states, "kernel"), side(biased, "bias")
+    if cls is not GRUParams:
+        return common.layer_of(cls, order, W=W, U=U, b=b)
+    return common.complement_z(common.layer_of(cls, order, W=W, U=U, b=b, cn=jnp.zeros(H, U.dtype)))
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
@@ -222,30 +199,29 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         raise InteropError(
             f"lstm is {shown(lstm)}; it must be nnx.OptimizedLSTMCell or nnx.LSTMCell."
         )
-    order, bias = "ifgo", "dense_h"
-    match layer:
+    match p := layer:
         case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
             hint = "; it runs as it is in jaxgru.libraries.flax_nnx.Layer"
             common.check_inner_bias(layer, "flax.nnx.GRUCell", hint)
-            p = common.complement_z(common.single_bias(layer))
-            make, order, bias = nnx.GRUCell, "rzn", "dense_i"
+            p, make = common.complement_z(common.single_bias(layer)), nnx.GRUCell
         case LSTMParams():
-            p, make = layer, lstm
+            make = lstm
         case RNNParams():
-            p, make, order, bias = layer, nnx.SimpleCell, "h", "dense_i"
+            make = nnx.SimpleCell
         case _:
             raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
-    if make is nnx.LSTMCell:
-        weights = {}
-        for g in order:
-            W, U, b = (common.joined(p, side, g) for side in "WUb")
-            weights |= {f"i{g}": {"kernel": W}, f"h{g}": {"kernel": U, "bias": b}}
-        weights["if_"] = weights.pop("if")
-    else:
-        W, U, b = (common.joined(p, side, order) for side in "WUb")
-        weights = {"dense_i": {"kernel": W}, "dense_h": {"kernel": U}}
-        weights[bias]["bias"] = b
+    _, order, inputs, states, biased = _LAYOUTS[make]
+    biased = {"W": inputs, "U": states}[biased]
+    weights: dict[str, Any] = {part: {} for part in (*inputs, *states)}
+    for parts, side, what in (
+        (inputs, "W", "kernel"),
+        (states, "U", "kernel"),
+        (biased, "b", "bias"),
+    ):
+        arrays = jnp.split(common.joined(p, side, order), len(parts), axis=-1)
+        for part, array in zip(parts, arrays, strict=True):
+            weights[part][what] = array
     (E, H), dtype = sizes(layer), common.dtype_of_biases(layer)
     options: dict[str, Any] = dict(param_dtype=dtype)
     if make is nnx.SimpleCell:
@@ -258,5 +234,9 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
 def _check_cell(cell: Any) -> None:
     hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
     check_cell(cell, CELLS, "flax.nnx", hint)
-    if cell.promote_dtype is not dtypes.promote_dtype:
-        raise InteropError(f"this {type(cell).__name__} has a promote_dtype of its own.")
+    for name, part in vars(cell).items():
+        if isinstance(part, nnx.Module) and type(part) is not nnx.Linear:
+            raise InteropError(
+                f"{name} of this {type(cell).__name__} is {a_type(part)}; only an nnx.Linear is "
+                "known to be a product with its kernel."
+            )

@@ -195,15 +195,13 @@ def rnn(
 
 
 def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
-    """Return the carry after so many steps of each row, as Flax does.
+    """Return the carry after so many steps of each row; after 0 or too many, Flax takes the last.
 
-    In Flax, the index −1 is T − 1, and an index beyond either end gives the value there, but no
-    gradient. Each row takes from itself, so a sharded batch stays where it is.
+    Each row takes from itself, so a sharded batch stays where it is.
     """
-    T, last = carries.shape[axis], jnp.expand_dims(lengths - 1, (axis, 2))
-    within = (last.astype(int) >= -T) & (last.astype(int) < T)  # T may be too large for int8
-    picked = jnp.take_along_axis(carries, last, axis, mode="clip")
-    return jnp.where(within, picked, jax.lax.stop_gradient(picked)).squeeze(axis)
+    T = carries.shape[axis]
+    last = jnp.clip(jnp.where(lengths == 0, T, lengths.astype(int)), 1, T) - 1
+    return jnp.take_along_axis(carries, jnp.expand_dims(last, (axis, 2)), axis).squeeze(axis)
 
 
 def _flip(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import jax
@@ -33,11 +34,7 @@ except ModuleNotFoundError as error:
 
 TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
 SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
-CELLS = {
-    keras.layers.GRU: keras.layers.GRUCell,
-    keras.layers.LSTM: keras.layers.LSTMCell,
-    keras.layers.SimpleRNN: keras.layers.SimpleRNNCell,
-}
+KINDS = (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN)
 
 
 def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
@@ -75,15 +72,10 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
         weights = list(layer.get_weights() if weights is None else weights)
         ahead = len(first.weights)
         return (from_keras(first, weights[:ahead]),), (from_keras(second, weights[ahead:]),)
-    if type(layer) not in CELLS:
+    if type(layer) not in KINDS:
         raise InteropError(
             f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional or "
             "Sequential of these can."
-        )
-    if type(layer.cell) is not CELLS[type(layer)] or "call" in vars(layer) | vars(layer.cell):
-        raise InteropError(
-            f"this {type(layer).__name__} may compute something else: its cell is "
-            f"{a_type(layer.cell)}, or a call was replaced."
         )
     if not layer.built:
         raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
@@ -94,22 +86,19 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
             "ones that jaxgru has."
         )
     given: list[Any] = layer.get_weights() if weights is None else list(weights)
-    count = 3 if layer.use_bias else 2
-    for size in (len(layer.weights), len(given)):
-        if size != count:
-            raise InteropError(
-                f"the number of weights is {size}; this {type(layer).__name__} has {count}."
-            )
-    given = [as_array("a weight", weight) for weight in given]
-    for weight in given:
-        common.check_dtype("the weights", str(weight.dtype))
-    names = [weight.name for weight in layer.weights]
+    if len(given) != (count := 3 if layer.use_bias else 2):
+        raise InteropError(
+            f"the number of weights is {len(given)}; this {type(layer).__name__} has {count}."
+        )
+    arrays = {w.name: as_array("a weight", g) for w, g in zip(layer.weights, given, strict=True)}
+    for array in arrays.values():
+        common.check_dtype("the weights", str(array.dtype))
     check_shapes(
         f"the weights of this {type(layer).__name__}",
-        {name: weight.shape for name, weight in zip(names, given, strict=True)},
-        {name: tuple(weight.shape) for name, weight in zip(names, layer.weights, strict=True)},
+        {name: array.shape for name, array in arrays.items()},
+        {weight.name: tuple(weight.shape) for weight in layer.weights},
     )
-    W, U, b = [*given, None][:3]
+    W, U, b = [*arrays.values(), None][:3]
     if isinstance(layer, keras.layers.LSTM):
         return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
     if isinstance(layer, keras.layers.SimpleRNN):
@@ -129,16 +118,8 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
-    given = list(model.get_weights() if weights is None else weights)
-    ends = np.cumsum([0, *(len(layer.weights) for layer in layers)])
-    if len(given) != ends[-1]:
-        raise InteropError(
-            f"the number of weights is {len(given)}; this Sequential has {ends[-1]}."
-        )
-    stack = tuple(
-        from_keras(layer, given[start:end])
-        for layer, start, end in zip(layers, ends[:-1], ends[1:], strict=True)
-    )
+    given = iter(model.get_weights() if weights is None else weights)
+    stack = tuple(from_keras(layer, [*islice(given, len(layer.weights))]) for layer in layers)
     if two == {False}:
         return stack
     return tuple(tuple(layer for (layer,) in one) for one in zip(*stack, strict=True))
@@ -167,13 +148,11 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
     """
     common.check_known((layers, backward), "a Keras layer")
     ahead, back = common.in_directions(layers, backward)
-    determined = DETERMINED | (OF_A_PAIR if back else set())
     depth = len(ahead)
-    determined |= OF_A_STACK if depth > 1 else set()
+    determined = DETERMINED | ({"go_backwards"} if back or depth > 1 else set())
     if taken := sorted(options.keys() & determined):
-        what = "stack" if depth > 1 else "pair" if back else "layer"
         raise InteropError(
-            f"to_keras does not take {', '.join(taken)}, which the {what} determines."
+            f"to_keras does not take {', '.join(taken)}, which the layers determine."
         )
     first = features = sizes(_as_in_keras(ahead[0]))[0]
     made = []
@@ -227,12 +206,6 @@ def _made(layer: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
 
 DETERMINED = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
 """Options of Keras's layers that say what they compute."""
-
-OF_A_PAIR = {"backward_layer", "go_backwards", "merge_mode"}
-"""Likewise of a Bidirectional, which concatenates as `jaxgru.bidirectional` does."""
-
-OF_A_STACK = {"go_backwards", "name", "return_state"}
-"""Likewise of layers in a Sequential, whose layers pass on one output, in the order of time."""
 
 
 def _as_in_keras(layer: CellParams) -> CellParams:

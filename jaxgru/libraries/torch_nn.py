@@ -57,9 +57,9 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
         something may change what it computes: hooks, parametrized weights, parameters of its own;
-        it has a nonlinearity other than tanh, or is on the device "meta"; its dtype is neither
-        float32 nor, if JAX has 64 bits enabled, float64; a `state_dict` has other names or shapes
-        than those of one such module; or `cell` contradicts them, or comes with a module.
+        it has a nonlinearity other than tanh; its dtype is neither float32 nor, if JAX has 64 bits
+        enabled, float64; a `state_dict` has other names or shapes than those of one such module; or
+        `cell` contradicts them, or comes with a module.
     """
     if isinstance(module, Mapping):
         return _layers("the state_dict", module, cell)
@@ -151,26 +151,19 @@ def _check_module(torch: ModuleType, module: Any) -> str:
             f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN, a cell of these, "
             "or the state_dict of one can."
         )
-    if torch.nn.utils.parametrize.is_parametrized(module):
-        names = ", ".join(module.parametrizations)
-        raise InteropError(
-            f"{names} of this {name} is parametrized, that is, computed anew in each call; fix the "
-            "values first, with torch.nn.utils.parametrize.remove_parametrizations."
-        )
-    if type(module) not in kinds:
+    if (
+        type(module) not in kinds
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or torch.nn.utils.parametrize.is_parametrized(module)
+    ):
         theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
-            f"{a_type(module)} may compute something other than a torch.nn.{theirs}, of which it "
-            "is a subclass; if it does not, convert its state_dict."
+            f"{a_type(module)} with hooks, parametrized weights or methods of its own may compute "
+            f"something other than a torch.nn.{theirs}; remove them first (by remove_weight_norm, "
+            "remove_spectral_norm, prune.remove or parametrize.remove_parametrizations in "
+            "torch.nn.utils) or, if they change nothing, convert its state_dict."
         )
-    if module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module):
-        raise InteropError(
-            f"this {name} has forward hooks, or a forward of its own, which may change what it "
-            "computes; remove them first (for those of weight_norm, spectral_norm and prune, call "
-            "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove)."
-        )
-    if any(parameter.is_meta for parameter in module.parameters()):
-        raise InteropError("the module is on the device meta, where weights have no values.")
     if getattr(module, "nonlinearity", "tanh") != "tanh":
         raise InteropError(
             f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."

@@ -1,0 +1,464 @@
+"""What every bridge promises: the same call, the same numbers; weights that go there and back."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import chex
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from against import (
+    alike_under_strict_promotion,
+    carry_of,
+    layer,
+    normal,
+    precision,
+    randomized,
+    resets,
+    same_cost,
+    same_numbers,
+)
+from annotations import unchecked
+from conftest import slow
+from flax import linen as nn
+from flax import nnx
+from random_models import same_bits
+
+import jaxgru
+from jaxgru.libraries import dm_haiku, equinox_nn, flax_linen, flax_nnx, torch_nn
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+import keras  # noqa: E402
+
+from jaxgru.libraries import keras_layers  # noqa: E402
+
+KEY = jax.random.key(0)
+
+# --- The same call: of each library, our function and theirs of the same arguments
+
+
+def linen_calls(cell, dtype, T, B, E, H):
+    """From a given carry and from the cell's own; reversed, and with padding."""
+    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    turned = dict(reverse=True, seq_lengths=np.arange(B, dtype=np.int32) % T + 1)
+    ours, theirs = (
+        rnn(getattr(nn, cell)(H, param_dtype=dtype)) for rnn in (flax_linen.RNN, nn.RNN)
+    )
+
+    def calls(rnn):
+        def function(variables, x, carry, **options):
+            call = partial(rnn.apply, variables, **options)
+            plain = call(x, initial_carry=carry, return_carry=True)
+            if T == 1:
+                return plain
+            x_T = x.swapaxes(0, 1)
+            return (
+                plain,
+                call(x, **turned, keep_order=True),
+                call(x_T, **turned, return_carry=True, time_major=True),
+            )
+
+        return function
+
+    variables = randomized(jax.eval_shape(theirs.init, KEY, x))
+    return calls(ours), calls(theirs), (variables, x, carry)
+
+
+def made_nnx(cell, E=4, H=6, dtype=np.float32, **options):
+    """A cell whose every weight and bias is random."""
+    cell_class = getattr(nnx, cell)
+    if cell == "SimpleCell":
+        options.setdefault("dtype", dtype)
+    options = dict(param_dtype=dtype, **options)
+    made = nnx.eval_shape(lambda: cell_class(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
+    nnx.update(made, randomized(nnx.state(made)))
+    return made
+
+
+def nnx_calls(cell, dtype, T, B, E, H):
+    """As linen's."""
+    made = made_nnx(cell, E, H, dtype)
+    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    turned = dict(reverse=True, seq_lengths=np.arange(B, dtype=np.int32) % T + 1)
+
+    def calls(rnn_class):
+        graph, params, rest = nnx.split(rnn_class(made), nnx.Param, ...)
+
+        def function(params, x, carry, **options):
+            rnn = partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0), **options)
+            plain = rnn(x, initial_carry=carry, return_carry=True)
+            if T == 1:
+                return plain
+            x_T = x.swapaxes(0, 1)
+            return (
+                plain,
+                rnn(x, **turned, keep_order=True),
+                rnn(x_T, **turned, return_carry=True, time_major=True),
+            )
+
+        return function, params
+
+    (ours, params), (theirs, same) = calls(flax_nnx.RNN), calls(nnx.RNN)
+    assert same_bits(params, same)
+    return ours, theirs, (params, x, carry)
+
+
+def made_equinox(cell, E=4, H=6, dtype=np.float32, **options):
+    options |= dict(dtype=dtype, key=KEY)
+    return randomized(eqx.filter_eval_shape(getattr(eqx.nn, cell), E, H, **options))
+
+
+def scanned(cell, xs, state, reset, reverse=False):
+    """A user's scan of an Equinox cell, where an episode begins from zeros."""
+
+    def step(state, inputs):
+        x, reset = inputs
+        state = cell(x, jax.tree.map(lambda s: jnp.where(reset, 0, s), state))
+        return state, jax.tree.leaves(state)[0]
+
+    return jax.lax.scan(step, state, (xs, reset), reverse=reverse)
+
+
+def equinox_calls(kind, dtype, T, B, E, H):
+    """A batch with resets, whole and by `vmap`; one sequence, backwards."""
+    cell, xs = made_equinox(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
+    states, reset = carry_of(B, H, dtype, kind == "LSTMCell"), resets(B, T)
+
+    def theirs(cell, xs, states):
+        each = jax.vmap(lambda x, s, r: scanned(cell, x, s, r))(xs, states, reset)
+        first = jax.tree.map(lambda s: s[0], states)
+        ends = np.append(reset[0, 1:], False)  # of episodes
+        return each, each, scanned(cell, xs[0], first, ends, reverse=True)
+
+    def ours(cell, xs, states, **options):
+        run = partial(equinox_nn.unroll, cell, **options)
+        each = jax.vmap(lambda x, s, r: run(x, s, reset=r))(xs, states, reset)
+        first = jax.tree.map(lambda s: s[0], states)
+        return (
+            run(xs, states, reset=reset),
+            each,
+            run(xs[0], first, reset=reset[0], reverse=True),
+        )
+
+    return ours, theirs, (cell, xs, states)
+
+
+def haiku_calls(kind, dtype, T, B, E, H):
+    """With resets, backwards, batch-major; random draws that follow are the same, too."""
+    x, dones, carry = normal(T, B, E, dtype=dtype), resets(T, B), carry_of(B, H, dtype, True)
+    state = hk.LSTMState(*carry) if kind == "LSTM" else carry[0]
+
+    def calls(unroll):
+        def function(x, state, **options):
+            core, run = getattr(hk, kind)(H), partial(unroll, **options)
+            batch_major = x.swapaxes(0, 1), dones.T
+            return (
+                run(hk.ResetCore(core), (x, dones), state),
+                run(core, x[:, 0], jax.tree.map(lambda s: s[0], state), reverse=True),
+                run(hk.ResetCore(core), batch_major, state, False, True, return_all_states=True),
+                run(core, x, state),
+                jax.random.normal(hk.next_rng_key(), 2),
+            )
+
+        return hk.transform(function)
+
+    ours, theirs = calls(dm_haiku.dynamic_unroll), calls(hk.dynamic_unroll)
+    params = randomized(jax.eval_shape(theirs.init, KEY, x, state))
+    applied = lambda model: (
+        lambda params, x, state, **options: model.apply(params, KEY, x, state, **options)
+    )
+    return applied(ours), applied(theirs), (params, x, state)
+
+
+CALLS = {
+    **{(linen_calls, cell): nn for cell in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")},
+    **{(nnx_calls, cell): nnx for cell in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")},
+    **{(equinox_calls, cell): eqx for cell in ("GRUCell", "LSTMCell")},
+    **{(haiku_calls, cell): hk for cell in ("GRU", "LSTM")},
+}
+ONE_EACH = pytest.mark.parametrize(
+    "calls, kind",
+    [(linen_calls, "GRUCell"), (nnx_calls, "LSTMCell"), (equinox_calls, "GRUCell"),
+     (haiku_calls, "LSTM")],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "calls, kind, dtype, sizes",
+    [
+        *((*call, np.float64, (5, 3, 4, 6)) for call in CALLS),
+        *((*call, np.float64, (1, 1, 2, 1)) for call in CALLS if "GRU" in call[1]),
+        *slow(
+            *((*call, np.float64, (1, 1, 2, 1)) for call in CALLS if "GRU" not in call[1]),
+            *((*call, np.float32, (5, 3, 4, 6)) for call in CALLS),
+            (linen_calls, "LSTMCell", np.float64, (5, 3, 4, 6)),
+            (nnx_calls, "LSTMCell", np.float64, (5, 3, 4, 6)),
+        ),
+    ],
+)
+def test_the_same_call_gives_the_same_numbers(calls, kind, dtype, sizes):
+    """Outputs, carries, and the gradients of parameters, inputs and carries."""
+    with precision(dtype):
+        ours, theirs, args = calls(kind, dtype, *sizes)
+        same_numbers(ours, theirs, *args)
+
+
+@ONE_EACH
+def test_strict_promotion(calls, kind):
+    ours, _, args = calls(kind, np.float32, 5, 3, 4, 6)
+    alike_under_strict_promotion(lambda: jax.jit(ours)(*args))
+
+
+@ONE_EACH
+def test_forward_mode_of_the_plain_implementation(calls, kind):
+    ours, theirs, args = calls(kind, np.float32, 3, 2, 4, 6)
+    along = lambda f: jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
+    results = along(partial(ours, implementation="autodiff")), along(theirs)
+    chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def linen_cost():
+    rnn = flax_linen.RNN(nn.GRUCell(6))
+    return rnn.init, rnn.apply, lambda v: flax_linen.from_linen(v["params"]["cell"]), {}
+
+
+def scanned_rnn_cost():
+    carry, dones = jnp.zeros((5, 6)), resets(3, 5)
+    init = lambda key, x: flax_linen.ScannedRNN().init(key, carry, (x, dones))
+    apply = lambda v, x: flax_linen.ScannedRNN().apply(v, carry, (x, dones))[1]
+    convert = lambda v: flax_linen.from_linen(v["params"]["GRUCell_1"])
+    return init, apply, convert, dict(reset=dones, time_major=True)
+
+
+def nnx_cost():
+    graph, params, rest = nnx.split(flax_nnx.RNN(made_nnx("GRUCell")), nnx.Param, ...)
+    rnn = lambda params: nnx.merge(graph, params, rest)
+    apply = lambda params, x: rnn(params)(x, rngs=nnx.Rngs(0))
+    return lambda key, x: params, apply, lambda params: flax_nnx.from_nnx(rnn(params).cell), {}
+
+
+def equinox_cost():
+    cell = made_equinox("GRUCell")
+    return (
+        lambda key, x: cell,
+        lambda cell, x: equinox_nn.unroll(cell, x)[1],
+        equinox_nn.from_equinox,
+        {},
+    )
+
+
+def haiku_cost():
+    model = hk.without_apply_rng(
+        hk.transform(lambda x: dm_haiku.dynamic_unroll(hk.GRU(6), x, jnp.zeros((5, 6)))[0])
+    )
+    return model.init, model.apply, lambda p: dm_haiku.from_haiku(p["gru"]), dict(time_major=True)
+
+
+@pytest.mark.parametrize("cost", [linen_cost, scanned_rnn_cost, nnx_cost, equinox_cost, haiku_cost])
+def test_the_cost_is_that_of_unroll(cost):
+    init, apply, convert, options = cost()
+    x = normal(3, 5, 4, dtype=np.float32)
+    params = randomized(jax.eval_shape(init, KEY, x))
+    same_cost(apply, params, convert(params), x, **options)
+
+
+@pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"])
+def test_linen_draws_the_same_parameters(kind):
+    x = normal(2, 3, 4, dtype=np.float32)
+    ours, theirs = (rnn(getattr(nn, kind)(6)) for rnn in (flax_linen.RNN, nn.RNN))
+    assert same_bits(*(jax.jit(rnn.init)(KEY, x) for rnn in (ours, theirs)))
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_haiku_draws_the_same_parameters(kind):
+    x = normal(5, 3, 4, dtype=np.float32)
+
+    def drawn(unroll):
+        core = lambda: getattr(hk, kind)(6)
+        model = hk.transform(
+            lambda x: (unroll(c := core(), x, c.initial_state(3)), hk.Linear(2)(x))
+        )
+        return jax.jit(model.init)(KEY, x)
+
+    assert same_bits(drawn(dm_haiku.dynamic_unroll), drawn(hk.dynamic_unroll))
+
+
+# --- Weights: of each library, something of theirs with random weights
+
+
+def linen_params(cell):
+    like = jax.eval_shape(nn.RNN(getattr(nn, cell)(6)).init, KEY, jnp.ones((3, 5, 4)))
+    return randomized(like["params"]["cell"])
+
+
+def haiku_params(core):
+    model = hk.transform(lambda x, s: getattr(hk, core)(6)(x, s))
+    state = carry_of(3, 6, np.float32, core == "LSTM")
+    (params,) = jax.eval_shape(model.init, KEY, jnp.ones((3, 4)), state).values()
+    return randomized(params)
+
+
+def torch_module(kind):
+    module = getattr(torch.nn, kind)(4, 6)
+    weights = [torch.from_numpy(normal(*w.shape, dtype=np.float32)) for w in module.parameters()]
+    W, U, b, c = weights
+    module.load_state_dict(
+        dict(zip(module.state_dict(), [W, U, b, c if kind == "GRU" else c * 0 + 0], strict=True))
+    )
+    return module
+
+
+def keras_layer(kind, **options):
+    made = getattr(keras.layers, kind)(6, **options)
+    made.build((None, None, 4))
+    made.set_weights(
+        [normal(*w.shape, dtype=np.float32, seed=i) for i, w in enumerate(made.get_weights())]
+    )
+    return made
+
+
+def torch_layer(module):
+    return torch_nn.from_torch(module)[0]
+
+
+nnx_lstm = partial(flax_nnx.to_nnx, lstm=nnx.LSTMCell)
+of_torch = lambda module: {n: w.numpy() for n, w in module.state_dict().items()}
+of_keras = lambda layer: layer.get_weights()
+of_nnx = lambda cell: nnx.split(cell)[1]
+itself = lambda params: params
+FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
+THERE_AND_BACK = [
+    *((partial(torch_module, k), torch_layer, torch_nn.to_torch, of_torch)
+      for k in ("GRU", "LSTM", "RNN")),
+    *((partial(made_nnx, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
+       of_nnx) for k in FLAX),
+    *((partial(linen_params, k), flax_linen.from_linen, flax_linen.to_linen, itself) for k in FLAX),
+    *((partial(made_equinox, k), equinox_nn.from_equinox, equinox_nn.to_equinox, itself)
+      for k in ("GRUCell", "LSTMCell")),
+    (partial(haiku_params, "GRU"), dm_haiku.from_haiku, dm_haiku.to_haiku, itself),
+    *((partial(keras_layer, k, **options), keras_layers.from_keras, keras_layers.to_keras, of_keras)
+      for k, options in (("GRU", {}), ("GRU", {"reset_after": False}), ("LSTM", {}),
+                         ("SimpleRNN", {}))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make, convert, back, arrays", THERE_AND_BACK)
+def test_weights_there_and_back(make, convert, back, arrays):
+    """Bit for bit, in both directions, as is the structure, which holds the sizes."""
+    theirs = make()
+    p = convert(theirs)
+    again = back(p)
+    assert type(again) is type(theirs)
+    assert same_bits(arrays(again), arrays(theirs))
+    assert same_bits(convert(again), p)
+    if isinstance(theirs, nnx.Module):
+        assert nnx.graphdef(again) == nnx.graphdef(theirs)
+
+
+@pytest.mark.parametrize(
+    "kind, convert, back",
+    [
+        ("gru after, second bias", flax_linen.from_linen, flax_linen.to_linen),
+        ("gru after, second bias", flax_nnx.from_nnx, flax_nnx.to_nnx),
+        ("gru after, second bias", equinox_nn.from_equinox, equinox_nn.to_equinox),
+        ("gru, second bias", dm_haiku.from_haiku, dm_haiku.to_haiku),
+        ("gru, second bias", keras_layers.from_keras, keras_layers.to_keras),
+    ],
+)
+def test_second_biases_become_the_first(kind, convert, back):
+    """Of z and r, which act only in a sum; nnx's GRU has no cn, either."""
+    p = layer(kind)
+    p = p.replace(cn=jnp.zeros(6)) if back is flax_nnx.to_nnx else p
+    b = jnp.concatenate([p.b[:12] + p.c, p.b[12:]])
+    assert same_bits(convert(back(p)), p.replace(b=b, c=None))
+
+
+@pytest.mark.parametrize(
+    "convert, back",
+    [(torch_layer, torch_nn.to_torch), (keras_layers.from_keras, keras_layers.to_keras)],
+)
+def test_absent_second_biases_become_zeros(convert, back):
+    p, zeros = layer("gru after"), jnp.zeros(6)  # −0: the sign of z changes
+    assert same_bits(convert(back(p)), p.replace(c=jnp.concatenate([-zeros, zeros])))
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_from_torch_to_nnx_and_back_bit_for_bit(kind, two):
+    """Two layers, in one direction or in both; b_hh is zero, as nnx has one bias per gate."""
+    module = getattr(torch.nn, kind)(3, 5, num_layers=2, bidirectional=two)
+    for name, weight in module.named_parameters():
+        random = normal(*weight.shape, dtype=np.float32)
+        random.flat[0] = -0.0
+        weight.data = torch.from_numpy(random * 0 + 0 if "bias_hh" in name else random)
+    through = lambda layers: [flax_nnx.from_nnx(flax_nnx.to_nnx(layer)) for layer in layers]
+    layers = torch_nn.from_torch(module)
+    again = torch_nn.to_torch(*map(through, layers)) if two else torch_nn.to_torch(through(layers))
+    assert same_bits(of_torch(again), of_torch(module))
+
+
+# --- Modules of our own layers, and what no library has
+
+
+STACK = (layer("gru after"), layer("lstm", 6))
+PAIR = ((layer("rnn"), layer("lstm", 12)), (layer("gru"), layer("rnn", 12)))
+MODULES = {
+    "linen": lambda weights: flax_linen.Layer(lambda key: weights).bind(
+        flax_linen.Layer(lambda key: weights).init(KEY, jnp.ones((3, 5, 4)))
+    ),
+    "nnx": flax_nnx.Layer,
+    "equinox": equinox_nn.Layer,
+}
+
+
+@pytest.mark.parametrize("library", MODULES)
+@pytest.mark.parametrize(
+    "weights", [layer("gru, second bias"), STACK, PAIR, jaxgru.ResidualStack(STACK)]
+)
+def test_our_layers_are_modules(library, weights):
+    """One, a stack, two directions: each computes what `unroll` and `bidirectional` do."""
+    module, x = MODULES[library](weights), normal(3, 5, 4, dtype=np.float32)
+    options = dict(lengths=np.array([5, 0, 2]))
+    run = (
+        partial(jaxgru.bidirectional, *PAIR) if weights is PAIR else partial(jaxgru.unroll, weights)
+    )
+    assert same_bits(module(x, **options), run(x, **options))
+    if library != "equinox":
+        assert same_bits(module.layer(), weights)
+
+
+GRU, AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
+
+
+@pytest.mark.parametrize(
+    "convert, weights, says",
+    [
+        (torch_nn.to_torch, GRU, "torch.nn.GRU applies the reset gate after the product, this"),
+        (flax_nnx.to_nnx, GRU, "flax.nnx.GRUCell applies the reset gate after the product, this"),
+        (flax_linen.to_linen, GRU, "linen.GRUCell applies the reset gate after the product, this"),
+        (equinox_nn.to_equinox, GRU, "equinox.nn.GRUCell applies the reset gate after the product"),
+        (dm_haiku.to_haiku, AFTER, "hk.GRU applies the reset gate before the product, this GRU af"),
+        (torch_nn.to_torch, [{}], "a dict cannot be converted: PyTorch has a GRU"),
+        (flax_nnx.to_nnx, {}, "a dict cannot be converted: Flax has"),
+        (flax_nnx.to_nnx, [AFTER], "a list cannot be converted: convert its layers one by one"),
+        (flax_linen.to_linen, {}, "a dict cannot be converted: Flax has"),
+        (equinox_nn.to_equinox, RNN, "an RNNParams cannot be converted: Equinox has a GRU"),
+        (dm_haiku.to_haiku, RNN, "an RNNParams cannot .* a VanillaRNN with ReLU"),
+        (keras_layers.to_keras, {}, "a dict cannot be converted: Keras has"),
+        (jax.jit(torch_nn.to_torch), AFTER, "a PyTorch module needs the values of the weights"),
+        (jax.jit(keras_layers.to_keras), AFTER, "a Keras layer needs the values of the weights"),
+        (jax.jit(lambda p: nnx.state(flax_nnx.to_nnx(p))), AFTER, "not known under a transformat"),
+        (flax_nnx.to_nnx, layer("gru after, second bias"), "cn is not zero .* runs as it is in"),
+        (torch_nn.to_torch, (), "there is no layer to convert"),
+        (keras_layers.to_keras, ([RNN, RNN], [RNN]), "there are 2 forward and 1 backward layers"),
+    ],
+)  # fmt: skip
+def test_what_the_other_library_lacks(convert, weights, says):
+    with unchecked(), pytest.raises(ValueError, match=says):
+        convert(weights)
