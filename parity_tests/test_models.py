@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxgru
-import torchref
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import ModelConfig, config_dir
 from jaxgru.lm.model import Params, token_nll
@@ -39,6 +36,7 @@ from parity_tests.bridge import (
 
 PUBLISHED = sorted(path.stem for path in (config_dir() / "published").glob("*.toml"))
 SMALL, SLOW = ("astra_alpha", "scribe_alpha"), pytest.mark.slow
+LARGER = {cell: ModelConfig(cell, 11, 6, 13, 2, **VARIANTS[cell]) for cell in VARIANTS}
 
 
 def fast_key(seed: int) -> jax.Array:
@@ -123,9 +121,12 @@ def test_published_sizes(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
-@same_every_run
+@settings(same_every_run, max_examples=2)
+@example(config=LARGER["gru"], site="between", B=3, T=9, seed=0)
+@example(config=LARGER["lstm"], site="state", B=3, T=9, seed=0)
+@example(config=LARGER["lstm"], site="output", B=3, T=9, seed=0)
+@example(config=LARGER["rnn"], site="state", B=3, T=9, seed=0)
 @example(config=SMALLEST["gru"], site="state", B=1, T=1, seed=0)
-@example(config=SMALLEST["lstm"], site="output", B=1, T=1, seed=0)
 @example(config=SMALLEST["rnn"], site=None, B=1, T=1, seed=0)
 @given(
     config=model_configs(),
@@ -135,29 +136,16 @@ def test_published_sizes(name, dtype):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
-    """Sizes chosen by hypothesis, down to 1 in every dimension."""
+    """Sizes chosen by hypothesis, down to 1 in every dimension; dropout with the same masks.
+
+    On the last output it acts before the LayerNorm.
+    """
     rng = np.random.default_rng(seed)
     params = random_params(rng, config, dtype)
     tokens, targets = (random_tokens(rng, config.vocab_size, B, T) for _ in range(2))
     carry = random_carry(rng, params, B, dtype)
     dropout = site and Dropout(fast_key(seed), 0.3, site)
     compare(f"{config.cell}, odd sizes", params, tokens, targets, carry, dropout)
-
-
-@pytest.mark.parametrize("dtype", REPEATED)
-@pytest.mark.parametrize(
-    "cell, site",
-    [("gru", "state"), ("lstm", "state"), ("rnn", "state"), ("gru", "between"), ("lstm", "output")],
-)
-def test_dropout(cell, site, dtype):
-    """Each site, with the same masks on both sides; on the last output, before the LayerNorm."""
-    config = ModelConfig(cell, 11, 6, 13, 2, **VARIANTS[cell])
-    rng = np.random.default_rng(0)
-    params = random_params(rng, config, dtype)
-    tokens, targets = (random_tokens(rng, 11, 3, 9) for _ in range(2))
-    dropout = Dropout(fast_key(5), 0.3, site)
-    carry = random_carry(rng, params, 3, dtype)
-    compare(f"{cell}, dropout {site}", params, tokens, targets, carry, dropout)
 
 
 @pytest.mark.parametrize("site", ["state", "between", "output"])
@@ -187,16 +175,3 @@ def test_masks_are_fresh_and_sized(site):
     shared = (rows[:, None] == rows[None]).mean(-1)[np.triu_indices(len(rows), 1)]
     expected = 1 - 2 * rate * (1 - rate)
     assert np.abs(shared - expected).max() < 5 * np.sqrt(expected * (1 - expected) / H)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameter_counts(name):
-    """torchref, jaxgru and the study's table give the same number."""
-    model = jaxgru.lm.load_config(name).model
-    cls = torchref.MyLSTMModel if model.cell == "lstm" else torchref.MyGRUModel
-    with torch.device("meta"):
-        module = cls(model.vocab_size, model.embedding_dim, model.hidden_dim, model.num_layers)
-    shapes = jax.eval_shape(lambda: jaxgru.lm.init(jax.random.key(0), model))
-    assert sum(p.numel() for p in module.parameters()) == jaxgru.lm.num_params(shapes)
-    published = tomllib.loads((config_dir() / "published" / f"{name}.toml").read_text())
-    assert jaxgru.lm.num_params(shapes) == published["num_params"]

@@ -23,9 +23,7 @@ from parity_tests.bridge import (
     TOLERANCE,
     VARIANTS,
     agree,
-    agree_in_distribution,
     carry_to_torch,
-    chi_squared,
     masks_to_torch,
     model_configs,
     random_carry,
@@ -162,36 +160,6 @@ def test_causality_and_independent_rows(cell, site, dtype):
         assert all((depends[i, j] == 0).all() for i in range(B) for j in range(B) if i != j)
 
 
-@pytest.mark.parametrize(
-    "cell, stateful",
-    [
-        ("lstm", True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("gru", True), ("rnn", True), ("gru", False))
-        ),
-    ],
-)
-def test_fifty_and_fifty_are_a_hundred(cell, stateful):
-    """Sampled in two calls, with tokens, carry and key passed on: every token is the same."""
-    params = random_params(np.random.default_rng(0), deep(cell), "float32")
-    prompt = jnp.array([[3, 1, 4], [1, 5, 9]], jnp.int32)
-    options = {"temperature": 0.9, "top_k": 8, "top_p": 0.95, "stateful": stateful}
-    whole, end, key = jaxgru.lm.generate(params, jax.random.key(0), prompt, 100, **options)
-    first, carry, half = jaxgru.lm.generate(params, jax.random.key(0), prompt, 50, **options)
-    second, carry, half = jaxgru.lm.generate(params, half, first[:, -1:], 50, carry, **options)
-    np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
-    assert len(np.unique(whole)) > 5
-    assert (jax.random.key_data(key) == jax.random.key_data(half)).all()
-    # The carry has seen the prompt and all but the last token, as torchref's has.
-    seen = np.concatenate([prompt, whole], axis=1)[:, :-1]
-    model = torch_model(params)
-    _, theirs = model(to_torch(seen if stateful else seen[:, -1:]))
-    name = f"{cell}: carry after 50 and 50 tokens, {'stateful' if stateful else 'stateless'}"
-    agree(name, carry, theirs, TOLERANCE["float32"])
-    agree(name, end, theirs, TOLERANCE["float32"])
-
-
 # --- Stateless generation is a first-order Markov chain
 
 
@@ -217,34 +185,3 @@ def test_windows_of_one_are_the_chain(cell, dtype):
     agree(f"{cell}: transition matrix", ours, matrix[np.asarray(text)], TOLERANCE[dtype])
     stateful, _ = apply(params, text[None])
     assert np.abs(jax.nn.softmax(stateful[0], axis=-1) - ours)[1:].max() > 0.01
-
-
-@pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_stateless_text_is_a_first_order_chain(cell):
-    """A chi-squared test on 60,000 sampled tokens: the matrix alone determines the counts.
-
-    The counts of the next token given one token, and given two tokens, both follow the matrix. By
-    the same test, stateful text follows neither the matrix nor any first-order chain.
-    """
-    params, matrix = chain(cell, "float32")
-    prompt = jnp.zeros((200, 1), jnp.int32)
-
-    def counts(stateful: bool) -> tuple[np.ndarray, np.ndarray]:
-        text, _, _ = jaxgru.lm.generate(params, jax.random.key(5), prompt, 300, stateful=stateful)
-        text = np.asarray(text)
-        triples = np.zeros((5, 5, 5))  # before, token, next
-        np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
-        return triples.sum(axis=0), triples
-
-    def p_value(seen: np.ndarray, matrix: np.ndarray) -> float:
-        expected = seen.sum(axis=-1, keepdims=True) * matrix
-        return chi_squared(seen.reshape(-1, 5), expected.reshape(-1, 5))
-
-    pairs, triples = counts(stateful=False)
-    name = f"{cell}: stateless text"
-    agree_in_distribution(f"{name} follows the matrix", p_value(pairs, matrix), 60_000)
-    agree_in_distribution(f"{name} has no further memory", p_value(triples, matrix), 60_000)
-
-    pairs, triples = counts(stateful=True)
-    assert p_value(pairs, matrix) < 1e-9
-    assert p_value(triples, pairs / pairs.sum(axis=1, keepdims=True)) < 1e-9
