@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections import Counter
 from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import jaxgru
 from jaxgru.cells import init_gru, init_lstm, init_rnn
 
 # Both sides sum the same ≤ 15 terms per value, over ≤ 5 steps, in different orders: each gradient
@@ -99,28 +95,6 @@ def same_numbers(ours, theirs, *args):
     ours, theirs = value_and_gradients(ours, *args), value_and_gradients(theirs, *args)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(close, ours, theirs)
-
-
-def same_cost(module, params, layer, x, **options):
-    """Compare what a module costs with `unroll` of its layer: the outputs and the gradients.
-
-    Both have as many matrix products and loops, and as many operations, up to those that convert
-    the weights. XLA counts what is in a loop as if it ran once. So a module that let JAX
-    differentiate its steps would have fewer operations: the hand-written gradient has its products
-    for the weights, and x·W, outside the loops, where they count for all steps.
-    """
-    products, operations = _cost(module, params, x)
-    unroll = lambda layer, x: jaxgru.unroll(layer, x, **options)[0]
-    of_unroll, expected = _cost(unroll, layer, x)
-    assert products == of_unroll and products["while"] == 2
-    assert operations == pytest.approx(expected, rel=0.03)
-
-
-def _cost(function, *args):
-    gradients = jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), argnums=(0, 1))
-    program = jax.jit(gradients).lower(*args).compile()
-    products = Counter(re.findall(r" (dot|while)\(", program.as_text()))
-    return products, program.cost_analysis()["flops"]
 
 
 def torch_gradients(module):

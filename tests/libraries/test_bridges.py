@@ -21,7 +21,6 @@ from against import (
     precision,
     randomized,
     resets,
-    same_cost,
     same_numbers,
 )
 from annotations import unchecked
@@ -223,49 +222,11 @@ def test_forward_mode_of_the_plain_implementation(calls, kind):
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
 
 
-def linen_cost():
-    rnn = flax_linen.RNN(nn.GRUCell(6))
-    return rnn.init, rnn.apply, lambda v: flax_linen.from_linen(v["params"]["cell"]), {}
-
-
-def scanned_rnn_cost():
-    carry, dones = jnp.zeros((5, 6)), resets(3, 5)
-    init = lambda key, x: flax_linen.ScannedRNN().init(key, carry, (x, dones))
-    apply = lambda v, x: flax_linen.ScannedRNN().apply(v, carry, (x, dones))[1]
-    convert = lambda v: flax_linen.from_linen(v["params"]["GRUCell_1"])
-    return init, apply, convert, dict(reset=dones, time_major=True)
-
-
-def nnx_cost():
-    graph, params, rest = nnx.split(flax_nnx.RNN(made_nnx("GRUCell")), nnx.Param, ...)
-    rnn = lambda params: nnx.merge(graph, params, rest)
-    apply = lambda params, x: rnn(params)(x, rngs=nnx.Rngs(0))
-    return lambda key, x: params, apply, lambda params: flax_nnx.from_nnx(rnn(params).cell), {}
-
-
-def equinox_cost():
-    cell = made_equinox("GRUCell")
-    return (
-        lambda key, x: cell,
-        lambda cell, x: equinox_nn.unroll(cell, x)[1],
-        equinox_nn.from_equinox,
-        {},
-    )
-
-
-def haiku_cost():
-    model = hk.without_apply_rng(
-        hk.transform(lambda x: dm_haiku.dynamic_unroll(hk.GRU(6), x, jnp.zeros((5, 6)))[0])
-    )
-    return model.init, model.apply, lambda p: dm_haiku.from_haiku(p["gru"]), dict(time_major=True)
-
-
-@pytest.mark.parametrize("cost", [linen_cost, scanned_rnn_cost, nnx_cost, equinox_cost, haiku_cost])
-def test_the_cost_is_that_of_unroll(cost):
-    init, apply, convert, options = cost()
-    x = normal(3, 5, 4, dtype=np.float32)
-    params = randomized(jax.eval_shape(init, KEY, x))
-    same_cost(apply, params, convert(params), x, **options)
+@ONE_EACH
+def test_the_gradient_is_written_by_hand(calls, kind):
+    ours, theirs, args = calls(kind, np.float32, 5, 3, 4, 6)
+    written = ["custom_vjp_call" in str(jax.make_jaxpr(f)(*args)) for f in (ours, theirs)]
+    assert written == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"])

@@ -147,46 +147,21 @@ def test_it_is_trained_and_saved_like_flax():
     assert jax.tree.structure(gradient) == jax.tree.structure(nnx.state(ours, nnx.Param))
 
 
-@pytest.mark.parametrize("kind", ["gru, second bias", "gru after, second bias", "lstm", "rnn"])
-def test_a_layer_of_our_own_is_a_module_of_params(kind):
-    weights = layer(kind)
+def test_a_layer_of_our_own_is_a_module_of_params():
+    weights, x = layer("gru after, second bias"), normal(3, 5, 4, dtype=np.float32)
     module = Layer(weights)
-    x = normal(3, 5, 4, dtype=np.float32)
-    assert same_bits(module.layer(), weights)
     matrices = nnx.to_flat_state(nnx.state(module, nnx.PathContains("kernel"))).leaves
-    assert [m.ndim for m in matrices] == [w.ndim for w in jax.tree.leaves(weights) if w.ndim > 1]
-    reset = resets(3, 5)
-    ours = nnx.jit(lambda module, x: module(x, reset=reset))(module, x)
-    assert same_bits(ours, jax.jit(lambda p, x: jaxgru.unroll(p, x, reset=reset))(weights, x))
+    assert [m.ndim for m in matrices] == [2, 2]
     gradient = nnx.jit(nnx.grad(lambda module: jnp.sum(module(x)[0])))(module)
-    assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(weights))
+    assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(weights)) == 5
 
 
-@pytest.mark.slow
-def test_forward_mode_of_reversed_rows():
-    """`_flip` has a gradient of its own, which forward mode does without."""
-    rnn, lengths = RNN(made(nnx.GRUCell)), np.array([5, 0, 2])
-    options = dict(seq_lengths=lengths, reverse=True, keep_order=True)
-    x, start = normal(3, 5, 4, dtype=np.float32), jnp.zeros((3, 6))
-    run = lambda x, **more: rnn(x, initial_carry=start, **options, **more)
-    ours = jax.jacfwd(lambda x: run(x, implementation="autodiff"))(x)
-    np.testing.assert_allclose(ours, jax.jacrev(run)(x), 1e-5, 1e-5)
-    each = jax.vmap(jax.grad(lambda x: jnp.sum(run(x))))(x[None])
-    np.testing.assert_allclose(each[0], jax.grad(lambda x: jnp.sum(run(x)))(x), 1e-5, 1e-5)
-
-
-def test_what_flax_takes_besides_arrays_of_floats():
-    """Integer inputs, and, which nnx refuses, lists: of inputs, of lengths, as a carry."""
-    x = np.arange(60).reshape(3, 5, 4) % 7
-    cell = made(nnx.LSTMCell)
-    start = jnp.ones((3, 6)), jnp.zeros((3, 6))  # (c, h)
-    options = dict(initial_carry=start, seq_lengths=jnp.array([1, 5, 2]), return_carry=True)
-    theirs = nnx.RNN(cell)(x, **options)
-    with unchecked():  # the annotations say arrays
-        ours = RNN(cell)(
-            x.tolist(), **{**options, "initial_carry": list(start), "seq_lengths": [1, 5, 2]}
-        )
-    chex.assert_trees_all_close(ours, theirs, rtol=2e-6, atol=2e-6)
+def test_integer_inputs():
+    x, cell = np.arange(60).reshape(3, 5, 4) % 7, made(nnx.LSTMCell)
+    options = dict(seq_lengths=jnp.array([1, 5, 2]), return_carry=True)
+    with unchecked():  # the annotations say floats
+        results = [cls(cell)(x, **options) for cls in (RNN, nnx.RNN)]
+    chex.assert_trees_all_close(*results, rtol=2e-6, atol=2e-6)
 
 
 X = np.ones((3, 5, 4), np.float32)
