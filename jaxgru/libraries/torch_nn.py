@@ -88,8 +88,9 @@ def to_torch(
 
     Raises:
       InteropError: PyTorch is not installed, or has no such layer; there is no layer; the layers
-        are not of one kind and size, all float32 or all float64; a GRU's `reset_gate` is "before";
-        a projection is not smaller than c; or the weights are not known, as under `jit`.
+        are not of one kind, all float32 or all float64; a GRU's `reset_gate` is "before"; a
+        projection is not smaller than c; or the weights are not known, as under `jit`.
+      RuntimeError: a layer has other sizes than PyTorch's module, whose first is like ours.
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")
@@ -104,19 +105,12 @@ def to_torch(
         RNNParams: torch.nn.RNN,
     }
     tensors = [_tensors(layer) for layer in layers]
-    (_, E), (_, H) = tensors[0][0].shape, tensors[0][1].shape
+    E, H = tensors[0][0].shape[1], tensors[0][1].shape[1]
     dtypes = {str(tensor.dtype) for layer in tensors for tensor in layer}
     if len({type(layer) for layer in layers}) > 1 or dtypes not in ({"float32"}, {"float64"}):
         raise InteropError(
             "the layers of a PyTorch module must be of one kind and all float32 or all float64."
         )
-    for i, (W, U, *_) in enumerate(tensors):
-        taken = E if i < directions else H * directions
-        if (W.shape[1], U.shape[1]) != (taken, H):
-            raise InteropError(
-                f"layer {i // directions} is {W.shape[1]} → {U.shape[1]}, but in a PyTorch module "
-                f"whose first is {E} → {H} it must be {taken} → {H}."
-            )
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     state = {
         f"{name}_l{i // directions}{'_reverse' * (i % directions)}": torch.from_numpy(tensor)
@@ -131,8 +125,6 @@ def to_torch(
                 f"the projection has {H} units; in PyTorch it must have fewer than the LSTM's "
                 f"{units}."
             )
-        if len({len(layer.P) for layer in layers}) > 1:
-            raise InteropError("the layers of a PyTorch module must have states c of one size.")
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = kinds[type(layers[0])](
             E, units, num_layers=len(layers) // directions, bidirectional=directions == 2, **options
@@ -175,21 +167,40 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     """Return the layers with the weights of a module or a cell, by PyTorch's names."""
     shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
     first = "" if "weight_ih" in shapes else "_l0"
-    cell, E, H, units = _kind(where, shapes, first, cell)
+    W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
+    if len(W) != 2 or len(U) != 2:
+        inner = next((n for n in shapes if n.endswith((f".weight_ih{first}", ".weight_ih"))), None)
+        hint = f", but {shown(inner)} is there; pass that module's own state_dict" if inner else ""
+        raise InteropError(
+            f"{where}: the matrices weight_ih{first} and weight_hh{first} are missing{hint}."
+        )
+    (rows, E), H, projected = W, U[1], len(P) == 2
+    units = P[1] if projected else H
+    found = next((name for name, gates in GATES.items() if rows == gates * units > 0), None)
+    if found is None or cell not in (None, found):
+        kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
+        raise InteropError(
+            f"{where}: weight_ih{first} {W} and weight_hh{first} {U} do not fit {kinds}."
+        )
+    if found == "rnn" and cell is None:
+        raise InteropError(
+            f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
+            'cell="rnn".'
+        )
     directions = ("", "_reverse") if "weight_ih_l0_reverse" in shapes else ("",)
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
     suffixes = [f"_l{i}{d}" for i in range(depth) for d in directions] if first else [""]
     biases = ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else ()
-    rows, projected, want = GATES[cell] * units, f"weight_hr{first}" in shapes, {}
+    want: dict[str, tuple[int, ...]] = {}
     for i, suffix in enumerate(suffixes):
         takes = E if i < len(directions) else H * len(directions)
         want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
         want |= {f"{bias}{suffix}": (rows,) for bias in biases}
         want |= {f"weight_hr{suffix}": (H, units)} if projected else {}
     check_shapes(where, shapes, want)
-    if projected and cell != "lstm":
+    if projected and found != "lstm":
         raise InteropError(
-            f"{where}: weight_hr{first} is an LSTM's, but the other tensors are of {cell}."
+            f"{where}: weight_hr{first} is an LSTM's, but the other tensors are of {found}."
         )
 
     def layer(suffix: str) -> CellParams:
@@ -197,43 +208,12 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
             name: _array(state[name + suffix]) for name in ("weight_ih", "weight_hh", *biases)
         }
         P = _array(state["weight_hr" + suffix]) if projected else None
-        return _layer(cell, *arrays.values(), P=P)
+        return _layer(found, *arrays.values(), P=P)
 
     layers = tuple(map(layer, suffixes))
     if not first:
         return layers[0]
     return (layers[::2], layers[1::2]) if len(directions) == 2 else layers
-
-
-def _kind(
-    where: str, shapes: Mapping[str, tuple[int, ...]], first: str, cell: str | None
-) -> tuple[str, int, int, int]:
-    """Return the cell's name, E, and the sizes of h and of a gate, by the first layer's shapes."""
-    names = W, U = f"weight_ih{first}", f"weight_hh{first}"
-    if missing := next((name for name in names if len(shapes.get(name, ())) != 2), None):
-        prefixed = next((name for name in shapes if name.endswith((f".{W}", ".weight_ih"))), None)
-        raise InteropError(
-            f"{where}: the matrix {missing} is missing"
-            + (
-                f", but {shown(prefixed)} is there; pass that module's own state_dict."
-                if prefixed
-                else "."
-            )
-        )
-    (rows, E), (_, H) = shapes[W], shapes[U]
-    units = H
-    if len(projection := shapes.get(f"weight_hr{first}", ())) == 2:
-        units = projection[1]
-    found = next((name for name, gates in GATES.items() if rows == gates * units > 0), None)
-    if found is None or cell not in (None, found):
-        kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
-        raise InteropError(f"{where}: {W} {shapes[W]} and {U} {shapes[U]} do not fit {kinds}.")
-    if found == "rnn" and cell is None:
-        raise InteropError(
-            f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
-            'cell="rnn".'
-        )
-    return found, E, H, units
 
 
 def _array(weight: Any) -> np.ndarray:
