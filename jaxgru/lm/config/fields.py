@@ -89,13 +89,14 @@ def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> An
 def _check_bounds(name: str, value: float, bounds: dict[str, float]) -> None:
     """Raise ConfigError for a number that is out of bounds, as it is on a device: in 32 bits."""
     if isinstance(value, int):
-        number, bounds = value, {"below": 2**31} | bounds
+        number, finite, bounds = value, True, bounds | {"below": bounds.get("below", 2**31)}
     else:
         with np.errstate(over="ignore"):
             number = float(np.float32(value))
+        finite = math.isfinite(number)
     within = lambda number: all(BOUNDS[bound](number, limit) for bound, limit in bounds.items())
-    if not (math.isfinite(number) and within(number)):
+    if not (finite and within(number)):
         limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
-        limits += ["finite"] * math.isinf(number)
+        wanted = " and ".join([*limits, *["finite"] * (not finite)])
         rounded = f", which is {number} in float32" if within(value) and number != value else ""
-        raise ConfigError(f"{name} is {shown(value)}{rounded}; it must be {' and '.join(limits)}.")
+        raise ConfigError(f"{name} is {shown(value)}{rounded}; it must be {wanted}.")

@@ -137,7 +137,7 @@ def _from_values(values: Mapping[str, Any]) -> Config:
             raise ConfigError(_unknown("field", dotted, known))
         section, _, field = dotted.partition(".")
         fields[section][field] = value
-    sections = {section: cls(**fields[section]) for section, cls in SECTIONS.items()}
+    sections: dict[str, Any] = {name: cls(**fields[name]) for name, cls in SECTIONS.items()}
     return Config(values.get("name", Config.name), **sections)
 
 
