@@ -72,13 +72,32 @@ def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
     return jnp.array(numpy.concatenate([parts[gate] for gate in wanted], axis=-1))
 
 
-def second_biases(c: AnyArray | None, order: str, U: AnyArray) -> dict[str, Array]:
-    """Return c and cn of a GRU, given the second biases (3H) of all gates; or only cn, zeros."""
+def layer_of_both_biases(
+    cls: type,
+    order: str,
+    W: AnyArray,
+    U: AnyArray,
+    b: AnyArray | None,
+    c: AnyArray | None,
+    **others: Any,
+) -> CellParams:
+    """Return a layer, given b and second biases c (G·H) of all gates, and a GRU's z of the others.
+
+    Biases that act only as their sum are added: all of an LSTM's and an RNN's, and n's of a GRU
+    whose reset gate acts before the product.
+    """
+    if not issubclass(cls, AnyGRU):
+        b = b if b is None or c is None else np.asarray(added(b, c))
+        return layer_of(cls, order, W, U, b, **others)
     H = U.shape[-1] // 3
-    if c is None:
-        return {"cn": jnp.array(np.zeros(H, U.dtype))}
-    c = reordered(c, order, GRUParams.gates)
-    return {"c": c[: 2 * H], "cn": c[2 * H :]}
+    c = None if c is None else reordered(c, order, cls.gates)
+    if cls is GRUParams:
+        others["cn"] = jnp.array(np.zeros(H, U.dtype)) if c is None else c[2 * H :]
+    p = layer_of(cls, order, W, U, b, **others, c=None if c is None else c[: 2 * H])
+    if cls is not GRUParams and c is not None:
+        b = jnp.concatenate([p.b[: 2 * H], added(p.b[2 * H :], c[2 * H :])])
+        p = dataclasses.replace(p, b=b)
+    return complement_z(p)
 
 
 def joined(layer: CellParams, side: str, order: str) -> Array:
@@ -93,9 +112,9 @@ def joined(layer: CellParams, side: str, order: str) -> Array:
 def stacked(layer: CellParams, order: str) -> tuple[np.ndarray, ...]:
     """Return W (G·H, E), U (G·H, H), b and c (G·H), as in PyTorch; a missing c is zeros.
 
-    Blocks of U become a block-diagonal matrix.
+    Blocks of U become a block-diagonal matrix; a GRU's z weights the old state.
     """
-    layer = dense(layer)
+    layer = dense(complement_z(layer) if isinstance(layer, AnyGRU) else layer)
     c = np.zeros_like(layer.b)
     if isinstance(layer, AnyGRU):
         H = len(c) // 3

@@ -100,14 +100,12 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     )
     W, U, b = [*arrays.values(), None][:3]
     if isinstance(layer, keras.layers.LSTM):
-        return common.layer_of(LSTMParams, "ifgo", W=W, U=U, b=b)
+        return common.layer_of(LSTMParams, "ifgo", W, U, b)
     if isinstance(layer, keras.layers.SimpleRNN):
-        return common.layer_of(RNNParams, "h", W=W, U=U, b=b)
-    if not layer.reset_after:
-        return common.complement_z(common.layer_of(ResetBeforeGRUParams, "zrn", W=W, U=U, b=b))
-    b, c = (None, None) if b is None else b
-    second = common.second_biases(c, "zrn", U)
-    return common.complement_z(common.layer_of(GRUParams, "zrn", W=W, U=U, b=b, **second))
+        return common.layer_of(RNNParams, "h", W, U, b)
+    cls = GRUParams if layer.reset_after else ResetBeforeGRUParams
+    b, c = b if layer.reset_after and b is not None else (b, None)
+    return common.layer_of_both_biases(cls, "zrn", W, U, b, c)
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:

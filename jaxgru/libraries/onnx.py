@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import (
@@ -287,10 +286,7 @@ def _add_recurrent(
     graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, lengths: str, reverse: bool
 ) -> str:
     layer, p, cell = f"layers.{i}", layers[0], cell_of(layers[0]).name
-    each = [
-        common.stacked(common.complement_z(p) if isinstance(p, AnyGRU) else p, ORDER[cell])
-        for p in layers
-    ]
+    each = [common.stacked(p, ORDER[cell]) for p in layers]
     W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
     packed = {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}
     weights = [graph.constant(f"{layer}.{name}", value) for name, value in packed.items()]
@@ -435,15 +431,5 @@ def _check_attributes(at: str, cell: str, given: Mapping[str, Any], directions: 
 
 def layer_of(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
-    b, c = np.split(B, 2)
-    cell = {LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")
-    weights, order = dict(W=W.T, U=R.T), ORDER[cell]
-    if cell != "gru":
-        return common.layer_of(cls, order, **weights, b=np.asarray(common.added(b, c)))
-    second = common.second_biases(c, order, R.T)
-    if cls is GRUParams:
-        return common.complement_z(common.layer_of(cls, order, **weights, b=b, **second))
-    cn = second.pop("cn")
-    p = common.layer_of(cls, order, **weights, b=b, **second)
-    b = jnp.concatenate([p.b[: -len(cn)], common.added(p.b[-len(cn) :], cn)])
-    return common.complement_z(p.replace(b=b))
+    order = ORDER[{LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")]
+    return common.layer_of_both_biases(cls, order, W.T, R.T, *np.split(B, 2))

@@ -225,16 +225,10 @@ def _array(weight: Any) -> np.ndarray:
 
 
 def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
-    weights: dict[str, Any] = dict(W=W.T, U=U.T, b=b)
-    if cell == "gru":
-        second = common.second_biases(c, "rzn", U.T)
-        return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, **second))
-    weights["b"] = None if b is None else np.asarray(common.added(b, c))
-    if P is not None:
-        return common.layer_of(ProjectedLSTMParams, "ifgo", **weights, P=jnp.asarray(P.T))
-    if cell == "lstm":
-        return common.layer_of(LSTMParams, "ifgo", **weights)
-    return common.layer_of(RNNParams, "h", **weights)
+    others = {} if P is None else {"P": jnp.asarray(P.T)}
+    cls = LSTMParams if P is None else ProjectedLSTMParams
+    cls, order = {"gru": (GRUParams, "rzn"), "lstm": (cls, "ifgo"), "rnn": (RNNParams, "h")}[cell]
+    return common.layer_of_both_biases(cls, order, W.T, U.T, b, c, **others)
 
 
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
@@ -242,7 +236,7 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     match p:
         case GRUParams() | ResetBeforeGRUParams():
             common.check_reset_gate(p, "after", "torch.nn.GRU")
-            return common.stacked(common.complement_z(p), "rzn")
+            return common.stacked(p, "rzn")
         case LSTMParams():
             return common.stacked(p, "ifgo")
         case ProjectedLSTMParams():
