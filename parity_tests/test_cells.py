@@ -9,7 +9,6 @@ import pytest
 
 import torchref
 from jaxgru import cells
-from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from parity_tests.bridge import (
     REPEATED,
@@ -54,7 +53,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     @jax.jit
     def results_and_gradients(params, x, state):
         def value(params, x, state):
-            h, state = run(params, state, Steps(x.swapaxes(0, 1)))
+            h, state = run(params, state, x.swapaxes(0, 1))
             results = [h.swapaxes(0, 1), *jax.tree.leaves(state)]
             return sum(jnp.vdot(w, r) for w, r in zip(weights, results, strict=True)), results
 

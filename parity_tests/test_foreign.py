@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from jaxgru.cells import CellParams, GRUParams, LSTMState
-from jaxgru.cells.base import Steps
 from jaxgru.layers.implementations import unroll_layer
 from jaxgru.libraries.torch_nn import from_torch
 from jaxgru.libraries.torch_nn import to_torch as to_torch_nn
@@ -70,7 +69,7 @@ class Case:
         def value(layers, x, carry):
             h, new = x.swapaxes(0, 1), []
             for layer, state in zip(layers, carry, strict=True):
-                h, state = unroll_layer(layer, state, Steps(h))
+                h, state = unroll_layer(layer, state, h)
                 new.append(state)
             results = h.swapaxes(0, 1), tuple(new)
             return self.objective(*results), results

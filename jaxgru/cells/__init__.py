@@ -1,11 +1,11 @@
-"""The recurrences, one file each, and `CELLS`, the registry: a config's cell name → `Cell`.
+"""The recurrences, one file each, and `CELLS`, a config's cell name → the parameters' class.
 
-To add a recurrence, write a file that defines its `Cell`, and call `register`.
+To add a recurrence, write a file with a `Cell`, and `register` it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import TypeVar
 
 import jax
 from jaxtyping import Array, Float
@@ -16,124 +16,113 @@ from jaxgru.cells.base import (
     CellParams,
     Hidden,
     LSTMState,
+    Recurrence,
     Size,
+    check_named,
     described,
     exportable,
     hidden,
-    sizes_of_fields,
+    struct,
 )
-from jaxgru.cells.gru import GRU, AnyGRU, GRUParams, ResetBeforeGRUParams, gru_cell, init_gru
-from jaxgru.cells.layer_norm_gru import LAYER_NORM_GRU, LayerNormGRUParams
-from jaxgru.cells.layer_norm_lstm import LAYER_NORM_LSTM, LayerNormLSTMParams
-from jaxgru.cells.lstm import LSTM, LSTMParams, init_lstm, lstm_cell
-from jaxgru.cells.lstm_projection import PROJECTED_LSTM, ProjectedLSTMParams
-from jaxgru.cells.min_gru import MIN_GRU, MinGRUParams, init_min_gru
-from jaxgru.cells.mlp import MLP, MLPParams, init_mlp, mlp_cell
-from jaxgru.cells.mogrifier_gru import MOGRIFIER_GRU, MogrifierGRUParams, init_mogrifier_gru
-from jaxgru.cells.rnn import RNN, RNNParams, init_rnn, rnn_cell
+from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
+from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
+from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
+from jaxgru.cells.layout import PLAIN, Layout
+from jaxgru.cells.lstm import LSTMParams, init_lstm
+from jaxgru.cells.lstm_projection import ProjectedLSTMParams
+from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
+from jaxgru.cells.mlp import MLPParams, init_mlp
+from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
+from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
-    "LayerNormGRUParams", "LayerNormLSTMParams", "MLPParams", "MinGRUParams",
-    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams",
+    "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "MLPParams", "MinGRUParams",
+    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "Recurrence",
     "ResetBeforeGRUParams", "cell", "cell_of", "gru_cell",
     "hidden", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
-    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "zero_carry",
+    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "struct", "zero_carry",
 ]  # fmt: skip
 
-CELLS: dict[str, Cell] = {}
-"""Every cell, by its name in a config's `model.cell`."""
+T = TypeVar("T", bound=type[Cell])
+
+CELLS: dict[str, type[Cell]] = {}
+"""Every cell that a config's `model.cell` can name."""
 
 
-def _sizes_of_layer(params: CellParams) -> str:
-    """Return a layer's `repr`: its sizes, dtypes and static fields, or the fields as they are."""
-    arrays = jax.tree.leaves(params)
-    if not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in arrays):
-        return sizes_of_fields(params)
-    if (known := cell_of(params).sizes(params)) is None:
-        return sizes_of_fields(params)
-    E, H = known
-    hidden = f"hidden {H}"
-    if isinstance(params, ProjectedLSTMParams):
-        hidden = f"hidden {len(params.P)}, proj_size {H}"
-    of_blocks = (AnyGRU, LSTMParams, LayerNormGRUParams, LayerNormLSTMParams)
-    if isinstance(params, of_blocks) and (U := [leaf for leaf in arrays if leaf.ndim == 3]):
-        hidden += f", num_blocks {len(U[0])}"
-    parts = [f"in {E}", hidden, *sorted({str(leaf.dtype) for leaf in arrays})]
-    static = [f.name for f in dataclasses.fields(params) if f.metadata.get("static")]
-    parts += [f"{name}={getattr(params, name)!r}" for name in static]
-    return f"{type(params).__name__}({', '.join(parts)})"
-
-
-def register(cell: Cell) -> None:
-    """Add a recurrence, so that a config's `model.cell` can name it.
+def register(cell: T) -> T:
+    """Let a config's `model.cell` name this class's cell; also as a decorator.
 
     A cell that is defined again, as when a notebook's cell is rerun, replaces the earlier one; but
     `jax.export` then knows only the earlier class of parameters.
 
     Raises:
-      ValueError: another cell has the same name or class of parameters.
+      ValueError: it has no name, or that of another cell.
     """
-    place = lambda cell: (cell.name, *((c.__module__, c.__qualname__) for c in cell.classes))
-    for other in CELLS.values():
-        same = other.name == cell.name or not {*other.classes}.isdisjoint(cell.classes)
-        if same and place(other) != place(cell):
-            raise ValueError(f"the cell {other.name} has the same name or class of parameters.")
-    for params in cell.classes:
-        if cell.name not in CELLS:
-            exportable(params)
-        if params.__repr__ is sizes_of_fields:
-            params.__repr__ = _sizes_of_layer  # pyright: ignore[reportAttributeAccessIssue]
+    if not cell.name:
+        raise ValueError(f"{cell.__name__} has no name; it must be what model.cell calls it.")
+    place = lambda cell: (cell.__module__, cell.__qualname__)
+    if place(other := CELLS.get(cell.name, cell)) != place(cell):
+        raise ValueError(f"the cell {cell.name} is {other.__qualname__} already.")
+    exportable(cell)
     CELLS[cell.name] = cell
+    return cell
 
 
 for _cell in (
-    GRU,
-    LAYER_NORM_GRU,
-    MOGRIFIER_GRU,
-    LSTM,
-    LAYER_NORM_LSTM,
-    PROJECTED_LSTM,
-    RNN,
-    MIN_GRU,
-    MLP,
+    GRUParams,
+    LayerNormGRUParams,
+    MogrifierGRUParams,
+    LSTMParams,
+    LayerNormLSTMParams,
+    ProjectedLSTMParams,
+    RNNParams,
+    MinGRUParams,
+    MLPParams,
 ):
     register(_cell)
 
 
 def cell_of(params: CellParams) -> Cell:
-    """Return the cell that a layer's parameters belong to.
+    """Return a layer's parameters.
 
     Raises:
-      TypeError: no cell has parameters of this class.
+      TypeError: they are not of a cell.
     """
-    for cell in CELLS.values():
-        if type(params) in cell.classes:
-            return cell
-    raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
+    if not isinstance(params, Cell):
+        raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
+    return params
 
 
-def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"]) -> Carry:
-    """Compute one step of the cell that the parameters belong to.
+def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN) -> Carry:
+    """Compute one step by its definition, in the carry's dtype, differentiated by JAX.
 
     Raises:
-      TypeError: no cell has parameters of this class.
+      TypeError: the parameters are not of a cell.
+      ValueError: the state of an LSTM is no `LSTMState`.
     """
-    return cell_of(params).step(params, carry, x)
+    start = jax.eval_shape(lambda: cell_of(params).zero_carry(1))
+    check_named("the carry", carry, type(start))
+    dtype = hidden(carry).dtype
+    params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
+    return params.step(layout, carry, params.inputs(x))
+
+
+gru_cell = lstm_cell = rnn_cell = mlp_cell = cell
 
 
 def sizes(params: CellParams) -> tuple[int, int]:
     """Return the sizes (E, H) of a layer's input and of its h.
 
     Raises:
-      TypeError: no cell has parameters of this class.
+      TypeError: the parameters are not of a cell.
       ValueError: the shapes of the parameters contradict each other.
     """
-    if (known := cell_of(params).sizes(params)) is None:
+    if (known := cell_of(params).sizes()) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return known
 
 
 def zero_carry(params: CellParams, batch_size: Size) -> Carry:
     """Return a layer's carry before the first step: zeros in the biases' dtype."""
-    return cell_of(params).zero_carry(params, batch_size)
+    return cell_of(params).zero_carry(batch_size)

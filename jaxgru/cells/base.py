@@ -1,4 +1,4 @@
-"""The interface of a cell (`Cell`), and what cells share: carries, masks, promotion.
+"""What every cell offers (`Cell`), and what cells share: carries, masks, promotion.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
@@ -10,10 +10,11 @@ elementwise product. Arrays are time-major.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar, dataclass_transform
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
 StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
-CellParams: TypeAlias = Any  # a `struct` of one layer's weights; `Cell.params` is its class
+CellParams: TypeAlias = Any  # a `Cell`: one layer's parameters
 T = TypeVar("T")
 
 
@@ -57,13 +58,19 @@ def struct(cls: type[T]) -> type[T]:
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
-    return jax.tree_util.register_dataclass(cls)
+    cls = jax.tree_util.register_dataclass(cls)
+    exportable(cls)
+    return cls
+
+
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf has a shape and a dtype."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def described(params: Any) -> str:
     """Return the fields of a struct for a message, with arrays as their dtypes and shapes."""
-    has_shape = lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if has_shape(leaf) else shown(leaf)
+    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if is_array(leaf) else shown(leaf)
     return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
 
 
@@ -73,51 +80,109 @@ def sizes_of_fields(params: Any) -> str:
 
 
 def exportable(cls: type) -> None:
-    """Let `jax.export` serialize functions that take this `struct` as an argument."""
-    export.register_pytree_node_serialization(
-        cls,
-        serialized_name=f"{cls.__module__}.{cls.__qualname__}",
-        serialize_auxdata=lambda fields: json.dumps(fields).encode(),
-        deserialize_auxdata=lambda text: tuple(json.loads(text)),
-    )
+    """Let `jax.export` serialize functions that take this class of pytrees as an argument.
+
+    Of a class that is defined again, as in a notebook, it knows only the first.
+    """
+    with contextlib.suppress(ValueError):
+        export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"{cls.__module__}.{cls.__qualname__}",
+            serialize_auxdata=lambda fields: json.dumps(fields).encode(),
+            deserialize_auxdata=lambda text: tuple(json.loads(text)),
+        )
 
 
-@dataclass(frozen=True)
 class Cell:
-    """One recurrence: everything that the rest of the library knows about it.
+    """The base class of one layer's parameters, which hold its equations: a recurrence is one file.
 
-    Attributes:
-      name: the value of `model.cell` in a config.
-      params: the class of one layer's parameters, a `struct` or a `flax.struct.dataclass`; or, if
-        a cell has several kinds of layers, their classes.
-      init: (key, E, H, options, dtype) → initial parameters; `options` is the model's config.
-      sizes: params → (E, H), the sizes of the input and of h; None if the parameters' shapes
-        contradict each other. The other parts of a carry can be wider than h.
-      step: (params, carry, x (B, E)) → the next carry: the equations.
-      zero_carry: (params, batch size) → the carry before the first step: h (B, H), or a tuple that
-        begins with h, preferably a named one.
-      options: the config's fields that this cell uses, besides the sizes.
-      prepare: params → a `RecurrentLayer` or a `ParallelLayer`, which computes many steps faster;
-        None: `step` is scanned over time, and JAX differentiates it.
+    A subclass is a `struct` (or a `flax.struct.dataclass`) whose fields are arrays. It defines
+    `sizes` and `step`, and the rest where the default does not fit:
+
+    - `inputs`: what can be computed of x at all steps at once.
+    - `by_hand` or `all_steps`: how many steps are computed faster than by `step` and its gradient.
+    - `draw`, `name` and `options`, so that a config's `model.cell` can name it; see `register`.
     """
 
-    name: str
-    params: type | tuple[type, ...]
-    init: Callable[[PRNGKeyArray, int, int, Any, DTypeLike], Any]
-    sizes: Callable[[Any], tuple[int, int] | None]
-    step: Callable[[Any, Any, Array], Any]
-    zero_carry: Callable[[Any, int], Any]
-    options: frozenset[str] = frozenset()
-    prepare: Callable[[Any], RecurrentLayer | ParallelLayer] | None = None
+    name: ClassVar[str] = ""
+    """The value of `model.cell` in a config."""
+    options: ClassVar[frozenset[str]] = frozenset()
+    """The fields of a config's `model` that this cell uses, besides the sizes."""
 
-    @property
-    def classes(self) -> tuple[type, ...]:
-        """The classes of one layer's parameters."""
-        return self.params if isinstance(self.params, tuple) else (self.params,)
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> CellParams:
+        """Draw initial parameters; `options` is the config's `model`."""
+        raise NotImplementedError
+
+    def sizes(self) -> tuple[int, int] | None:
+        """Return (E, H), the sizes of the input and of h; None if the shapes do not fit together.
+
+        The other parts of a carry can be wider than h.
+        """
+        raise NotImplementedError
+
+    def zero_carry(self, batch_size: Size) -> Carry:
+        """Return the carry before the first step: h (B, H), or a tuple that begins with h.
+
+        By default zeros (B, H), in the dtype of the biases b.
+        """
+        known: Any = self.sizes()
+        b: Any = getattr(self, "b")  # noqa: B009  a subclass has it
+        return jnp.zeros((batch_size, known[1]), b.dtype)
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Array:
+        """Return a, what a step reads of its input. By default, that is x itself."""
+        return x
+
+    def step(self, layout: Layout, carry: Any, a: Array) -> Any:
+        """Compute one step, carry → the next carry.
+
+        Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
+        not h, which dropout may drop units of. Then their gradients are computed for all steps at
+        once. A step that multiplies by weights in another way is differentiated step by step.
+
+        Args:
+          a: (B, …), a step of what `inputs` returns.
+        """
+        known: Any = self.by_hand()
+        recurrence, U = known
+        gates = layout.gates(a, recurrence.gates)
+        return recurrence.step(layout, layout.turned(U), carry, gates)[0]
+
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
+        """Return a recurrence with a hand-written gradient, and its weights; None: there is none.
+
+        The weights are the matrices U and the vectors, such as biases, of the step.
+        """
+        return None
+
+    all_steps: ClassVar[Callable[..., tuple[Array, Any]] | None] = None
+    """(params, carry, x (T, B, E) or a `Lookup`, `Marks`) → h' of every step, with dropout, and the
+    last carry: for steps that do not depend on one another."""
+    every_mark: ClassVar[bool] = False
+    """Whether `all_steps` also computes resets and padding, and the carry is h alone."""
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        known = self.sizes() if all(map(is_array, leaves)) else None
+        if known is None:
+            return sizes_of_fields(self)
+        U = getattr(self, "U", None)
+        blocks = [f"num_blocks {len(U)}"] if getattr(U, "ndim", 0) == 3 else []
+        dtypes = sorted({str(leaf.dtype) for leaf in leaves})
+        static = [f.name for f in fields(self) if f.metadata.get("static")]  # pyright: ignore
+        parts = [f"in {known[0]}", self.hidden_sizes(), *blocks, *dtypes]
+        parts += [f"{name}={getattr(self, name)!r}" for name in static]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def hidden_sizes(self) -> str:
+        """Return the sizes of the state, for `repr`."""
+        known: Any = self.sizes()
+        return f"hidden {known[1]}"
 
 
 class Recurrence(NamedTuple):
-    """A recurrent layer's equations after the input product a = x·W + b; `over_time` runs them.
+    """A recurrent layer's equations with their gradient; `over_time` runs them.
 
     Carries, a and the values that are passed from one function to another are stored in rows or
     in columns, as a `Layout` says.
@@ -126,56 +191,22 @@ class Recurrence(NamedTuple):
       gates: G, the number of gates, into which a (T, B, G·H) is split.
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs besides the carries.
-      factors: (layout, the carry before the step, the carry after it, saved) → `factors`, by which
-        gradients are multiplied in a step. They do not depend on later steps, so they can be
-        computed for one step, or for all steps, with a leading axis T.
+      factors: (layout, U, the carry before the step, the carry after it, saved) → `factors`, by
+        which gradients are multiplied in a step. They do not depend on later steps. U is
+        transposed.
       step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
         and `kept`: what `gradients` needs. U is transposed.
       gradients: (layout, U, the carry before each step, the carry after it, saved, kept), all with
         a leading axis T → the gradients of U and of a.
+      in_rows: whether the equations hold in rows only.
     """
 
     gates: int
     step: Callable[..., tuple[Any, tuple[Any, ...]]]
-    factors: Callable[..., tuple[Any, ...]]
+    factors: Callable[..., Any]
     step_gradient: Callable[..., tuple[Any, tuple[Any, ...]]]
-    gradients: Callable[..., tuple[tuple[Array, ...], Array]]
-
-
-class RecurrentLayer(NamedTuple):
-    """A recurrent layer whose input product a = x·W + b is computed once, for all steps.
-
-    Attributes:
-      W: (E, G·H), the concatenated input weights; None: a is x itself, so G·H is E.
-      b: (G·H), the summed biases; None: none.
-      U: the recurrent weights (H, ...), and the vectors, such as biases, inside the recurrence.
-      recurrence: what happens at each step.
-      norm: a function (T, B, G·H) → (T, B, G·H) of x·W, before b is added; None: there is none.
-    """
-
-    W: Any  # an array or None, as is b
-    b: Any
-    U: tuple[Array, ...]
-    recurrence: Recurrence
-    norm: Callable[[Array], Array] | None = None
-
-    def plus_bias(self, xW: Float[Array, "*n GH"]) -> Float[Array, "*n GH"]:
-        """Return a, given the product x·W."""
-        return plus(xW if self.norm is None else self.norm(xW), self.b)
-
-
-class ParallelLayer(NamedTuple):
-    """A layer whose steps do not depend on one another.
-
-    Attributes:
-      all_steps: (carry, `Steps`, `Constants`) → h' of every step, with dropout, and the
-        last carry. The steps' x can be a `Lookup`.
-      every_option: `all_steps` also computes resets and padding, and the carry is h alone. If it is
-        False, such calls are scanned step by step.
-    """
-
-    all_steps: Callable[..., tuple[Array, Any]]
-    every_option: bool = False
+    gradients: Callable[..., tuple[Any, Array]]
+    in_rows: bool = False
 
 
 class LSTMState(NamedTuple):
@@ -189,6 +220,20 @@ class LSTMState(NamedTuple):
 
 
 export.register_namedtuple_serialization(LSTMState, serialized_name="jaxgru.LSTMState")
+
+
+class AnyLSTM(Cell):
+    """What the LSTMs share: the carry, and the input's part of the gates f, i, o and g."""
+
+    W: Float[Array, "E GH"]
+    b: Float[Array, "GH"]
+    gates: ClassVar[str] = "fiog"
+
+    def zero_carry(self, batch_size: Size) -> LSTMState:
+        """Return the carry before the first step: zeros for h and c, in the biases' dtype."""
+        known: Any = self.sizes()
+        zeros = lambda units: jnp.zeros((batch_size, units), self.b.dtype)
+        return LSTMState(zeros(known[1]), zeros(len(self.b) // 4))  # each can be donated
 
 
 def check_named(name: str, state: Any, wanted: type) -> None:
@@ -212,39 +257,57 @@ class Mask(NamedTuple):
     keep: Bool[Array, "... B H"] | None = None
     scale: Float[Array, ""] | None = None
 
+    def __call__(self, h: Array) -> Array:
+        """Return h with dropped units set to zero and the others scaled."""
+        if self.keep is None or self.scale is None:
+            return h
+        return jnp.where(self.keep, h * self.scale.astype(h.dtype), 0)
 
-class Steps(NamedTuple):
-    """What the steps of a layer read besides the carry: arrays (T, B, ...), which a scan slices.
 
-    x: the input: (T, B, E), or what a layer makes of it.
-    keep: the units of h' that dropout inside the recurrence keeps; None: all.
-    reset: where True, the carry is set to `Constants.initial` before the step.
+NO_MASK = Mask()
+
+
+class Marks(NamedTuple):
+    """What the steps of a layer need besides their input; arrays begin with T and B.
+
+    reset: where True, the carry is set to `initial` before the step.
+    initial: the carry after a reset, without T; None: zeros.
     real: where False, the step is padding: the carry stays.
     update: zoneout, in the form of the carry: the units that take their new value, or the share of
-      it that they take; None: all.
+      it that they take.
+    state: dropout of h', inside the recurrence.
+    product: dropout of h where it enters the products with weights, without T: at every step.
+    input: dropout of the first layer's x. output: of what the layer above reads of h.
     """
 
-    x: Any
-    keep: Bool[Array, "*T B H"] | None = None
     reset: Bool[Array, "*T B"] | None = None
+    initial: Any = None
     real: Bool[Array, "*T B"] | None = None
     update: Any = None
+    state: Mask = NO_MASK
+    product: Mask = NO_MASK
+    input: Mask = NO_MASK
+    output: Mask = NO_MASK
+
+    def each_step(self) -> Marks:
+        """Return what a scan over time slices."""
+        return Marks(self.reset, None, self.real, self.update, Mask(self.state.keep))
+
+    def at(self, step: Marks) -> Marks:
+        """Return the marks of one step, given its slice of `each_step`."""
+        return self._replace(
+            reset=step.reset,
+            real=step.real,
+            update=step.update,
+            state=Mask(step.state.keep, self.state.scale),
+        )
+
+    def marked(self, other: Marks) -> Marks:
+        """Return these masks of dropout with the resets and the padding of other marks."""
+        return self._replace(reset=other.reset, initial=other.initial, real=other.real)
 
 
-class Constants(NamedTuple):
-    """What is the same at each step of a layer.
-
-    initial: the carry after a reset; None: zeros.
-    scale: the factor by which dropout multiplies the units that it keeps.
-    keep: the units of h that dropout keeps where h enters the products; None: all.
-    """
-
-    initial: Carry | None = None
-    scale: Float[Array, ""] | None = None
-    keep: Bool[Array, "B H"] | None = None
-
-
-NO_CONSTANTS = Constants()
+NO_MARKS = Marks()
 
 
 def hidden(carry: Any) -> Float[Array, "*T B H"]:
@@ -261,13 +324,6 @@ def with_hidden(carry: Any, h: Array, others: Sequence[Array] | None = None) -> 
     """Return the carry with its h, and maybe its other parts, replaced."""
     parts = [h, *(besides_hidden(carry) if others is None else others)]
     return jax.tree.unflatten(jax.tree.structure(carry), parts)
-
-
-def apply_mask(h: Array, keep: Array | None, scale: Array | None) -> Array:
-    """Return h with dropped units set to zero and the others scaled; h itself if all are kept."""
-    if keep is None or scale is None:
-        return h
-    return jnp.where(keep, h * scale.astype(h.dtype), 0)
 
 
 def before_each(first: Array, after: Array) -> Array:
@@ -341,14 +397,6 @@ def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Arra
         return a
     dtype = widest(a, b)
     return a.astype(dtype) + jax.lax.broadcast_to_rank(b.astype(dtype), a.ndim)
-
-
-def aligned(params: T, carry: Any, x: Array) -> tuple[T, Any, Array]:
-    """Return the operands of a step in their widest dtype, and the biases as rows."""
-    dtype = widest(*jax.tree.leaves((params, carry, x)))
-    operands = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, carry, x))
-    row = lambda leaf: jax.lax.broadcast_to_rank(leaf, x.ndim) if leaf.ndim == 1 else leaf
-    return jax.tree.map(row, operands[0]), *operands[1:]
 
 
 def sizes_of_gates(

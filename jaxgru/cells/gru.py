@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -12,12 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     Cell,
-    Hidden,
     Recurrence,
-    RecurrentLayer,
-    Size,
     StateWeights,
-    aligned,
     check_flags,
     plus,
     sizes_of_gates,
@@ -25,13 +21,43 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
-from jaxgru.cells.products import dense, gradient_of
+from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
 
+class AnyGRU(Cell):
+    """What the two GRUs share."""
+
+    W: Float[Array, "E GH"]
+    U: StateWeights
+    b: Float[Array, "GH"]
+    c: Float[Array, "2*H"] | None
+    name: ClassVar[str] = "gru"
+    options: ClassVar[frozenset[str]] = frozenset({"second_bias", "reset_gate", "num_blocks"})
+    gates: ClassVar[str] = "zrn"
+
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
+        """See `Cell.draw`."""
+        given = {name: getattr(options, name) for name in cls.options}
+        return init_gru(key, E, H, dtype=dtype, **given)
+
+    def sizes(self) -> tuple[int, int] | None:
+        """See `Cell.sizes`."""
+        vectors = [(3, self.b), (2, self.c), (1, getattr(self, "cn", None))]
+        return sizes_of_gates(3, self.W, self.U, [v for v in vectors if v[1] is not None])
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
+        """Return x·W + b, with c added to the biases of z and r."""
+        b = self.b
+        if self.c is not None:
+            b = b + jnp.pad(self.c, (0, len(self.b) - len(self.c)))
+        return plus(dot(x, self.W), b)
+
+
 @struct
-class GRUParams:
-    """Parameters of a GRU layer whose reset gate comes after the product.
+class GRUParams(AnyGRU):
+    """A GRU layer whose reset gate comes after the product.
 
     W, U and b hold the gates z, r and n side by side, and c those of z and r:
 
@@ -53,13 +79,16 @@ class GRUParams:
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
-    gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "after"
+
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """See `Cell.by_hand`."""
+        return RESET_AFTER, (self.U, self.cn)
 
 
 @struct
-class ResetBeforeGRUParams:
-    """Parameters of a GRU layer whose reset gate comes before the product: as `GRUParams`, but
+class ResetBeforeGRUParams(AnyGRU):
+    """A GRU layer whose reset gate comes before the product: as `GRUParams`, but
 
         n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate
 
@@ -71,11 +100,12 @@ class ResetBeforeGRUParams:
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
-    gates: ClassVar[str] = "zrn"
     reset_gate: ClassVar[str] = "before"
 
-
-AnyGRU: TypeAlias = GRUParams | ResetBeforeGRUParams
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """See `Cell.by_hand`."""
+        U = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
+        return RESET_BEFORE, tuple(U)
 
 
 def init_gru(
@@ -141,50 +171,6 @@ def init_gru(
     return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights)
 
 
-def gru_cell(p: AnyGRU, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
-    """Compute one step: h → h'."""
-    p, h, x = aligned(dense(p), h, x)
-    H = h.shape[-1]
-    x_zr, x_n = jnp.split(x @ p.W + p.b, [2 * H], axis=-1)
-    U_zr, U_n = jnp.split(p.U, [2 * H], axis=-1)
-    z, r = jnp.split(sigmoid(plus(x_zr + h @ U_zr, p.c)), 2, axis=-1)
-    if isinstance(p, ResetBeforeGRUParams):
-        n = jnp.tanh(x_n + (r * h) @ U_n)
-    else:
-        n = jnp.tanh(x_n + r * (h @ U_n + p.cn))
-    return (1 - z) * h + z * n
-
-
-def sizes(p: AnyGRU) -> tuple[int, int] | None:
-    """Return (E, H), or None if the shapes contradict each other."""
-    vectors: list[tuple[int, Any]] = [(3, p.b)]
-    if p.c is not None:
-        vectors.append((2, p.c))
-    if isinstance(p, GRUParams):
-        vectors.append((1, p.cn))
-    return sizes_of_gates(3, p.W, p.U, vectors)
-
-
-def zero_carry(p: AnyGRU, batch_size: Size) -> Hidden:
-    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, len(p.b) // 3), p.b.dtype)
-
-
-# --- Many steps. a (T, B, 3H) is x·W + b of z, r, n.
-
-
-def prepare(p: AnyGRU) -> RecurrentLayer:
-    """Prepare a layer for many steps."""
-    b = p.b
-    if p.c is not None:
-        b_zr, b_n = jnp.split(p.b, [len(p.c)])
-        b = jnp.concatenate([b_zr + p.c, b_n])
-    if isinstance(p, GRUParams):
-        return RecurrentLayer(p.W, b, (p.U, p.cn), RESET_AFTER)
-    U = jnp.split(p.U, [p.U.shape[-1] // 3 * 2], axis=-1)
-    return RecurrentLayer(p.W, b, tuple(U), RESET_BEFORE)
-
-
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).
 
 
@@ -196,7 +182,7 @@ def _before_step(layout, U, h, a):
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
-def _before_factors(layout, h, after, saved):
+def _before_factors(layout, U, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
     zr, n = saved
     z, r = layout.gates(zr, 2)
@@ -206,15 +192,16 @@ def _before_factors(layout, h, after, saved):
 def _before_step_gradient(layout, U, dh, factors):
     (Uzr, Un), (of_n, of_zr, of_h, r) = U, factors
     da_n = dh * of_n
-    d_rh = layout.times(Un, da_n)
+    d_rh = layout.times_transposed(Un, da_n)
     da_zr = layout.join(dh, d_rh) * of_zr
-    return dh * of_h + d_rh * r + layout.times(Uzr, da_zr), (da_zr, da_n)
+    return dh * of_h + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
 
 
 def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
     _, r = layout.gates(zr, 2)
-    return (gradient_of(Uzr, h, da_zr), gradient_of(Un, r * h, da_n)), layout.join(da_zr, da_n)
+    dU = gradient_of(Uzr, layout.drop(h), da_zr), gradient_of(Un, layout.drop(r * h), da_n)
+    return dU, layout.join(da_zr, da_n)
 
 
 RESET_BEFORE = Recurrence(
@@ -234,7 +221,7 @@ def _after_step(layout, U, h, a):
     return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 
-def _after_factors(layout, h, after, saved):
+def _after_factors(layout, U, h, after, saved):
     """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
     zr, m, n = saved
     z, r = layout.gates(zr, 2)
@@ -246,33 +233,13 @@ def _after_factors(layout, h, after, saved):
 def _after_step_gradient(layout, U, dh, factors):
     (U, _), (of_n, of_Uh, of_h) = U, factors
     d_Uh = layout.join(dh, dh, dh) * of_Uh
-    return dh * of_h + layout.times(U, d_Uh), (dh * of_n, d_Uh)
+    return dh * of_h + layout.times_transposed(U, d_Uh), (dh * of_n, d_Uh)
 
 
 def _after_gradients(layout, U, h, after, saved, kept):
     (U, _), (da_n, d_Uh) = U, kept
     d_z, d_r, d_n = layout.gates(d_Uh, 3)
-    return (gradient_of(U, h, d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
+    return (gradient_of(U, layout.drop(h), d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
 RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _after_gradients)
-
-
-GRU = Cell(
-    name="gru",
-    params=(GRUParams, ResetBeforeGRUParams),
-    init=lambda key, E, H, options, dtype: init_gru(
-        key,
-        E,
-        H,
-        second_bias=options.second_bias,
-        reset_gate=options.reset_gate,
-        num_blocks=options.num_blocks,
-        dtype=dtype,
-    ),
-    sizes=sizes,
-    step=gru_cell,
-    zero_carry=zero_carry,
-    options=frozenset({"second_bias", "reset_gate", "num_blocks"}),
-    prepare=prepare,
-)

@@ -11,28 +11,25 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
-    Cell,
+    AnyLSTM,
     LSTMState,
     Recurrence,
-    RecurrentLayer,
-    Size,
     StateWeights,
-    aligned,
     check_flags,
-    check_named,
+    plus,
     sizes_of_gates,
     struct,
 )
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
-from jaxgru.cells.products import dense, gradients_of_one_matrix
+from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
 
 @struct
-class LSTMParams:
-    """Parameters of an LSTM layer: W for the input, U for the state, b the biases.
+class LSTMParams(AnyLSTM):
+    """An LSTM layer: W for the input, U for the state, b the biases.
 
     Each holds the gates f, i, o and g side by side:
 
@@ -51,7 +48,25 @@ class LSTMParams:
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
-    gates: ClassVar[str] = "fiog"
+    name: ClassVar[str] = "lstm"
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
+
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
+        """See `Cell.draw`."""
+        return init_lstm(key, E, H, num_blocks=options.num_blocks, dtype=dtype)
+
+    def sizes(self) -> tuple[int, int] | None:
+        """See `Cell.sizes`."""
+        return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
+        """Return x·W + b."""
+        return plus(dot(x, self.W), self.b)
+
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """See `Cell.by_hand`."""
+        return RECURRENCE, (self.U,)
 
 
 def init_lstm(
@@ -109,32 +124,7 @@ def init_lstm(
     return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
 
 
-def lstm_cell(p: LSTMParams, carry: LSTMState, x: Float[Array, "B E"]) -> LSTMState:
-    """Compute one step: (h, c) → (h', c')."""
-    check_named("the carry", carry, LSTMState)
-    p, (h, c), x = aligned(dense(p), carry, x)
-    f, i, o, g = jnp.split(x @ p.W + h @ p.U + p.b, 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
-    return LSTMState(sigmoid(o) * jnp.tanh(c), c)
-
-
-def sizes(p: LSTMParams) -> tuple[int, int] | None:
-    """Return (E, H), or None if the shapes contradict each other."""
-    return sizes_of_gates(4, p.W, p.U, [(4, p.b)])
-
-
-def zero_carry(p: LSTMParams, batch_size: Size) -> LSTMState:
-    """Return the state before the first step: zeros for h and c, (B, H), in the biases' dtype."""
-    part = lambda: jnp.zeros((batch_size, len(p.b) // 4), p.b.dtype)
-    return LSTMState(part(), part())  # two buffers: each can be donated
-
-
 # --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
-
-
-def prepare(p: LSTMParams) -> RecurrentLayer:
-    """Prepare a layer for many steps."""
-    return RecurrentLayer(p.W, p.b, (p.U,), RECURRENCE)
 
 
 def _step(layout, U, carry, a):
@@ -146,7 +136,7 @@ def _step(layout, U, carry, a):
     return LSTMState(o * jnp.tanh(c), c), (layout.join(f, i, o), g)
 
 
-def _factors(layout, before, after, saved):
+def _factors(layout, U, before, after, saved):
     """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
     fio, g = saved
     f, i, o = layout.gates(fio, 3)
@@ -159,21 +149,12 @@ def _step_gradient(layout, U, d_carry, factors):
     (U,), (dh, dc), (of_h, of_a, f) = U, d_carry, factors
     dc = dc + dh * of_h
     da = layout.join(dc, dc, dh, dc) * of_a
-    return LSTMState(layout.times(U, da), dc * f), (da,)
+    return LSTMState(layout.times_transposed(U, da), dc * f), (da,)
 
 
-RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, gradients_of_one_matrix)
+def _gradients(layout, U, before, after, saved, kept):
+    (U,), (da,) = U, kept
+    return (gradient_of(U, layout.drop(before.h), da),), da
 
 
-LSTM = Cell(
-    name="lstm",
-    params=LSTMParams,
-    init=lambda key, E, H, options, dtype: init_lstm(
-        key, E, H, num_blocks=options.num_blocks, dtype=dtype
-    ),
-    sizes=sizes,
-    step=lstm_cell,
-    zero_carry=zero_carry,
-    options=frozenset({"num_blocks"}),
-    prepare=prepare,
-)
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)

@@ -26,27 +26,15 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    NO_CONSTANTS,
-    Cell,
-    Constants,
-    Hidden,
-    ParallelLayer,
-    Size,
-    Steps,
-    aligned,
-    apply_mask,
-    before_each,
-    plus,
-    struct,
-)
+from jaxgru.cells.base import Cell, Hidden, Marks, before_each, plus, struct
 from jaxgru.cells.initial_weights import gates, initializers
-from jaxgru.cells.products import product
+from jaxgru.cells.layout import Layout
+from jaxgru.cells.products import Lookup, apply_to, dot
 
 
 @struct
-class MinGRUParams:
-    """Parameters of a minGRU layer: W for the input, b the biases, of z and n side by side.
+class MinGRUParams(Cell):
+    """A minGRU layer: W for the input, b the biases, of z and n side by side.
 
         z  = σ(x·Wz + bz)                update gate
         n  = x·Wn + bn                   candidate
@@ -58,7 +46,47 @@ class MinGRUParams:
 
     W: Float[Array, "E GH"]
     b: Float[Array, "GH"]
+    name: ClassVar[str] = "min_gru"
     gates: ClassVar[str] = "zn"
+    every_mark: ClassVar[bool] = True
+
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
+        """See `Cell.draw`."""
+        return init_min_gru(key, E, H, dtype=dtype)
+
+    def sizes(self) -> tuple[int, int] | None:
+        """See `Cell.sizes`."""
+        fits = self.W.ndim == 2 and not self.W.shape[1] % 2 and self.b.shape == self.W.shape[1:]
+        return (len(self.W), len(self.b) // 2) if fits else None
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
+        """Return x·W + b."""
+        return plus(dot(x, self.W), self.b)
+
+    def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
+        """Compute one step: h → h'."""
+        z, n = jnp.split(a, 2, axis=-1)
+        z = sigmoid(z)
+        return (1 - z) * h + z * n
+
+    def all_steps(
+        self, h: Hidden, x: Float[Array, "T B E"] | Lookup, marks: Marks
+    ) -> tuple[Float[Array, "T B H"], Hidden]:
+        """Compute all steps at once, with resets, padding and dropout."""
+        z, n = jnp.split(apply_to(self.inputs, x).astype(h.dtype), 2, axis=-1)
+        z = sigmoid(z)
+        a, b = marks.state(1 - z), marks.state(z * n)
+        if marks.real is not None:
+            real = marks.real[..., None]
+            a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
+        if marks.reset is not None:  # also at a step of padding
+            begins = marks.reset[..., None]
+            if marks.initial is not None:
+                b = jnp.where(begins, a * marks.initial.astype(h.dtype)[None] + b, b)
+            a = jnp.where(begins, 0, a)
+        after: Any = linear_recurrence(a, b, h)
+        return after, after[-1]
 
 
 def init_min_gru(
@@ -89,50 +117,6 @@ def init_min_gru(
     W, _, b = initializers(in_features, hidden_dim, dtype, kernel_init, bias_init=bias_init)
     k = jax.random.split(key, 4)
     return MinGRUParams(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
-
-
-def min_gru_cell(p: MinGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
-    """Compute one step: h → h'."""
-    p, h, x = aligned(p, h, x)
-    z, n = jnp.split(x @ p.W + p.b, 2, axis=-1)
-    z = sigmoid(z)
-    return (1 - z) * h + z * n
-
-
-def sizes(p: MinGRUParams) -> tuple[int, int] | None:
-    """Return (E, H), or None if the shapes contradict each other."""
-    if p.W.ndim != 2 or p.W.shape[1] % 2 or p.b.shape != p.W.shape[1:]:
-        return None
-    return len(p.W), len(p.b) // 2
-
-
-def zero_carry(p: MinGRUParams, batch_size: Size) -> Hidden:
-    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, len(p.b) // 2), p.b.dtype)
-
-
-def prepare(p: MinGRUParams) -> ParallelLayer:
-    """Prepare a layer for many steps, all computed at once."""
-
-    def all_steps(
-        h: Hidden, steps: Steps, constants: Constants = NO_CONSTANTS
-    ) -> tuple[Float[Array, "T B H"], Hidden]:
-        z, n = jnp.split(plus(product(steps.x, p.W), p.b).astype(h.dtype), 2, axis=-1)
-        z = sigmoid(z)
-        a, b = (apply_mask(part, steps.keep, constants.scale) for part in (1 - z, z * n))
-        if steps.real is not None:
-            real = steps.real[..., None]
-            a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
-        if steps.reset is not None:  # also at a step of padding
-            begins = steps.reset[..., None]
-            initial: Any = constants.initial
-            if initial is not None:
-                b = jnp.where(begins, a * initial.astype(h.dtype)[None] + b, b)
-            a = jnp.where(begins, 0, a)
-        after: Any = linear_recurrence(a, b, h)
-        return after, after[-1]
-
-    return ParallelLayer(all_steps, every_option=True)
 
 
 @jax.custom_vjp
@@ -182,14 +166,3 @@ def _backward(residuals, dh):
 
 
 linear_recurrence.defvjp(_forward, _backward)
-
-
-MIN_GRU = Cell(
-    name="min_gru",
-    params=MinGRUParams,
-    init=lambda key, E, H, options, dtype: init_min_gru(key, E, H, dtype=dtype),
-    sizes=sizes,
-    step=min_gru_cell,
-    zero_carry=zero_carry,
-    prepare=prepare,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, Recurrence, RecurrentLayer, Size, aligned, struct
+from jaxgru.cells.base import Cell, Hidden, plus, struct
 from jaxgru.cells.initial_weights import check_size, gru_weights
-from jaxgru.cells.products import gradient_of
+from jaxgru.cells.layout import Layout
 
 
 @struct
-class MogrifierGRUParams:
-    """Parameters of a Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.
+class MogrifierGRUParams(Cell):
+    """A Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.
 
     x and h gate each other in turn, x first. Each of these rounds has its own Q or R:
 
@@ -42,7 +42,39 @@ class MogrifierGRUParams:
     Qb: Float[Array, "n k E"]
     Ra: Float[Array, "m E k"]
     Rb: Float[Array, "m k H"]
+    name: ClassVar[str] = "mogrifier_gru"
+    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank"})
     gates: ClassVar[str] = "zrn"
+
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
+        """See `Cell.draw`."""
+        rounds, rank = options.num_rounds, options.rank or None
+        return init_mogrifier_gru(key, E, H, num_rounds=rounds, rank=rank, dtype=dtype)
+
+    def sizes(self) -> tuple[int, int] | None:
+        """See `Cell.sizes`."""
+        if not self.W.ndim == self.U.ndim == self.Qa.ndim - 1 == self.Ra.ndim - 1 == 2:
+            return None
+        E, H, (n, _, k), m = len(self.W), len(self.U), self.Qa.shape, len(self.Ra)
+        shapes = (E, 3 * H), (H, 3 * H), (3 * H,), (H,), (n, H, k), (n, k, E), (m, E, k), (m, k, H)
+        fits = [leaf.shape for leaf in vars(self).values()] == [*shapes]
+        return (E, H) if fits and n - m in (0, 1) else None
+
+    def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
+        """Compute one step: h → h'."""
+        times, product, h = layout.times, layout.product, state
+        for i in range(len(self.Qa) + len(self.Ra)):
+            j = i // 2
+            if i % 2 == 0:
+                x = 2 * sigmoid(product(self.Qb[j], times(self.Qa[j], h))) * x
+            else:
+                h = 2 * sigmoid(product(self.Rb[j], product(self.Ra[j], x))) * h
+        x_z, x_r, x_n = jnp.split(plus(product(self.W, x), self.b), 3, axis=-1)
+        h_z, h_r, h_n = jnp.split(times(self.U, h), 3, axis=-1)
+        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        n = jnp.tanh(x_n + r * plus(h_n, self.cn))
+        return (1 - z) * state + z * n
 
 
 def init_mogrifier_gru(
@@ -86,134 +118,3 @@ def init_mogrifier_gru(
         Qa=draw(keys[0], n, H, k), Qb=draw(keys[1], n, k, E),
         Ra=draw(keys[2], m, E, k), Rb=draw(keys[3], m, k, H),
     )  # fmt: skip
-
-
-def mogrifier_gru_cell(p: MogrifierGRUParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
-    """Compute one step: h → h'."""
-    p, h, x = aligned(p, h, x)
-    state = h
-    for i in range(len(p.Qa) + len(p.Ra)):
-        j = i // 2
-        if i % 2 == 0:
-            x = 2 * sigmoid(h @ p.Qa[j] @ p.Qb[j]) * x
-        else:
-            h = 2 * sigmoid(x @ p.Ra[j] @ p.Rb[j]) * h
-    x_z, x_r, x_n = jnp.split(x @ p.W + p.b, 3, axis=-1)
-    h_z, h_r, h_n = jnp.split(h @ p.U, 3, axis=-1)
-    z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
-    n = jnp.tanh(x_n + r * (h_n + p.cn))
-    return (1 - z) * state + z * n
-
-
-def sizes(p: MogrifierGRUParams) -> tuple[int, int] | None:
-    """Return (E, H), or None if the shapes contradict each other."""
-    if not p.W.ndim == p.U.ndim == p.Qa.ndim - 1 == p.Ra.ndim - 1 == 2:
-        return None
-    E, H, (n, _, k), m = len(p.W), len(p.U), p.Qa.shape, len(p.Ra)
-    shapes = (E, 3 * H), (H, 3 * H), (3 * H,), (H,), (n, H, k), (n, k, E), (m, E, k), (m, k, H)
-    fits = all(leaf.shape == shape for leaf, shape in zip(vars(p).values(), shapes, strict=True))
-    return (E, H) if fits and n - m in (0, 1) else None
-
-
-def zero_carry(p: MogrifierGRUParams, batch_size: Size) -> Hidden:
-    """Return the state before the first step: zeros (B, H) in the biases' dtype."""
-    return jnp.zeros((batch_size, *p.cn.shape), p.cn.dtype)
-
-
-# --- Many steps. a (T, B, E) is x itself. The weights are W, U, b, cn, and A and B of every round.
-# Round i = 0, 1, … multiplies v[i % 2] of v = [x, h] by s = 2·σ(u·A·B), where u is the other one.
-
-
-def prepare(p: MogrifierGRUParams) -> RecurrentLayer:
-    """Prepare a layer for many steps."""
-    rounds = range(len(p.Qa) + len(p.Ra))
-    A = [(p.Ra if i % 2 else p.Qa)[i // 2] for i in rounds]
-    B = [(p.Rb if i % 2 else p.Qb)[i // 2] for i in rounds]
-    return RecurrentLayer(None, None, (p.W, p.U, p.b, p.cn, *A, *B), RECURRENCE)
-
-
-def _rounds(weights):
-    """Return W, U, b, cn, and (A, B) of every round."""
-    half = (len(weights) + 4) // 2
-    return weights[:4], list(zip(weights[4:half], weights[half:], strict=True))
-
-
-def _gated(x, h, gates):
-    """Return [x, h] before each round, and after the last, given each round's s."""
-    v, each = [x, h], []
-    for i, s in enumerate(gates):
-        each.append([*v])
-        v[i % 2] = s * v[i % 2]
-    return [*each, v]
-
-
-def _step(layout, weights, h, a):
-    (W, U, b, cn), rounds = _rounds(weights)
-    v, gates, middles = [*a, h], [], []
-    for i, (A, B) in enumerate(rounds):
-        middles.append(layout.times(A, v[1 - i % 2]))
-        gates.append(2 * sigmoid(layout.times(B, middles[i])))
-        v[i % 2] = gates[i] * v[i % 2]
-    x_z, x_r, x_n = layout.gates(layout.times(W, v[0]) + b, 3)
-    h_z, h_r, h_n = layout.gates(layout.times(U, v[1]), 3)
-    z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
-    m = h_n + cn
-    n = jnp.tanh(x_n + r * m)
-    return (1 - z) * h + z * n, (*a, gates, layout.join(z, r), m, n, middles)
-
-
-def _factors(layout, h, after, saved):
-    """Return the factors of da_n, (da_z, da_r, da_n·r) and dh; and each round's s and slope."""
-    x, gates, zr, m, n, _ = saved
-    z, r = layout.gates(zr, 2)
-    of_n = z * (1 - n * n)
-    of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
-    before = _gated(x, h, gates)
-    slopes = [before[i][i % 2] * s * (1 - s / 2) for i, s in enumerate(gates)]
-    return of_n, layout.join(of_zr, of_n * r), 1 - z, gates, slopes
-
-
-def _step_gradient(layout, weights, dh, factors):
-    (W, U, _, _), rounds = _rounds(weights)
-    of_n, of_Uh, of_h, gates, slopes = factors
-    d_Uh = layout.join(dh, dh, dh) * of_Uh
-    d_z, d_r, _ = layout.gates(d_Uh, 3)
-    da = layout.join(d_z, d_r, dh * of_n)
-    d = [layout.times(W, da), layout.times(U, d_Uh)]  # of v
-    kept = []
-    for i in reversed(range(len(rounds))):
-        A, B = rounds[i]
-        d_B = d[i % 2] * slopes[i]
-        d_A = layout.times(B, d_B)
-        d[i % 2] *= gates[i]
-        d[1 - i % 2] += layout.times(A, d_A)
-        kept.insert(0, (d_A, d_B))
-    return dh * of_h + d[1], (da, d_Uh, d[0], kept)
-
-
-def _gradients(layout, weights, h, after, saved, kept):
-    (W, U, _, _), rounds = _rounds(weights)
-    (x, gates, *_, middles), (da, d_Uh, dx, of_rounds) = saved, kept
-    *before, (last_x, last_h) = _gated(x, h, gates)
-    total = lambda d: d.sum((0, 1))
-    d_cn = layout.gates(d_Uh, 3)[2]
-    of_gru = gradient_of(W, last_x, da), gradient_of(U, last_h, d_Uh), total(da), total(d_cn)
-    of_A, of_B = [], []
-    for i, ((A, B), (d_A, d_B)) in enumerate(zip(rounds, of_rounds, strict=True)):
-        of_A.append(gradient_of(A, before[i][1 - i % 2], d_A))
-        of_B.append(gradient_of(B, middles[i], d_B))
-    return (*of_gru, *of_A, *of_B), dx
-
-
-RECURRENCE = Recurrence(1, _step, _factors, _step_gradient, _gradients)
-
-
-MOGRIFIER_GRU = Cell(
-    name="mogrifier_gru",
-    params=MogrifierGRUParams,
-    init=lambda key, E, H, options, dtype: init_mogrifier_gru(key, E, H, dtype=dtype),
-    sizes=sizes,
-    step=mogrifier_gru_cell,
-    zero_carry=zero_carry,
-    prepare=prepare,
-)

@@ -16,7 +16,7 @@ from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.base import at_least_float32, hidden, vary_alike, widest
+from jaxgru.cells.base import at_least_float32, vary_alike, widest
 
 
 class Lookup(NamedTuple):
@@ -149,24 +149,12 @@ def matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n 
     return x.astype(dtype) @ W.astype(dtype)
 
 
-def product(x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"]) -> Float[Array, "T B GH"]:
-    """Return x·W of all steps as one matrix product; each gradient is also one product."""
-    of_steps, times_W = product_of_steps(x, W)
-    return times_W(of_steps)
+def apply_to(function: Callable[[Array], Array], x: Float[Array, "T B E"] | Lookup) -> Array:
+    """Return function(x), for a function of each step alone.
 
-
-def product_of_steps(
-    x: Float[Array, "T B E"] | Lookup, W: Float[Array, "E GH"] | None
-) -> tuple[Array, Callable[[Array], Array]]:
-    """Return an array (T, B, ...), and a function that maps any slice of its steps to x·W.
-
-    The table of a `Lookup` is multiplied here, once. Without W, it maps them to x.
+    The table of a `Lookup` goes through it once, and is looked up then.
     """
-    if W is None:
-        return looked_up(x), lambda x: x
-    if isinstance(x, Lookup):
-        return x.ids, partial(rows, dot(x.table, W))
-    return x, lambda x: dot(x, W)
+    return rows(function(x.table), x.ids) if isinstance(x, Lookup) else function(x)
 
 
 def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:
@@ -181,16 +169,3 @@ def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -
     else:
         axes_of_x = axes
     return contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)
-
-
-def gradients_of_one_matrix(
-    layout: Any,
-    U: tuple[Array],
-    before: Any,
-    after: Any,
-    saved: Any,
-    kept: tuple[Float[Array, "T B GH"]],
-) -> tuple[tuple[Array], Array]:
-    """Return the gradients of U and a for a cell whose state enters only as h·U, given (da,)."""
-    (U_,), (da,) = U, kept
-    return (gradient_of(U_, hidden(before), da),), da

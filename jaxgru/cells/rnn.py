@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +10,15 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    Cell,
-    Hidden,
-    Recurrence,
-    RecurrentLayer,
-    Size,
-    aligned,
-    sizes_of_gates,
-    struct,
-)
+from jaxgru.cells.base import Cell, Hidden, plus, sizes_of_gates, struct
 from jaxgru.cells.initial_weights import initializers
-from jaxgru.cells.products import gradients_of_one_matrix
+from jaxgru.cells.layout import Layout
+from jaxgru.cells.products import dot
 
 
 @struct
-class RNNParams:
-    """Parameters of a vanilla RNN layer: W for the input, U for the state, b the bias.
+class RNNParams(Cell):
+    """A vanilla RNN layer: W for the input, U for the state, b the bias.
 
         h' = tanh(x·W + h·U + b)
 
@@ -36,7 +28,25 @@ class RNNParams:
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
+    name: ClassVar[str] = "rnn"
     gates: ClassVar[str] = "h"
+
+    @classmethod
+    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> RNNParams:
+        """See `Cell.draw`."""
+        return init_rnn(key, E, H, dtype=dtype)
+
+    def sizes(self) -> tuple[int, int] | None:
+        """See `Cell.sizes`."""
+        return sizes_of_gates(1, self.W, self.U, [(1, self.b)])
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n H"]:
+        """Return x·W + b."""
+        return plus(dot(x, self.W), self.b)
+
+    def step(self, layout: Layout, h: Hidden, a: Float[Array, "B H"]) -> Hidden:
+        """Compute one step: h → h'."""
+        return jnp.tanh(a + layout.times(self.U, h))
 
 
 def init_rnn(
@@ -71,57 +81,3 @@ def init_rnn(
     )
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
-
-
-def rnn_cell(p: RNNParams, h: Hidden, x: Float[Array, "B E"]) -> Hidden:
-    """Compute one step: h' = tanh(x·W + h·U + b)."""
-    p, h, x = aligned(p, h, x)
-    return jnp.tanh(x @ p.W + h @ p.U + p.b)
-
-
-def sizes(p: RNNParams) -> tuple[int, int] | None:
-    """Return (E, H), or None if the shapes contradict each other."""
-    return sizes_of_gates(1, p.W, p.U, [(1, p.b)])
-
-
-def zero_carry(p: RNNParams, batch_size: Size) -> Hidden:
-    """Return the state before the first step: zeros (B, H) in the bias's dtype."""
-    return jnp.zeros((batch_size, *p.b.shape), p.b.dtype)
-
-
-# --- Many steps. a (T, B, H) is x·W + b. U (H, H).
-
-
-def prepare(p: RNNParams) -> RecurrentLayer:
-    """Prepare a layer for many steps."""
-    return RecurrentLayer(p.W, p.b, (p.U,), RECURRENCE)
-
-
-def _step(layout, U, h, a):
-    h = jnp.tanh(a[0] + layout.times(U[0], h))
-    return h, (h,)
-
-
-def _factors(layout, h, after, saved):
-    """Return the factor of da = dh·(…)."""
-    (n,) = saved
-    return (1 - n * n,)
-
-
-def _step_gradient(layout, U, dh, factors):
-    da = dh * factors[0]
-    return layout.times(U[0], da), (da,)
-
-
-RECURRENCE = Recurrence(1, _step, _factors, _step_gradient, gradients_of_one_matrix)
-
-
-RNN = Cell(
-    name="rnn",
-    params=RNNParams,
-    init=lambda key, E, H, options, dtype: init_rnn(key, E, H, dtype=dtype),
-    sizes=sizes,
-    step=rnn_cell,
-    zero_carry=zero_carry,
-    prepare=prepare,
-)

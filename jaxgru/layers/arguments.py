@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell_of, hidden, zero_carry
+from jaxgru.cells import CellParams, cell, cell_of, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, check_named, described, widest
 from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
@@ -32,8 +32,6 @@ def as_array(name: str, value: Any) -> AnyArray:
     """
     if isinstance(value, jax.Array):
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name} is a masked array, which JAX does not support; fill it first.")
     try:
         array = jax.tree.map(_native, value)
         array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
@@ -41,7 +39,7 @@ def as_array(name: str, value: Any) -> AnyArray:
     except OverflowError:
         raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
-        is_array = isinstance(value, np.ndarray)
+        is_array = type(value) is np.ndarray
         seen = f"{value.dtype} {value.shape}" if is_array else a_type(value)
         raise ValueError(
             f"{name} is {seen}; it must be an array of a dtype that JAX supports."
@@ -80,7 +78,7 @@ def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> 
     Shapes cannot tell if the carry is one array and the input is as wide as the state.
     """
     sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
-    takes = (cell_of(layers[0]).sizes(layers[0]) or (None,))[:1]
+    takes = (layers[0].sizes() or (None,))[:1]
     if getattr(carry, "shape", ())[-1:] != takes or getattr(x, "shape", ())[-1:] == takes:
         return
     like = sizes(carry_like(layers, 1))
@@ -127,14 +125,27 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     return jax.tree.map(partial(as_jax, f"a weight in {name}"), stack), one
 
 
-def check_layer(layer: CellParams, features: int, i: int = 0) -> int:
-    """Return the output size of layer i, given its input size.
+def check_stack(layers: Sequence[Any], features: int, residual: bool = False) -> None:
+    """Check that each layer takes what the one below returns, or those of two directions.
+
+    Args:
+      layers: each layer, or its layers of two directions.
+      features: the number that the first takes.
+      residual: each layer above the first adds its input to its output.
 
     Raises:
-      ValueError: the layer takes another number of features, or its parameters contradict each
-        other.
+      ValueError: a layer takes another number of features, or its parameters contradict each
+        other; or a layer of a residual stack returns another number than it takes.
     """
-    return _units(*_shapes(layer), features, i)
+    for i, layer in enumerate(layers):
+        sides = layer if isinstance(layer, tuple) else (layer,)
+        units = sum(_units(*_shapes(side), features, i) for side in sides)
+        if residual and i and units != features:
+            raise ValueError(
+                f"layer {i} of a residual stack takes {features} features and gives {units}; the "
+                "numbers must be equal, because it adds its input to its output."
+            )
+        features = units
 
 
 def check_features(features: int, takes: int, i: int = 0) -> None:
@@ -143,15 +154,6 @@ def check_features(features: int, takes: int, i: int = 0) -> None:
         given = "x has" if i == 0 else "the layer below it has"
         the_layer = "the layer" if i == 0 else f"layer {i}"
         raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
-
-
-def check_sum(units: int, features: int, i: int) -> None:
-    """Raise ValueError if layer i of a residual stack cannot add its input to its output."""
-    if i and units != features:
-        raise ValueError(
-            f"layer {i} of a residual stack takes {features} features and gives {units}; the "
-            "numbers must be equal, because it adds its input to its output."
-        )
 
 
 def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
@@ -179,22 +181,22 @@ def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
 @lru_cache(maxsize=1024)
 def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     layer = _of_shapes(structure, shapes)
-    cell = cell_of(layer)
     contradiction = (
         f"the parameters of layer {i} do not fit together, or not to an input of {features} "
         f"features: {described(layer)}."
     )
-    if (sizes := cell.sizes(layer)) is None:
+    if (sizes := layer.sizes()) is None:
         raise ValueError(contradiction)
     E, H = sizes
     check_features(features, E, i)
 
     def one_step(params: CellParams) -> tuple:
-        carry = cell.zero_carry(params, 2)
-        return carry, cell.step(params, carry, jnp.zeros((2, E), hidden(carry).dtype))
+        carry = params.zero_carry(2)
+        return carry, cell(params, carry, jnp.zeros((2, E), hidden(carry).dtype))
 
     before, after = jax.eval_shape(one_step, layer)
-    if before != after:
+    wide = widest(*jax.tree.leaves(layer)) != jax.tree.leaves(before)[0].dtype
+    if wide or before != after:
         raise ValueError(contradiction)
     return H
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.random import threefry2x32_p
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, sizes, zero_carry
-from jaxgru.cells.base import Mask, Size
+from jaxgru.cells.base import NO_MARKS, Marks, Mask, Size
 from jaxgru.errors import shown
 
 
@@ -31,7 +31,6 @@ class Seeds(NamedTuple):
 
 
 SITES = ("input", "state", "between", "output")
-KINDS = ("each_step", "variational", "zoneout")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -52,11 +51,10 @@ class Dropout:
       kind: "each_step" draws a new mask at each step. At the state, it drops units of the new h,
         which is also the output (as in the study's code). "variational" draws one mask for all
         steps (Gal & Ghahramani 2016, arXiv 1512.05287). At the state, it drops units of h only in
-        the products with the weights; a minGRU does not have them, and a Mogrifier GRU refuses
-        this. "zoneout", for the state alone, draws at each step which units keep their old value
-        (Krueger et al. 2017, arXiv 1606.01305), and scales nothing; h and c of an LSTM have masks
-        of their own, but the same rate. With the key None, each unit takes the mean of both values,
-        as in the paper's evaluation.
+        the products with the weights; a minGRU does not have them. "zoneout", for the state alone,
+        draws at each step which units keep their old value (Krueger et al. 2017, arXiv 1606.01305),
+        and scales nothing; h and c of an LSTM have masks of their own, but the same rate. With the
+        key None, each unit takes the mean of both values, as in the paper's evaluation.
       first_row: if the batch is part of a larger one, the row at which it starts there. Its masks
         are then those of these rows.
       first_step: likewise the step, if the sequences are parts of longer ones.
@@ -87,23 +85,6 @@ class Dropout:
 
 Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout=` takes
 
-NO_MASK = Mask()
-
-
-class LayerMasks(NamedTuple):
-    """One layer's dropout. Masks are (T, B, H) unless another shape is given.
-
-    state: on h', inside the recurrence. output: on what the layer above reads. input: on the first
-    layer's x (T, B, E). product: on h where it enters the products, (B, H), at every step. zoneout:
-    the units that take their new value, in the form of the carry.
-    """
-
-    state: Mask = NO_MASK
-    output: Mask = NO_MASK
-    input: Mask = NO_MASK
-    product: Mask = NO_MASK
-    zoneout: Mask = NO_MASK
-
 
 def each(dropout: Dropouts) -> list[Dropout]:
     """Return the dropouts as a list.
@@ -131,7 +112,7 @@ def dropout_masks(
     batch_size: Size,
     num_steps: Size,
     reverse: bool = False,
-) -> list[LayerMasks]:
+) -> list[Marks]:
     """Draw the masks of each layer; with `reverse`, from the last step to the first.
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
@@ -142,75 +123,98 @@ def dropout_masks(
         elsewhere than at the state; the key is None, except for zoneout; or the first row or step
         is not a whole number that fits into 32 bits.
     """
-    masks = [_masks_of(layers, one, batch_size, num_steps) for one in each(dropout)]
-    drawn = lambda masks: next((mask for mask in masks if mask.keep is not None), NO_MASK)
-    by_layer = [
-        LayerMasks(*map(drawn, zip(*of_layer, strict=True)))
-        for of_layer in zip([LayerMasks()] * len(layers), *masks, strict=True)
-    ]
+    L = len(layers)
+    by_layer = [NO_MARKS] * L
+    for one in each(dropout):
+        threshold, scale = _threshold_and_scale(one.rate)
+        _check(one)
+        rows = _whole("first_step", one.first_step), _whole("first_row", one.first_row)
+        if scale is None:
+            continue
+        seeds: Any = _seeds(one, layers).of_layers
+        for i in (i for i in range(L) if _is_at(one.site, i, L)):
+            carry = jax.eval_shape(lambda p: zero_carry(p, batch_size), layers[i])
+            units = (
+                sizes(layers[i])[0] if one.site == "input" else jax.tree.leaves(carry)[0].shape[1]
+            )
+            draw = _Draw(seeds[i], threshold, scale, (num_steps, batch_size), *rows, carry)
+            by_layer[i] = by_layer[i]._replace(**KINDS[one.kind](draw, one.site, units))
     if not reverse:
         return by_layer
     return jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim > 2 else leaf, by_layer)
 
 
-def _masks_of(
-    layers: Sequence[CellParams], dropout: Dropout, batch_size: Size, num_steps: Size
-) -> list[LayerMasks]:
-    """Draw the masks of one dropout."""
-    L = len(layers)
-    none = [LayerMasks()] * L
-    threshold, scale = _threshold_and_scale(dropout.rate)
-    site, kind, key = dropout.site, dropout.kind, dropout.key
+def _check(dropout: Dropout) -> None:
+    site, kind = dropout.site, dropout.kind
     for name, value, known in (("site", site, SITES), ("kind", kind, KINDS)):
         if value not in known:
             names = ", ".join(known)
             raise ValueError(f"the dropout {name} is {shown(value)}; it must be one of {names}.")
     if kind == "zoneout" and site != "state":
         raise ValueError(f"the dropout site is {site!r}; zoneout needs the site 'state'.")
-    if key is None and kind != "zoneout":
+    if dropout.key is None and kind != "zoneout":
         raise ValueError("the dropout's key is None; only zoneout has a mean to evaluate with.")
-    if scale is None:
-        return none
-    first_step = _whole("first_step", dropout.first_step)
-    first_row = _whole("first_row", dropout.first_row)
-    fixed = kind == "variational"
 
-    def bits(seed: UInt32[Array, "2"], units: int) -> UInt32[Array, "T B H"]:
-        if not fixed:
-            return _random_16_bits(seed, (num_steps, batch_size, units), first_step, first_row)
-        of_all = _random_16_bits(seed, (1, batch_size, units), jnp.uint32(0), first_row)
-        return jnp.broadcast_to(of_all, (num_steps, *of_all.shape[1:]))
 
-    def of_layer(i: int) -> LayerMasks:
-        carry = jax.eval_shape(lambda p: zero_carry(p, batch_size), layers[i])
-        if kind == "zoneout":
-            return LayerMasks(zoneout=Mask(update(seeds[i], carry)))
-        like = jax.tree.leaves(carry)[0]  # h
-        units = sizes(layers[i])[0] if site == "input" else like.shape[1]
-        keep = bits(seeds[i][0], units) >= threshold
-        mask = Mask(keep, jnp.asarray(scale, like.dtype))
-        if site == "state":
-            product = Mask(keep[0], mask.scale)
-            return LayerMasks(product=product) if fixed else LayerMasks(state=mask)
-        return LayerMasks(input=mask) if site == "input" else LayerMasks(output=mask)
+class _Draw(NamedTuple):
+    """How the units of a layer are drawn. `carry` has the shapes of the layer's."""
 
-    def update(seed: UInt32[Array, "parts 2"] | None, carry: Any) -> Any:
-        """Return which units of a carry are updated; without a key, the share of the new values."""
-        parts, structure = jax.tree.flatten(carry)
-        if seed is None:
-            share = lambda part: jnp.asarray(1 / scale, part.dtype)
-            drawn = [jnp.broadcast_to(share(p), (num_steps, *p.shape)) for p in parts]
-            return jax.tree.unflatten(structure, drawn)
-        drawn = []
-        for words, part in zip(seed, parts, strict=True):
-            units = math.prod(part.shape[1:])
-            drawn.append((bits(words, units) >= threshold).reshape(num_steps, *part.shape))
-        if isinstance(scale, Array):  # traced: NaN if the rate is out of range
-            drawn = [jnp.where(jnp.isnan(scale), scale, u.astype(scale.dtype)) for u in drawn]
-        return jax.tree.unflatten(structure, drawn)
+    seed: UInt32[Array, "parts 2"] | None
+    threshold: Any
+    scale: Any
+    shape: tuple[Size, Size]  # T, B
+    first_step: UInt32[Array, ""]
+    first_row: UInt32[Array, ""]
+    carry: Any
 
-    seeds: Any = _seeds(dropout, layers).of_layers
-    return [of_layer(i) if _is_at(site, i, L) else none[i] for i in range(L)]
+    def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
+        """Return which units are kept at each step."""
+        seed: Any = self.seed
+        shape = *self.shape, units
+        return _random_16_bits(seed[part], shape, self.first_step, self.first_row) >= self.threshold
+
+    def mask(self, keep: Array) -> Mask:
+        """Return the mask that keeps these units and scales them."""
+        return Mask(keep, jnp.asarray(self.scale, jax.tree.leaves(self.carry)[0].dtype))
+
+
+# A kind of dropout is a function (draw, site, units) → the fields of a layer's `Marks`.
+
+
+def _each_step(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+    return {_field(site): draw.mask(draw.keep(units))}
+
+
+def _variational(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+    T, B = draw.shape
+    keep = draw._replace(shape=(1, B), first_step=jnp.uint32(0)).keep(units)
+    if site == "state":
+        return dict(product=draw.mask(keep[0]))
+    return {_field(site): draw.mask(jnp.broadcast_to(keep, (T, *keep.shape[1:])))}
+
+
+def _zoneout(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+    """Return which units of a carry are updated; without a key, the share of the new values."""
+    parts, structure = jax.tree.flatten(draw.carry)
+    T, scale = draw.shape[0], draw.scale
+    updates = []
+    for i, part in enumerate(parts):
+        shape = T, *part.shape
+        if draw.seed is None:
+            update = jnp.broadcast_to(jnp.asarray(1 / scale, part.dtype), shape)
+        else:
+            update = draw.keep(math.prod(part.shape[1:]), i).reshape(shape)
+            if isinstance(scale, Array):  # traced: NaN if the rate is out of range
+                update = jnp.where(jnp.isnan(scale), scale, update.astype(scale.dtype))
+        updates.append(update)
+    return dict(update=jax.tree.unflatten(structure, updates))
+
+
+def _field(site: str) -> str:
+    return "output" if site == "between" else site
+
+
+KINDS = {"each_step": _each_step, "variational": _variational, "zoneout": _zoneout}
 
 
 def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:

@@ -1,6 +1,6 @@
 """Who computes a stack of layers over time. Inside, arrays are time-major, and one layer is
 
-    unroll_layer(params, carry, steps) -> (h' of every step (T, B, H), carry)
+    unroll_layer(params, carry, x, marks) -> (h' of every step (T, B, H), carry)
 
 `unroll_autodiff` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W
 of many steps is ONE product before the scan. The backward scan carries only the gradient of the
@@ -24,26 +24,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxgru.cells import Carry, CellParams, cell_of, hidden, sizes
-from jaxgru.cells.base import (
-    NO_CONSTANTS,
-    Constants,
-    ParallelLayer,
-    RecurrentLayer,
-    Size,
-    Steps,
-    apply_mask,
-    rounded_inside,
-    vary_alike,
-)
-from jaxgru.cells.products import Lookup, blocks_dot, dot, looked_up, matmul, product_of_steps, rows
+from jaxgru.cells import Carry, CellParams, cell, hidden, sizes
+from jaxgru.cells.base import NO_MARKS, Marks, Size, rounded_inside, vary_alike
+from jaxgru.cells.layout import IN_ROWS, PLAIN
+from jaxgru.cells.products import Lookup, looked_up, rows
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
-from jaxgru.layers.dropout import Dropouts, LayerMasks, at_step, dropout_masks
-from jaxgru.layers.layout import IN_ROWS, Layout
+from jaxgru.layers.derived import derived
+from jaxgru.layers.dropout import Dropouts, at_step, dropout_masks
 from jaxgru.layers.over_time import advance, over_time
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
@@ -59,60 +50,39 @@ ROWS_AT_ONCE = 512  # steps times rows of the batch: see `block_length`
 def unroll_autodiff(
     params: CellParams,
     carry: Any,
-    steps: Steps,
-    constants: Constants = NO_CONSTANTS,
+    x: Array | Lookup,
+    marks: Marks = NO_MARKS,
     return_carries: bool = False,
 ) -> tuple[Any, Any]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
-    cell, weights = cell_of(params), rounded_inside(params)
+    weights, layout = rounded_inside(params), PLAIN.dropping(marks.product)
 
-    def step(carry: Any, now: Steps) -> tuple[Any, Any]:
-        params = weights()
-        equations = lambda carry, x: (cell.step(params, carry, x), None)
-        if constants.keep is not None:
-            equations = _with_masked_products(params, constants)
-        carry, _, _ = advance(IN_ROWS, equations, carry, now, constants)
+    def step(carry: Any, now: tuple[Array, Marks]) -> tuple[Any, Any]:
+        equations = lambda carry: (cell(weights(), carry, now[0], layout), None)
+        carry, _, _ = advance(IN_ROWS, equations, carry, marks.at(now[1]))
         return carry, carry if return_carries else hidden(carry)
 
-    steps = steps._replace(x=looked_up(steps.x))
-    carry, outputs = jax.lax.scan(step, carry, steps)
+    carry, outputs = jax.lax.scan(step, carry, (looked_up(x), marks.each_step()))
     return outputs, carry
 
 
-def _with_masked_products(
-    params: CellParams, constants: Constants
-) -> Callable[[Any, Array], tuple[Any, Any]]:
-    """Return a cell's equations, in whose products h lacks the units that dropout drops.
-
-    Raises:
-      ValueError: the cell has no known products of h with weights.
-    """
-    cell = cell_of(params)
-    layer = cell.prepare(params) if cell.prepare else None
-    if not isinstance(layer, RecurrentLayer) or layer.W is None:
+def check_products(params: CellParams, carry: Any, a: Array) -> None:
+    """Raise ValueError if a cell has no products of h with weights, which dropout could mask."""
+    dropped: list[Array] = []
+    layout = PLAIN._replace(drop=lambda h: (dropped.append(h), h)[1])
+    jax.eval_shape(lambda: params.step(layout, carry, a))
+    if not dropped:
         raise ValueError(
             "variational dropout at the state masks h in its products with weights, but jaxgru "
-            f"knows of none in the cell {cell.name}; choose another site or kind."
+            f"knows of none in the cell {params.name}; choose another site or kind."
         )
-    product = lambda U, h: matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
-    in_rows = Layout(-1, product, product)
-    masked, U = in_rows.masked(constants.keep, constants.scale), tuple(map(in_rows.turn, layer.U))
-    recurrence = layer.recurrence
-
-    def equations(carry: Any, x: Array) -> tuple[Any, Any]:
-        dtype = hidden(carry).dtype
-        a = layer.plus_bias(matmul(x, layer.W)).astype(dtype)
-        wide = tuple(leaf.astype(dtype) for leaf in U)
-        return recurrence.step(masked, wide, carry, masked.gates(a, recurrence.gates))
-
-    return equations
 
 
 def unroll_layer(
     params: CellParams,
     carry: Any,
-    steps: Steps,
-    constants: Constants = NO_CONSTANTS,
+    x: Array | Lookup,
+    marks: Marks = NO_MARKS,
     implementation: str = "auto",
     return_carries: bool = False,
 ) -> tuple[Any, Any]:
@@ -121,7 +91,8 @@ def unroll_layer(
     Args:
       params: one layer's parameters.
       carry: the state before the first step.
-      steps: the layer's input, as an array or as a `Lookup`; dropout, zoneout, resets and padding.
+      x: the layer's input (T, B, E).
+      marks: dropout, zoneout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       return_carries: return the whole carry of every step, not only h.
 
@@ -132,34 +103,39 @@ def unroll_layer(
       ValueError: x does not have as many features as the layer takes; or there is variational
         dropout at the state, but the cell has no known products of h with weights.
     """
-    cell = cell_of(params)
-    layer = cell.prepare(params) if cell.prepare and implementation != "autodiff" else None
-    marked = steps.reset is not None or steps.real is not None or return_carries
-    only_masks = steps.update is None and constants.keep is None
-    if isinstance(layer, ParallelLayer) and only_masks and (layer.every_option or not marked):
-        return layer.all_steps(carry, steps, constants)
-    if not isinstance(layer, RecurrentLayer) or (layer.W is None and constants.keep is not None):
-        return unroll_autodiff(params, carry, steps, constants, return_carries)
     E, H = sizes(params)
-    x, times_W = product_of_steps(steps.x, layer.W)
-    check_features(steps.x.table.shape[1] if isinstance(steps.x, Lookup) else x.shape[2], E)
+    T, B = (x.ids if isinstance(x, Lookup) else x).shape[:2]
+    check_features((x.table if isinstance(x, Lookup) else x).shape[-1], E)
+    a = params.inputs(jnp.zeros((B, E), hidden(carry).dtype)).astype(hidden(carry).dtype)
+    if marks.product.keep is not None:
+        check_products(params, carry, a)
+    if implementation == "autodiff":
+        return unroll_autodiff(params, carry, x, marks, return_carries)
+    marked = marks.reset is not None or marks.real is not None or return_carries
+    only_masks = marks.update is None and marks.product.keep is None
+    if params.all_steps and only_masks and (params.every_mark or not marked):
+        return params.all_steps(carry, x, marks)
+    if (known := params.by_hand() or derived(params, carry, a)) is None:
+        return unroll_autodiff(params, carry, x, marks, return_carries)
+    recurrence, U = known
+    inputs, steps = params.inputs, x
+    if isinstance(x, Lookup):
+        inputs, steps = partial(rows, inputs(x.table)), x.ids
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
-    wide = jnp.finfo(layer.U[0].dtype).bits >= 32
-    T, B = x.shape[:2]
+    wide = jnp.finfo(U[0].dtype).bits >= 32
     length = block_length(T, B, H) if wide else T
-    steps = steps._replace(x=x)
+    steps = steps, marks.each_step()
     # To compute a shorter last block would be a second program, and take twice the time to compile.
     # So it reads steps of zeros beyond the last one, and the last carry is one of all carries.
     beyond = 0 if length == T else -T % length
     if beyond:
         steps = jax.tree.map(lambda a: jnp.pad(a, [(0, beyond)] + [(0, 0)] * (a.ndim - 1)), steps)
 
-    def run(carry: Any, steps: Steps) -> tuple[Any, Any]:
+    def run(carry: Any, steps: tuple[Array, Marks]) -> tuple[Any, Any]:
         """Compute some of the steps."""
-        steps = steps._replace(x=layer.plus_bias(times_W(steps.x)))
-        every_carry = return_carries or beyond > 0
-        outputs, carry = over_time(layer.recurrence, layer.U, carry, steps, constants, every_carry)
+        every, now = return_carries or beyond > 0, marks.at(steps[1])
+        outputs, carry = over_time(recurrence, U, carry, inputs(steps[0]), now, every)
         return carry, outputs
 
     carry, outputs = in_blocks(run, carry, steps, length)
@@ -207,29 +183,6 @@ def in_blocks(
     return carry, jax.tree.map(lambda h: h.reshape(T, *h.shape[2:]), outputs)
 
 
-def unroll_stack(
-    layers: Sequence[CellParams],
-    x: Float[Array, "T B E"] | Lookup,
-    carry: Sequence[Carry],
-    masks: Sequence[LayerMasks],
-    implementation: str = "auto",
-) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """Compute a stack of layers: the input of each is the output of the one below.
-
-    Args:
-      masks: each layer's dropout.
-      implementation: one of IMPLEMENTATIONS.
-
-    Returns:
-      The last layer's (masked) output, and the carry of every layer.
-
-    Raises:
-      ValueError: the implementation is not one of IMPLEMENTATIONS.
-    """
-    check_implementation(implementation)
-    return run_stack(implementation, False, False, layers, x, carry, masks)[:2]
-
-
 @contextmanager
 def forward_mode_explained() -> Iterator[None]:
     """Let JAX's error about forward mode through a hand-written gradient say what would work."""
@@ -262,39 +215,24 @@ def run_stack(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[LayerMasks],
-    reset: Bool[Array, "T B"] | None = None,
-    initial: Sequence[Carry] | None = None,
-    real: Bool[Array, "T B"] | None = None,
+    marks: Sequence[Marks],
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
     """Compute a stack of layers: the output, the last carries, and the carries of every step.
 
     With `residual`, each layer above the first adds its input to its output.
     """
-    marked = reset is not None or real is not None
-    only_masks = not (marked or return_carries or residual)
-    layers, x, carry, masks, reset, initial, real = vary_alike(
-        (layers, x, carry, masks, reset, initial, real)
-    )
-    if masks[0].input.keep is not None:
-        x = apply_mask(looked_up(x), *masks[0].input)
-    only_masks &= all(m.product.keep is None and m.zoneout.keep is None for m in masks)
-    if implementation == "wavefront" and only_masks:
-        T = (x.ids if isinstance(x, Lookup) else x).shape[0]
-        prepared = [make(layer) for layer in layers if (make := cell_of(layer).prepare)]
-        recurrent = [layer for layer in prepared if isinstance(layer, RecurrentLayer)]
-        if len(recurrent) == len(layers) and wavefront.supports(recurrent, T, carry):
-            return *wavefront.unroll_stack(recurrent, x, carry, masks), None
+    layers, x, carry, marks = vary_alike((layers, x, carry, marks))
+    x = marks[0].input(looked_up(x)) if marks[0].input.keep is not None else x
+    if implementation == "wavefront" and not (return_carries or residual):
+        by_hand = [layer.by_hand() for layer in layers]
+        if wavefront.supports(layers, by_hand, x, carry, marks):
+            return *wavefront.unroll_stack(layers, by_hand, x, carry, marks), None
     ends, each = [], []
-    for i, (layer, c, mask) in enumerate(zip(layers, carry, masks, strict=True)):
+    for i, (layer, c, of_layer) in enumerate(zip(layers, carry, marks, strict=True)):
         if i and not isinstance(x, Lookup):
             x = x.astype(hidden(c).dtype)  # layers can have different dtypes
-        initial_of = None if initial is None or reset is None else initial[i]
-        steps = Steps(x, mask.state.keep, reset, real, mask.zoneout.keep)
-        scale = mask.state.scale if mask.product.keep is None else mask.product.scale
-        constants = Constants(initial_of, scale, mask.product.keep)
-        outputs, c = unroll_layer(layer, c, steps, constants, implementation, return_carries)
-        h = apply_mask(hidden(outputs), *mask.output)
+        outputs, c = unroll_layer(layer, c, x, of_layer, implementation, return_carries)
+        h = of_layer.output(hidden(outputs))
         x = plus_input(h, looked_up(x)) if residual and i else h
         ends.append(c)
         each.append(outputs)
@@ -315,28 +253,28 @@ def run_in_segments(
     layers: Sequence[CellParams],
     x: Float[Array, "T B E"],
     carry: Sequence[Carry],
+    marks: Sequence[Marks],
     dropout: Dropouts,
-    reset: Bool[Array, "T B"] | None = None,
-    initial: Sequence[Carry] | None = None,
-    real: Bool[Array, "T B"] | None = None,
 ) -> tuple[Array, tuple[Carry, ...], tuple | None]:
     """Compute `run_stack` `in_segments`, each of which also draws its masks anew.
 
     With `reverse`, the steps come from the last to the first, and so do the masks.
     """
-    layers, x, carry, reset, initial, real = vary_alike((layers, x, carry, reset, initial, real))
+    layers, x, carry, marks = vary_alike((layers, x, carry, marks))
     (T, B), weights = x.shape[:2], rounded_inside(layers)
 
     def segment(carry: Any, of_segment: tuple) -> tuple[Any, Any]:
-        layers, (steps, x, reset, real) = weights(), of_segment
+        layers, (steps, x, sliced) = weights(), of_segment
         first = at_step(dropout, steps[-1 if reverse else 0])
         masks = dropout_masks(layers, first, B, len(steps), reverse)
+        now = [masked.marked(m.at(s)) for masked, m, s in zip(masks, marks, sliced, strict=True)]
         options = implementation, return_carries, residual
-        y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
+        y, carry, carries = run_stack(*options, layers, x, carry, now)
         return carry, (y, carries)
 
     steps = jnp.arange(T)[::-1] if reverse else jnp.arange(T)
-    ends, (y, carries) = in_segments(segment, tuple(carry), (steps, x, reset, real))
+    inputs = steps, x, [m.each_step() for m in marks]
+    ends, (y, carries) = in_segments(segment, tuple(carry), inputs)
     return y, ends, carries
 
 
@@ -381,25 +319,12 @@ def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...
 def layer_stepper(
     params: CellParams, table: Float[Array, "V E"] | None = None
 ) -> Callable[[Carry, Array], Carry]:
-    """Return a one-step function with its step-independent products precomputed.
+    """Return a function that computes one step: (carry, input) → the next carry.
 
     Args:
       params: one layer's parameters.
-      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E).
-
-    Returns:
-      A function (carry, input) → next carry, equal to `cells.cell` up to rounding.
+      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E);
+        what the layer's `inputs` makes of it is computed once.
     """
-    cell = cell_of(params)
-    layer = cell.prepare(params) if cell.prepare else None
-    if not isinstance(layer, RecurrentLayer) or layer.W is None:
-        return lambda carry, x: cell.step(params, carry, x if table is None else rows(table, x))
-    U = jax.tree.map(IN_ROWS.turn, layer.U)
-    gates_of = lambda x: IN_ROWS.gates(layer.plus_bias(dot(x, layer.W)), layer.recurrence.gates)
-    tables = None if table is None else gates_of(table)
-
-    def step(carry: Carry, x: Array) -> Carry:
-        a = gates_of(x) if tables is None else [rows(gate, x) for gate in tables]
-        return layer.recurrence.step(IN_ROWS, U, carry, a)[0]
-
-    return step
+    inputs = params.inputs if table is None else partial(rows, params.inputs(table))
+    return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))

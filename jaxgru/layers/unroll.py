@@ -6,7 +6,7 @@ Batch-major. `implementations.py` decides who computes, time-major; the transpos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import AnyArray, Size, check_flags, is_whole
+from jaxgru.cells.base import AnyArray, Marks, Size, check_flags, is_whole
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,
@@ -25,9 +25,8 @@ from jaxgru.layers.arguments import (
     as_input,
     as_stack,
     carry_like,
-    check_layer,
     check_order,
-    check_sum,
+    check_stack,
     in_reading_order,
     real_steps,
 )
@@ -108,30 +107,52 @@ def unroll(
       TypeError: forward mode needs the implementation "autodiff".
     """
     stack, one = as_stack("layers", layers)
-    check_flags(reverse=reverse, time_major=time_major, return_carries=return_carries, remat=remat)
-    check_implementation(implementation)
+    check_flags(reverse=reverse, return_carries=return_carries, remat=remat)
     check_order(stack, one, x, carry)
+    given = _enter(x, time_major, reset, lengths, mask)
+    residual = isinstance(layers, ResidualStack)
+    check_stack(stack, given.x.shape[-1], residual)
+    start = _start(stack, one, given, carry, initial)
+    options = _Options(implementation, return_carries, residual, remat)
+    y, *carries = _run(options, stack, given, *start, dropout, reverse)
+    return (given.left(y), *given.of_carries(carries, one))
+
+
+class _Sequences(NamedTuple):
+    """The input of `unroll` or `bidirectional`, time-major, with the batch axis.
+
+    reset, real: (T, B), as in `Marks`. mask: real, if it was given as `mask`. alone: x was one
+    sequence. time_major: x came time-major.
+    """
+
+    x: Array
+    reset: Array | None
+    real: Array | None
+    mask: Array | None
+    alone: bool
+    time_major: bool
+
+    def left(self, tree: Any) -> Any:
+        """Return outputs (T, B, …) with the axes that the input had."""
+        if self.alone:
+            return jax.tree.map(lambda h: h[:, 0], tree)
+        return tree if self.time_major else jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), tree)
+
+    def of_carries(self, carries: Sequence[Any], one: bool) -> list[Any]:
+        """Return the last carry and, if there are, those of every step; of a layer alone, its."""
+        last, *every = carries
+        parts = [jax.tree.map(lambda h: h[0], last) if self.alone else last, *self.left(every)]
+        return [part[0] for part in parts] if one else parts
+
+
+def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Sequences:
+    """Check the input, and what marks its steps; see `unroll`."""
+    check_flags(time_major=time_major)
     x = as_input(x)
     alone = x.ndim == 2
     axis = 0 if time_major or alone else 1
-    T, B, features = x.shape[axis], 1 if alone else x.shape[1 - axis], x.shape[-1]
-    if T == 0:
+    if x.shape[axis] == 0:
         raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
-    if remat and is_symbolic_dim(T):
-        raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
-    residual = isinstance(layers, ResidualStack)
-    for i, layer in enumerate(stack):
-        units = check_layer(layer, features, i)
-        if residual:
-            check_sum(units, features, i)
-        features = units
-    like = carry_like(stack, B)
-    if carry is not None:
-        carry = as_carry(carry, like, one, alone)
-    if initial is not None:
-        initial = as_initial(initial, like, one, carry)
-    if carry is None:
-        carry = initial_carry(stack, B) if initial is None else initial
     if lengths is not None and mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
     if reset is not None:
@@ -141,44 +162,83 @@ def unroll(
     real = mask if lengths is None else real_steps(lengths, x.shape[:-1], axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
         x = jnp.where(real[..., None], x, 0)
+    if reset is not None and lengths is not None:
+        reset = reset & real
     if alone:
         x, reset, real = jax.tree.map(lambda a: jnp.expand_dims(a, 1), (x, reset, real))
     elif not time_major:
         x, reset, real = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset, real))
-    x = jnp.asarray(x, jax.tree.leaves(like)[0].dtype)
-    if mask is not None:
-        mask = real
-    elif reset is not None and real is not None:
-        reset = reset & real
+    return _Sequences(x, reset, real, None if mask is None else real, alone, time_major)
 
-    def run(layers: Any, x: Array, carry: Any, dropout: Dropouts, *flags: Any) -> tuple:
-        reset, initial, real, mask = flags
+
+def _start(
+    stack: Sequence[CellParams], one: bool, given: _Sequences, carry: Any, initial: Any
+) -> tuple[Any, Any]:
+    """Return the carry before the first step, and `initial`, with an entry per layer."""
+    like = carry_like(stack, given.x.shape[1])
+    if carry is not None:
+        carry = as_carry(carry, like, one, given.alone)
+    if initial is not None:
+        initial = as_initial(initial, like, one, carry)
+    if carry is None:
+        carry = initial_carry(stack, given.x.shape[1]) if initial is None else initial
+    return carry, initial
+
+
+class _Options(NamedTuple):
+    """How layers are computed; see `unroll`."""
+
+    implementation: str
+    return_carries: bool
+    residual: bool
+    remat: bool
+
+
+def _run(
+    options: _Options,
+    stack: Sequence[CellParams],
+    given: _Sequences,
+    carry: Sequence[Any],
+    initial: Sequence[Any] | None,
+    dropout: Dropouts,
+    reverse: bool,
+) -> tuple[Any, ...]:
+    """Compute layers in one direction: y, the last carries and, if asked for, those of each step.
+
+    Raises:
+      ValueError: the implementation or the dropout is unknown; or `remat`, with T unknown.
+    """
+    check_implementation(options.implementation)
+    *of_stack, remat = options
+    T, B = given.x.shape[:2]
+    if remat and is_symbolic_dim(T):
+        raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
+
+    def run(stack: Any, given: Any, carry: Any, initial: Any, dropout: Dropouts) -> tuple:
+        x, reset, real, mask = given
         if reverse:
             reset = None if reset is None else in_reading_order(reset, mask)
             x, reset, real = jax.tree.map(lambda a: a[::-1], (x, reset, real))
-        options = implementation, return_carries, residual
+        of_layer = initial if initial and reset is not None else [None] * len(stack)
+        marks = [Marks(reset, start, real) for start in of_layer]
         if remat:
-            more = seeded(dropout, layers), reset, initial, real
-            y, carry, carries = run_in_segments(*options, reverse, layers, x, carry, *more)
+            seeds = seeded(dropout, stack)
+            y, carry, carries = run_in_segments(*of_stack, reverse, stack, x, carry, marks, seeds)
         else:
-            masks = dropout_masks(layers, dropout, B, T, reverse)
-            y, carry, carries = run_stack(*options, layers, x, carry, masks, reset, initial, real)
+            masks = dropout_masks(stack, dropout, B, T, reverse)
+            marks = [masked.marked(m) for masked, m in zip(masks, marks, strict=True)]
+            y, carry, carries = run_stack(*of_stack, stack, x, carry, marks)
+        y = y if real is None else jnp.where(real[..., None], y, 0)
         if reverse:
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
         return y, carry, carries
 
+    x = jnp.asarray(given.x, jax.tree.leaves(carry_like(stack, B))[0].dtype)
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
     with forward_mode_explained():
-        y, carry, carries = run(stack, x, carry, dropout, reset, initial, real, mask)
-    if real is not None:
-        y = jnp.where(real[..., None], y, 0)
-    if alone:
-        y, carries = jax.tree.map(lambda h: h[:, 0], (y, carries))
-        carry = jax.tree.map(lambda h: h[0], carry)
-    elif not time_major:
-        y, carries = jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), (y, carries))
-    carry, carries = (carry[0], carries and carries[0]) if one else (carry, carries)
-    return (y, carry, carries) if return_carries else (y, carry)
+        inputs = x, given.reset, given.real, given.mask
+        y, carry, carries = run(stack, inputs, carry, initial, dropout)
+    return (y, carry, carries) if options.return_carries else (y, carry)
 
 
 def bidirectional(
@@ -222,78 +282,55 @@ def bidirectional(
         only one is residual; or `carry` or `initial` is not a pair.
       TypeError: as `unroll`.
     """
-    ahead, one_ahead = as_stack("forward", forward)
-    back, one_back = as_stack("backward", backward)
-    stacks, one, L = (ahead, back), one_ahead, len(ahead)
-    if L != len(back):
+    stacks, ones = zip(as_stack("forward", forward), as_stack("backward", backward), strict=True)
+    one, L = ones[0], len(stacks[0])
+    if L != len(stacks[1]):
         raise ValueError(
-            f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
+            f"there are {L} forward and {len(stacks[1])} backward layers; the numbers must be "
+            "equal."
         )
     residual = isinstance(forward, ResidualStack)
     if residual != isinstance(backward, ResidualStack):
         raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
-    if one != one_back:
+    if one != ones[1]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
-    check_flags(time_major=time_major, return_carries=return_carries)
-    y: Any = as_input(x)
-    alone, features = y.ndim == 2, y.shape[-1]
-    B = 1 if alone else y.shape[1 if time_major else 0]
-    dropouts = in_two_directions(dropout, L)
-    options: list[list[dict[str, Any]]] = []  # of each direction, for each layer
-    for d, layers in enumerate(stacks):
-        like, part = carry_like(layers, B), _part_of_pair(carry, d, "carry")
-        start: Any = None if part is None else as_carry(part, like, one, alone)
-        if (part := _part_of_pair(initial, d, "initial")) is not None:
-            part = as_initial(part, like, one, start)
-        if alone:
-            start, part = jax.tree.map(lambda leaf: leaf[0], (start, part))
-        options.append(
-            [
-                dict(
-                    carry=start and start[i],
-                    initial=part and part[i],
-                    dropout=dropouts[d][i],
-                    reverse=bool(d),
-                )
-                for i in range(L)
-            ]
-        )
-    both: dict[str, Any] = dict(
-        reset=reset,
-        lengths=lengths,
-        mask=mask,
-        time_major=time_major,
-        return_carries=return_carries,
-        remat=remat,
-        implementation=implementation,
-    )
-    results: list[list[tuple]] = []  # of each layer, in each direction
-    for i, layers in enumerate(zip(ahead, back, strict=True)):
-        units = sum(check_layer(layer, features, i) for layer in layers)
-        if residual:
-            check_sum(units, features, i)
-        features = units
-        results.append(
-            [unroll(layer, y, **options[d][i], **both) for d, layer in enumerate(layers)]
-        )
-        sides = jnp.concatenate([result[0] for result in results[-1]], axis=-1)
-        y = plus_input(sides, y) if residual and i else sides
-    # Of each direction, for each layer: the carry and, with return_carries, those of every step
-    ends = [
-        [tuple(result[d][k] for result in results) for d in (0, 1)]
-        for k in range(1, 2 + return_carries)
+    check_flags(return_carries=return_carries, remat=remat)
+    given = _enter(x, time_major, reset, lengths, mask)
+    check_stack(list(zip(*stacks, strict=True)), given.x.shape[-1], residual)
+    carries, initials = _pair(carry, "carry"), _pair(initial, "initial")
+    starts = [
+        _start(stack, one, given, *parts)
+        for stack, *parts in zip(stacks, carries, initials, strict=True)
     ]
-    pairs = [tuple(e[0] if one else e for e in pair) for pair in ends]
-    return (y, *pairs)
+    dropouts = in_two_directions(dropout, L)
+    options = _Options(implementation, return_carries, False, remat)
+    below, results = given, []  # of each layer, in each direction
+    for i in range(L):
+        results.append([])
+        for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
+            first = of_reset and of_reset[i : i + 1]
+            layer = stack[i : i + 1], below, start[i : i + 1], first
+            results[i].append(_run(options, *layer, dropouts[d][i], bool(d)))
+        sides = jnp.concatenate([y for y, *_ in results[i]], axis=-1)
+        y = plus_input(sides, below.x) if residual and i else sides
+        below = below._replace(x=y)
+    # Of each direction, for each layer: the last carry and, with return_carries, those of each step
+    ends = [
+        given.of_carries(
+            [tuple(r[d][k][0] for r in results) for k in range(1, 2 + return_carries)], one
+        )
+        for d in (0, 1)
+    ]
+    return (given.left(below.x), *zip(*ends, strict=True))
 
 
-def _part_of_pair(pair: Any, direction: int, name: str) -> Any:
-    """Return a direction's part of a pair; None, if that is None."""
+def _pair(pair: Any, name: str) -> Sequence[Any]:
+    """Return what is given for the forward and for the backward layers."""
     if pair is None:
-        return None
+        return None, None
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise ValueError(f"{name} must be a pair, the forward and the backward layers.")
-    return pair[direction]
+    return pair
 
 
 def step(

@@ -29,19 +29,14 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.base import (
     Carry,
-    Constants,
+    CellParams,
+    Marks,
     Mask,
-    RecurrentLayer,
-    Size,
-    Steps,
-    apply_mask,
     hidden,
-    plus,
     rounded_inside,
     vary_alike,
 )
-from jaxgru.cells.products import Lookup, product
-from jaxgru.layers.dropout import LayerMasks
+from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.layers.over_time import over_time
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
@@ -52,38 +47,46 @@ def part_length(T: int) -> int:
     return max(K for K in range(1, PART + 1) if T % K == 0)
 
 
-def supports(layers: Sequence[RecurrentLayer], T: Size, carry: Sequence[Carry] = ()) -> bool:
-    """Return whether the layers are alike and T can be cut into parts of several steps.
+def supports(
+    layers: Sequence[CellParams],
+    by_hand: Sequence[tuple | None],
+    x: Array | Lookup,
+    carry: Sequence[Carry],
+    marks: Sequence[Marks],
+) -> bool:
+    """Return whether the layers are alike, and T can be cut into parts of several steps.
 
-    Alike: of one recurrence, size and dtype, which is the carry's, too, without a norm; the first
-    may take another input. If T has no divisor from 2 to `PART`, each part would be a single step.
+    Alike: of one hand-written recurrence, size and dtype, which is the carry's, too; the first may
+    take another input. If T has no divisor from 2 to `PART`, each part would be a single step.
+    There must be no resets, padding, zoneout, or variational dropout at the state.
     """
-    if not isinstance(T, int):  # symbolic, within `jax.export`
+    T = (x.ids if isinstance(x, Lookup) else x).shape[0]
+    if not isinstance(T, int) or any(known is None for known in by_hand):  # T can be symbolic
         return False
-    if any(layer.W is None or layer.norm for layer in layers):
+    arrays = lambda m: (m.reset, m.real, m.update, m.product.keep)
+    if jax.tree.leaves([arrays(m) for m in marks]):
         return False
-    kinds = {
-        (id(layer.recurrence), *((a.shape, a.dtype) for a in (layer.b, *layer.U)))
-        for layer in layers
-    }
-    inputs = {(layer.W.shape, layer.W.dtype) for layer in layers[1:]}
+    shapes = lambda tree: tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
+    kinds = {(id(known[0]), shapes(known[1])) for known in by_hand if known}
+    alike = {shapes(layer) for layer in layers[1:]}
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, [layer.b for layer in layers]))}
-    return len(kinds) == len(inputs) == len(dtypes) == 1 and 1 < part_length(T) < T
+    return len(kinds) == len(alike) == len(dtypes) == 1 and 1 < part_length(T) < T
 
 
 def unroll_stack(
-    layers: Sequence[RecurrentLayer],
+    layers: Sequence[CellParams],
+    by_hand: Sequence[tuple],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    masks: Sequence[LayerMasks],
+    marks: Sequence[Marks],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """Compute a stack of layers that `supports` accepts."""
-    L, recurrence = len(layers), layers[0].recurrence
-    first_a = plus(product(x, layers[0].W), layers[0].b)
+    """Compute a stack of layers that `supports` accepts; `by_hand` is each one's."""
+    L, recurrence = len(layers), by_hand[0][0]
+    first_a = apply_to(layers[0].inputs, x)
     (T, B), H = first_a.shape[:2], hidden(carry[0]).shape[-1]
+    upper = _stack(layers[1:])
+    U, stacked_carry = _stack([known[1] for known in by_hand]), _stack(carry)
     C = T // part_length(T)
-    W, b = _stack([layer.W for layer in layers[1:]]), _stack([layer.b for layer in layers[1:]])
-    U, stacked_carry = _stack([layer.U for layer in layers]), _stack(carry)
 
     def waves(y: Array, layer: int) -> Array:
         """Place a layer's parts in their waves: (T, …) → (C + L − 1, K, …)."""
@@ -94,30 +97,29 @@ def unroll_stack(
         kept = [waves(mask.keep, i) for i, mask in enumerate(masks) if mask.keep is not None]
         return jnp.stack(kept, axis=1) if kept else None
 
-    state_masks, output_masks = [m.state for m in masks], [m.output for m in masks]
+    state_masks, output_masks = [m.state for m in marks], [m.output for m in marks]
     scale, scale_between = state_masks[0].scale, output_masks[0].scale
     run = jax.vmap(
-        lambda U, carry, steps: over_time(recurrence, U, carry, steps, Constants(scale=scale))
+        lambda U, carry, a, keep: over_time(recurrence, U, carry, a, Marks(state=Mask(keep, scale)))
     )
-    input_product = jax.vmap(lambda x, W, b: plus(product(x, W), b))
-    layer, weights = jnp.arange(L), rounded_inside((W, b, U))
+    layer, weights = jnp.arange(L), rounded_inside((upper, U))
 
     def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:
         (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
-        W, b, U = weights()
-        a = jnp.concatenate([first_a[None], input_product(below, W, b)])
-        h, new_carry = run(U, carry, Steps(a, state_keep))
+        upper, U = weights()
+        a = jnp.concatenate([first_a[None], jax.vmap(lambda p, x: p.inputs(x))(upper, below)])
+        h, new_carry = run(U, carry, a, state_keep)
         busy = (layer <= number) & (number < layer + C)
         carry = jax.tree.map(
             lambda new, old: jnp.where(busy[:, None, None], new, old), new_carry, carry
         )
-        return (carry, apply_mask(h[:-1], output_keep, scale_between)), h[-1]
+        return (carry, Mask(output_keep, scale_between)(h[:-1])), h[-1]
 
     inputs = jnp.arange(C + L - 1), waves(first_a, 0), keep(state_masks), keep(output_masks[:-1])
     below = jnp.zeros((L - 1, T // C, B, H), first_a.dtype)
     below, _ = vary_alike((below, first_a))
     (stacked_carry, _), h = jax.lax.scan(wave, (stacked_carry, below), inputs)
-    h = apply_mask(h[L - 1 :].reshape(T, B, H), *output_masks[-1])
+    h = output_masks[-1](h[L - 1 :].reshape(T, B, H))
     return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked_carry) for i in range(L))
 
 

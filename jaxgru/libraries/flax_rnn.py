@@ -20,7 +20,14 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CELLS, CellParams, LSTMParams, LSTMState, sizes
+from jaxgru.cells import (
+    CELLS,
+    CellParams,
+    LSTMParams,
+    LSTMState,
+    ResetBeforeGRUParams,
+    sizes,
+)
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
@@ -51,7 +58,7 @@ def _arrays(layer: Any) -> dict[str, Any]:
 
 
 # Once this or another module of Flax's is imported
-for _params in (ResidualStack, *(params for cell in CELLS.values() for params in cell.classes)):
+for _params in (ResidualStack, ResetBeforeGRUParams, *CELLS.values()):
     register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
 
 

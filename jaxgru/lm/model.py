@@ -16,17 +16,18 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from jaxgru.cells import CELLS, Carry, CellParams, cell, cell_of, hidden
-from jaxgru.cells.base import AnyArray, Size, aligned, at_least_float32, exportable, plus, struct
-from jaxgru.cells.layer_norm import standardized
+from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
+from jaxgru.cells.base import AnyArray, Size, at_least_float32, plus, struct, widest
+from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import Lookup, dot, matmul, rows
 from jaxgru.layers.arguments import as_carry, as_jax, carry_like
-from jaxgru.layers.dropout import Dropouts, LayerMasks, dropout_masks
+from jaxgru.layers.dropout import Dropouts, Marks, dropout_masks
 from jaxgru.layers.implementations import (
+    check_implementation,
     forward_mode_explained,
     layer_stepper,
+    run_stack,
     sharded_by_xla,
-    unroll_stack,
 )
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
 from jaxgru.lm.arguments import as_tokens
@@ -59,9 +60,6 @@ class Params:
     head: HeadParams
 
 
-for _struct in (LayerNormParams, HeadParams, Params):
-    exportable(_struct)
-
 SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
 
 ModelCarry: TypeAlias = tuple[Carry, ...]
@@ -81,13 +79,13 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     H = config.proj_size or config.hidden_dim  # of a layer's output
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     inputs = [E] + [H] * (L - 1)
-    init_cell = CELLS[config.cell].init
+    draw = CELLS[config.cell].draw
     bound = H**-0.5
     norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.final_norm else None
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=tuple(
-            init_cell(key, E, config.hidden_dim, config, dtype)
+            draw(key, E, config.hidden_dim, config, dtype)
             for key, E in zip(jax.random.split(k_layers, L), inputs, strict=True)
         ),
         norm=norm,
@@ -137,7 +135,7 @@ def weight_dropper(key: PRNGKeyArray, params: Params, rate: float) -> Callable[[
     """
 
     def draw(key: PRNGKeyArray, layer: CellParams) -> dict[str, Array]:
-        names = recurrent_matrices(cell_of(layer).name)
+        names = recurrent_matrices(layer.name)
         keys = zip(names, jax.random.split(key, len(names)), strict=True)
         shape = lambda name: getattr(layer, name).shape
         return {name: jax.random.bernoulli(key, 1 - rate, shape(name)) for name, key in keys}
@@ -192,6 +190,7 @@ def apply(
         outside [0, 1), or the site of another; or the implementation is unknown.
       TypeError: in forward mode, without the implementation "autodiff".
     """
+    check_implementation(implementation)
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
@@ -218,13 +217,13 @@ def _apply(
     params: Params,
     tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
     carry: ModelCarry,
-    masks: Sequence[LayerMasks],
+    marks: Sequence[Marks],
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
     known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`
     if known and B * T < len(params.embedding):
         x = x.rows()
-    h, last = unroll_stack(params.layers, x, carry, masks, implementation)
+    h, last, _ = run_stack(implementation, False, False, params.layers, x, carry, marks)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
     return _logits(params, h, multiply).swapaxes(0, 1), last
 
@@ -330,5 +329,4 @@ def token_nll(
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
-    p, _, x = aligned(p, None, x)
-    return standardized(x)[0] * p.scale + p.shift
+    return plus(of_cell(x.astype(widest(p.scale, x)), p.scale), p.shift)

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxgru
 from bench import layers, timing
 from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
-from jaxgru.cells import cell_of
+from jaxgru.cells.base import Marks
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config
@@ -129,8 +129,10 @@ def _jaxgru(
 
 def _wavefront(task: Task, precision: str, split: bool) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
-    layers = [cell_of(layer).prepare(layer) for layer in params.layers]
-    if not wavefront.supports(layers, task.num_tokens):
+    layers, B = params.layers, task.batch_size
+    by_hand, x = [p.by_hand() for p in layers], jax.numpy.zeros((task.num_tokens, B, 1))
+    carry = jaxgru.lm.initial_carry(params, B)
+    if not wavefront.supports(layers, by_hand, x, carry, [Marks()] * len(layers)):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _jaxgru(task, precision, split, "wavefront")
 

@@ -15,32 +15,32 @@ from jaxgru.cells.initial_weights import initializers
 
 
 @struct
-class MGUParams:
+class MGUParams(Cell):
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "H H"]
     bf: Float[Array, "H"]
     Wn: Float[Array, "E H"]
     Un: Float[Array, "H H"]
     bn: Float[Array, "H"]
+    name = "mgu"
 
+    @classmethod
+    def draw(cls, key, E, H, options, dtype):
+        W, U, b = initializers(E, H, dtype)
+        k = jax.random.split(key, 6)
+        return cls(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))
 
-def init_mgu(key, E, H, options, dtype):
-    W, U, b = initializers(E, H, dtype)
-    k = jax.random.split(key, 6)
-    return MGUParams(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))
+    def sizes(self):
+        return self.Wf.shape
 
+    def zero_carry(self, batch_size):
+        return jnp.zeros((batch_size, *self.bf.shape), self.bf.dtype)
 
-def mgu_cell(p, h, x):
-    f = sigmoid(x @ p.Wf + h @ p.Uf + p.bf)
-    n = jnp.tanh(x @ p.Wn + (f * h) @ p.Un + p.bn)
-    return (1 - f) * h + f * n
+    def inputs(self, x):
+        return jnp.concatenate([x @ self.Wf + self.bf, x @ self.Wn + self.bn], axis=-1)
 
-
-MGU = Cell(
-    name="mgu",
-    params=MGUParams,
-    init=init_mgu,
-    sizes=lambda p: p.Wf.shape,
-    step=mgu_cell,
-    zero_carry=lambda p, batch_size: jnp.zeros((batch_size, *p.bf.shape), p.bf.dtype),
-)
+    def step(self, layout, h, a):
+        x_f, x_n = jnp.split(a, 2, axis=-1)
+        f = sigmoid(x_f + layout.times(self.Uf, h))
+        n = jnp.tanh(x_n + layout.times(self.Un, f * h))
+        return (1 - f) * h + f * n

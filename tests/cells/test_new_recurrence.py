@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY
 from jaxtyping import Array, Float
-from minimal_gated_unit import MGU
+from minimal_gated_unit import MGUParams
 
 import jaxgru
 from jaxgru import cells
@@ -24,7 +24,7 @@ from jaxgru.lm.runs.lifecycle import resume_run, start_run
 
 @pytest.fixture(scope="module")
 def registered():
-    cells.register(MGU)
+    cells.register(MGUParams)
     yield
     del cells.CELLS["mgu"]
 
@@ -85,23 +85,26 @@ def test_it_is_sampled_and_evaluated_with_its_state(run):
 
 
 @struct
-class AveragesParams:
+class AveragesParams(Cell):
+    """A cell whose carry has three parts: h, and a fast and a slow mean of tanh(x·W)."""
+
     W: Float[Array, "E H"]
 
+    def sizes(self):
+        return self.W.shape
 
-def averages(p, carry, x):
-    """A step of a cell whose carry has three parts: h, and a fast and a slow mean of tanh(x·W)."""
-    _, fast, slow = carry
-    n = jnp.tanh(x @ p.W)
-    fast, slow = (fast + n) / 2, (9 * slow + n) / 10
-    return (fast + slow) / 2, fast, slow
+    def zero_carry(self, batch_size):
+        return (jnp.zeros((batch_size, self.W.shape[1])),) * 3
+
+    def step(self, layout, carry, x):
+        _, fast, slow = carry
+        n = jnp.tanh(x @ self.W)
+        fast, slow = (fast + n) / 2, (9 * slow + n) / 10
+        return (fast + slow) / 2, fast, slow
 
 
 def test_a_carry_of_three_parts():
     """Against NumPy, row by row, with resets and padding."""
-    zeros = lambda p, batch_size: (jnp.zeros((batch_size, p.W.shape[1])),) * 3
-    sizes = lambda p: p.W.shape
-    cells.register(Cell("averages", AveragesParams, None, sizes, averages, zeros))
     rng = np.random.default_rng(0)
     p, x = AveragesParams(jnp.asarray(rng.normal(size=(3, 4)))), rng.normal(size=(2, 6, 3))
     reset, lengths = rng.random((2, 6)) < 0.3, np.array([6, 4])
@@ -129,7 +132,7 @@ def test_the_guides_dreamer_gru(n):
     starts, x = rng.random((B, T)) < 0.3, rng.normal(size=(B, T, E))
     with jax.enable_x64(True):
         names = {"__name__": f"page_{n}", "x": x.astype("float32"), "starts": starts}
-        exec(page_of("PeepholeLSTMParams") + page_of("DreamerParams"), names)
+        exec(page_of("PeepholeLSTM") + page_of("DreamerParams"), names)
         W, gain, b = (rng.normal(size=s) for s in ((n, H // n + E, 3 * H // n), 3 * H, 3 * H))
         y, _ = jaxgru.unroll(names["DreamerParams"](W, gain, b), x, reset=starts)
     sigmoid = lambda a: 1 / (1 + np.exp(-a))
@@ -144,7 +147,7 @@ def test_the_guides_dreamer_gru(n):
             candidate, update = np.tanh(sigmoid(reset) * candidate), sigmoid(update - 1)
             h = update * candidate + (1 - update) * h
             np.testing.assert_allclose(y[row, t], h, atol=1e-12)
-    drawn = names["init_dreamer"](jax.random.key(0), 64, 512, None, jnp.float32, n).W
+    drawn = names["DreamerParams"].draw(jax.random.key(0), 64, 512, None, jnp.float32, n).W
     np.testing.assert_allclose(drawn.std(), (512 + n * 64) ** -0.5, rtol=0.005)  # 5 σ
 
 
@@ -159,8 +162,10 @@ def test_it_is_saved(run, tmp_path):
 
 
 def test_another_of_its_name_is_refused(registered):
-    with pytest.raises(ValueError, match="the cell mgu has the same name or class of parameters"):
-        cells.register(dataclasses.replace(MGU, name="gru2"))
+    with pytest.raises(ValueError, match="the cell mgu is MGUParams already"):
+        cells.register(type("Other", (Cell,), {"name": "mgu"}))
+    with pytest.raises(ValueError, match="AveragesParams has no name; it must be what model.cell"):
+        cells.register(AveragesParams)
     with pytest.raises(
         jaxgru.UserError, match="reset_gate is before; it must be after, .* for gru"
     ):
@@ -176,21 +181,19 @@ def test_a_cell_that_is_defined_again_replaces_the_one_before():
     """As when a notebook's cell runs twice; a cell from another place does not."""
 
     def define(scale):
-        @cells.base.struct
-        class Params:
+        @struct
+        class Params(Cell):
             b: jax.Array
+            name = "twice"
+            sizes = lambda self: (1, *self.b.shape)
+            step = lambda self, layout, h, x: scale * h + self.b
 
-        step = lambda p, h, x: scale * h + p.b
-        zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
-        sizes = lambda p: (1, *p.b.shape)
-        return cells.Cell("twice", Params, lambda *a: Params(jnp.ones(2)), sizes, step, zeros)
+        return Params
 
     cells.register(define(2))
     again = define(3)
     cells.register(again)
     cells.register(again)
-    layer = again.init(None)
+    layer = cells.CELLS["twice"](jnp.ones(2))
     y, _ = jaxgru.unroll(layer, jnp.ones((1, 2, 1)))
     np.testing.assert_array_equal(y, [[[1, 1], [4, 4]]])
-    with pytest.raises(ValueError, match="has the same name or class"):
-        cells.register(dataclasses.replace(MGU, name="twice"))

@@ -547,7 +547,6 @@ class TestEvaluateNGram:
         ("evaluate RUN --text short.txt", "at least 2 tokens, not 1"),
         ("evaluate RUN --text odd.txt --encoding x", "--encoding is 'x'; it must"),
         ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
-        ("evaluate RUN --text odd.txt --save", "--save is for the run's own text"),
         ("evaluate RUN --text odd.txt --output x.tsv", "it must end in .csv"),
         (
             "evaluate RUN --output no/x.csv",

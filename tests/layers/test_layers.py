@@ -15,10 +15,9 @@ from random_models import by_gate
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells import mlp
-from jaxgru.cells.base import Constants, Mask, Steps
+from jaxgru.cells.base import NO_MASK, Marks, Mask
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import implementations
-from jaxgru.layers.dropout import NO_MASK
 from jaxgru.layers.implementations import layer_stepper, unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
@@ -82,7 +81,7 @@ def float64():
 
 def run(function, p, x, carry, mask=NO_MASK, **options):
     """`unroll_layer` or `unroll_autodiff`."""
-    return function(p, carry, Steps(x, mask.keep), Constants(scale=mask.scale), **options)
+    return function(p, carry, x, Marks(state=mask), **options)
 
 
 jit_unroll, jit_cell = jax.jit(partial(run, unroll_layer)), jax.jit(cells.cell)
@@ -137,9 +136,9 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
     """Of one length, so as one program, also where the last block reads beyond the last step."""
     lengths = []
 
-    def counted(recurrence, U, carry, steps, *rest):
-        lengths.append(steps.x.shape[0])
-        return over_time(recurrence, U, carry, steps, *rest)
+    def counted(recurrence, U, carry, a, *rest):
+        lengths.append(len(a))
+        return over_time(recurrence, U, carry, a, *rest)
 
     monkeypatch.setattr(implementations, "over_time", counted)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # on a GPU, all steps are one block
@@ -181,11 +180,11 @@ def test_a_lookup_is_its_rows(kind):
     table = jax.device_put(np.random.default_rng(7).normal(size=(4, 3)))
     index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
 
-    def lookup(p, carry, steps, constants):
-        return unroll_layer(p, carry, steps._replace(x=Lookup(steps.x, index)), constants)
+    def lookup(p, carry, table, marks):
+        return unroll_layer(p, carry, Lookup(table, index), marks)
 
-    def plain(p, carry, steps, constants):
-        return unroll_autodiff(p, carry, steps._replace(x=steps.x[index]), constants)
+    def plain(p, carry, table, marks):
+        return unroll_autodiff(p, carry, table[index], marks)
 
     both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)

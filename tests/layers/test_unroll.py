@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 import jaxgru
 from jaxgru import cells
+from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
+from jaxgru.cells.lstm import RECURRENCE
 from jaxgru.layers import implementations, over_time
-from jaxgru.layers.layout import IN_COLUMNS, IN_ROWS
 
 
 def blocks_of(H):
@@ -221,9 +222,9 @@ def test_every_way_to_the_gradient(kind, every, dropout, monkeypatch, forget_tra
         return jaxgru.unroll(layers, x, carry, initial=initial, **options)
 
     seen = [jax.jit(partial(gradients, partial(run, "autodiff")))(layers, x, carry, initial)]
-    for small, layout in ((True, IN_ROWS), (False, IN_COLUMNS), (False, IN_ROWS)):
-        monkeypatch.setattr(over_time, "is_small", lambda *_, small=small: small)
-        monkeypatch.setattr(over_time, "training_layout", lambda *_, layout=layout: layout)
+    for layout in (IN_COLUMNS, IN_ROWS):
+        of = lambda recurrence, *_, layout=layout: IN_ROWS if recurrence.in_rows else layout
+        monkeypatch.setattr(over_time, "training_layout", of)
         forget_traces()
         scan = partial(gradients, partial(run, "scan"))
         seen.append(jax.jit(scan)(layers, x, carry, initial))
@@ -234,9 +235,8 @@ def test_every_way_to_the_gradient(kind, every, dropout, monkeypatch, forget_tra
 def test_which_way():
     """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
     sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
-    layouts = [over_time.training_layout(*size).axis for size in sizes]
+    layouts = [over_time.training_layout(RECURRENCE, *size).axis for size in sizes]
     assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
-    assert [over_time.is_small(*size) for size in sizes] == [False, *[True] * 3, *[False] * 3]
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -699,7 +699,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, 2**70), "whole number from 0 to 2^31 − 1"),
-        (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a masked array, which JAX"),
+        (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a MaskedArray; it must be an array"),
         (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
         (lambda x: jaxgru.init_rnn(KEY, 3, True), "hidden_dim is True; it must be a whole number"),
@@ -894,16 +894,14 @@ def test_without_jit():
 def test_an_error_in_a_users_cell_is_the_users():
     """Not one about parameters that do not fit."""
 
-    @cells.base.struct
-    class Odd:
+    @cells.struct
+    class Odd(cells.Cell):
         b: jax.Array
+        sizes = lambda self: (F, H)
 
-    def step(p, h, x):
-        raise TypeError("mine")
+        def step(self, layout, h, x):
+            raise TypeError("mine")
 
-    zeros = lambda p, batch_size: jnp.zeros((batch_size, *p.b.shape))
-    sizes = lambda p: (F, H)
-    cells.register(cells.Cell("odd", Odd, lambda *a: Odd(jnp.zeros(H)), sizes, step, zeros))
     with pytest.raises(TypeError, match="^mine"):
         jaxgru.unroll(Odd(jnp.zeros(H)), jnp.ones((1, 1, F)))
 

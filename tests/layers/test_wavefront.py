@@ -10,7 +10,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.cells import cell_of
+from jaxgru.cells.base import Marks
 from jaxgru.layers import wavefront
 from jaxgru.lm import ModelConfig
 
@@ -154,27 +154,26 @@ def test_the_steps_that_wait_for_one_another(choice, steps):
 def test_what_is_supported(monkeypatch):
     def layers(*kinds):
         configs = [ModelConfig(**SIZES, **KINDS[kind]) for kind in kinds]
-        params = [random_params(config).layers[0] for config in configs]
-        return [cell_of(layer).prepare(layer) for layer in params]
+        return [random_params(config).layers[0] for config in configs]
 
     gru, lstm = "gru", "lstm"
 
-    def supports(layers, T):
-        return wavefront.supports(layers, T, [jnp.zeros((2, 4), layer.b.dtype) for layer in layers])
+    def supports(layers, T, dtype=None, **marks):
+        carry = [jnp.zeros((2, 4), dtype or layer.b.dtype) for layer in layers]
+        by_hand, x = [layer.by_hand() for layer in layers], jnp.zeros((T, 2, 5))
+        return wavefront.supports(layers, by_hand, x, carry, [Marks(**marks)] * len(layers))
 
     assert supports(layers(gru, gru), 4) and supports(layers(lstm, lstm), 6)
-    assert not wavefront.supports(layers(gru, gru), 4, [jnp.zeros((2, 4), jnp.float16)] * 2)
+    assert not supports(layers(gru, gru), 4, jnp.float16)
+    assert not supports(layers(gru, gru), 4, reset=jnp.zeros((4, 2), bool))
     assert not supports(layers(gru), 4)  # nothing to run beside it
     assert not supports(layers(gru, lstm), 4)
     assert not supports(layers(gru, "gru, reset after"), 4)
     assert [supports(layers(gru, gru), T) for T in (1, 2, 5)] == [False] * 3
     first, wide, wider, double = (
-        cell_of(p).prepare(p)
-        for p in (
-            jaxgru.init_gru(jax.random.key(0), *sizes, dtype=dtype)
-            for *sizes, dtype in (
-                (5, 4, np.float32), (4, 4, np.float32), (4, 8, np.float32), (4, 4, np.float16)
-            )
+        jaxgru.init_gru(jax.random.key(0), *sizes, dtype=dtype)
+        for *sizes, dtype in (
+            (5, 4, np.float32), (4, 4, np.float32), (4, 8, np.float32), (4, 4, np.float16)
         )
     )  # fmt: skip
     assert supports([first, wide], 4)

@@ -48,6 +48,10 @@ class ModelConfig(Section):
     context_length: int = recipe(
         0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
     )
+    num_rounds: int = recipe(5, "mogrifier_gru: how often input and state are gated", at_least=2)
+    rank: int = recipe(
+        0, "mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8", at_least=0
+    )
     num_blocks: int = recipe(
         1,
         "GRU and LSTM: number of diagonal blocks of the recurrent weights, a divisor of hidden_dim",
@@ -274,7 +278,7 @@ class Config:
 
 def recurrent_matrices(cell: str) -> list[str]:
     """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
-    return [f.name for f in dataclasses.fields(CELLS[cell].classes[0]) if f.name.startswith("U")]
+    return [f.name for f in dataclasses.fields(CELLS[cell]) if f.name.startswith("U")]
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

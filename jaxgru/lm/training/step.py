@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.cells.base import at_least_float32, in_dtypes_of, rounded_inside, struct
+from jaxgru.cells.layout import IN_ROWS
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.implementations import in_segments
-from jaxgru.layers.layout import IN_ROWS
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import (

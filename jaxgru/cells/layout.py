@@ -12,33 +12,53 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Size, apply_mask
-from jaxgru.cells.products import contract, dot
+from jaxgru.cells.base import Mask
+from jaxgru.cells.products import blocks_dot, contract, dot, matmul
 
 
 class Layout(NamedTuple):
     """How a batch of states is stored as a matrix, and the products with weights.
 
     XLA's CPU matmul repacks its right operand at each step. In columns, h (H, B), the state is that
-    operand, so the weights are not repacked: faster for large weights and few rows (LSTM of
-    H = 1,024, B = 32 on one core: 1.11×). In rows, h (B, H), nothing is transposed, and one product
-    uses all cores: faster for many rows (H = 128, B = 1,024: 1.24×), for small ones (H = 128,
-    B = 16: 1.2×) and without a gradient.
+    operand, so the weights are not repacked: faster for large weights and few rows (H = 1,024, one
+    core, JAX 0.12: an LSTM with 32 rows 1.18×, a GRU with 16 rows 1.22×). In rows, h (B, H),
+    nothing is transposed, and one product uses all cores: faster for many rows (H = 128, B = 1,024:
+    1.24×), for small ones (H = 128, B = 16: 1.2×) and without a gradient.
 
     Attributes:
       axis: that of the units.
       product: (weights, factor) → their product.
-      times: the same of U and h, where dropout may drop units of h.
+      drop: dropout of h where it enters the products, in this layout.
     """
 
     axis: int
     product: Callable[[Array, Array], Array]
-    times: Callable[[Array, Array], Array]
+    drop: Callable[[Array], Array] = Mask()
+
+    def times(self, U: Array, h: Array) -> Array:
+        """Return the product of U and h, whose units dropout may drop."""
+        return self.product(U, self.drop(h))
+
+    def times_transposed(self, U: Array, d: Array) -> Array:
+        """Return the gradient of h, given that of `times` and the transposed U."""
+        return self.drop(self.product(U, d))
 
     def turn(self, x: Array) -> Array:
         """Transpose between (..., B, H) and this layout; a vector (H) becomes a row or a column."""
         x = x[None] if x.ndim == 1 else x
         return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
+
+    def turned(self, tree: Any) -> Any:
+        """Return a tree with each array turned."""
+        return jax.tree.map(self.turn, tree)
+
+    def dropping(self, mask: Mask) -> Layout:
+        """Return this layout with a dropout in its products; its mask is (B, H), in rows."""
+        if mask.keep is None:
+            return self
+        keep = self.turn(mask.keep)
+        of_rank = lambda h: Mask(jax.lax.broadcast_to_rank(keep, h.ndim), mask.scale)
+        return self._replace(drop=lambda h: of_rank(h)(h))
 
     def gates(self, x: Array, G: int) -> list[Array]:
         """Split x into G gates."""
@@ -57,25 +77,6 @@ class Layout(NamedTuple):
             return jnp.where(flag.reshape(*flag.shape, *[1] * (x.ndim - flag.ndim)), x, y)
 
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
-
-    def masked(
-        self, keep: Bool[Array, "..."] | None, scale: Array | None, gradient: bool = False
-    ) -> Layout:
-        """Return the layout whose products take h without the units that dropout drops.
-
-        Args:
-          keep: (B, H) in this layout; None: all.
-          gradient: mask the results instead: the products are with U transposed.
-        """
-        if keep is None:
-            return self
-
-        def drop(h: Array) -> Array:
-            return apply_mask(h, jax.lax.broadcast_to_rank(keep, h.ndim), scale)
-
-        if gradient:
-            return self._replace(times=lambda U, d: drop(self.product(U, d)))
-        return self._replace(times=lambda U, h: self.product(U, drop(h)))
 
 
 def _columns_dot(
@@ -97,23 +98,11 @@ def _columns_of_blocks(
     return y.reshape(n, rows // k, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
-_rows_dot = lambda U, h: dot(h, U)
-IN_ROWS = Layout(-1, _rows_dot, _rows_dot)  # h (B, H), U (H, GH)
-IN_COLUMNS = Layout(-2, _columns_dot, _columns_dot)  # h (H, B), U (GH, H)
+def plain_dot(U: Array, h: Array) -> Array:
+    """Return h·U, differentiated by JAX."""
+    return matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
 
 
-def is_small(B: Size, H: int) -> bool:
-    """Return whether a step is so small that the overhead of each operation dominates its time.
-
-    The factors of its gradient are then computed beforehand, for all steps at once: a training step
-    of H = 128 and B = 16, 32, 64 is 1.2×, 1.1×, 1.04× as fast; one of H = 512 and B = 64 would take
-    1.05 times as long.
-    """
-    return isinstance(B, int) and B * H <= 2**13  # `jax.export` has symbolic sizes
-
-
-def training_layout(B: Size, H: int) -> Layout:
-    """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
-    if not isinstance(B, int) or B >= 64 or is_small(B, H):
-        return IN_ROWS
-    return IN_COLUMNS
+IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)
+IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (GH, H)
+PLAIN = Layout(-1, plain_dot)  # in rows, differentiated by JAX: for forward mode
