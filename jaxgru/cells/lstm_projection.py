@@ -11,10 +11,9 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import AnyLSTM, LSTMState, plus, sizes_of_gates, struct
+from jaxgru.cells.base import AnyLSTM, LSTMState, Recurrence, plus, sizes_of_gates, struct
 from jaxgru.cells.initial_weights import initializers, lstm_weights
-from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import dot
+from jaxgru.cells.products import dot, gradient_of
 
 
 @struct
@@ -52,12 +51,9 @@ class ProjectedLSTMParams(AnyLSTM):
         """Return x·W + b."""
         return plus(dot(x, self.W), self.b)
 
-    def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
-        """Compute one step: (h, c) → (h', c')."""
-        h, c = carry
-        f, i, o, g = jnp.split(a + layout.times(self.U, h), 4, axis=-1)
-        c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
-        return LSTMState(layout.product(self.P, sigmoid(o) * jnp.tanh(c)), c)
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """See `Cell.by_hand`."""
+        return RECURRENCE, (self.U, self.P)
 
 
 def init_projected_lstm(
@@ -78,3 +74,41 @@ def init_projected_lstm(
         E, proj_size, dtype, recurrent_kernel_init=recurrent_kernel_init, state_size=H
     )
     return ProjectedLSTMParams(**weights, P=P(jax.random.fold_in(key, 9)))
+
+
+# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (p, 4H), P (H, p).
+
+
+def _step(layout, U, carry, a):
+    (U, P), (h, c) = U, carry
+    Uh = layout.gates(layout.times(U, h), 4)
+    a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
+    c = f * c + i * g
+    m = o * jnp.tanh(c)
+    return LSTMState(layout.product(P, m), c), (layout.join(f, i, o), g, m)
+
+
+def _factors(layout, U, before, after, saved):
+    """Return the factors of dc + dm·(…), da = (dc, dc, dm, dc)·(…) and dc·(…)."""
+    fio, g, _ = saved
+    f, i, o = layout.gates(fio, 3)
+    tanh_c = jnp.tanh(after.c)
+    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
+    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
+
+
+def _step_gradient(layout, U, d_carry, factors):
+    (U, P), (dh, dc), (of_m, of_a, f) = U, d_carry, factors
+    dm = layout.product(P, dh)
+    dc = dc + dm * of_m
+    da = layout.join(dc, dc, dm, dc) * of_a
+    return LSTMState(layout.times_transposed(U, da), dc * f), (da, dh)
+
+
+def _gradients(layout, U, before, after, saved, kept):
+    (U, P), (_, _, m), (da, dh) = U, saved, kept
+    return (gradient_of(U, layout.drop(before.h), da), gradient_of(P, m, dh)), da
+
+
+RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)

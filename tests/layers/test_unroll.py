@@ -699,7 +699,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, 2**70), "whole number from 0 to 2^31 − 1"),
-        (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a MaskedArray; it must be an array"),
+        (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a MaskedArray; it must be"),
         (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
         (lambda x: jaxgru.init_rnn(KEY, 3, True), "hidden_dim is True; it must be a whole number"),
