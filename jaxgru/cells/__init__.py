@@ -5,6 +5,8 @@ To add a recurrence, write a file with a `Cell`, and `register` it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -27,21 +29,22 @@ from jaxgru.cells.base import (
 from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
-from jaxgru.cells.layout import PLAIN, Layout
+from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
 from jaxgru.cells.lstm import LSTMParams, init_lstm
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
 from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
+from jaxgru.cells.products import Lookup, rows
 from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
-    "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "MLPParams", "MinGRUParams",
+    "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup", "MLPParams", "MinGRUParams",
     "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "Recurrence",
     "ResetBeforeGRUParams", "cell", "cell_of", "gru_cell",
     "hidden", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
-    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "struct", "zero_carry",
+    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "stepper", "struct", "zero_carry",
 ]  # fmt: skip
 
 T = TypeVar("T", bound=type[Cell])
@@ -126,3 +129,17 @@ def sizes(params: CellParams) -> tuple[int, int]:
 def zero_carry(params: CellParams, batch_size: Size) -> Carry:
     """Return a layer's carry before the first step: zeros in the biases' dtype."""
     return cell_of(params).zero_carry(batch_size)
+
+
+def stepper(
+    params: CellParams, table: Float[Array, "V E"] | None = None
+) -> Callable[[Carry, Array], Carry]:
+    """Return a function that computes one step: (carry, input) → the next carry.
+
+    Args:
+      params: one layer's parameters.
+      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E);
+        what the layer's `inputs` makes of it is computed once.
+    """
+    inputs = params.inputs if table is None else partial(rows, params.inputs(table))
+    return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))

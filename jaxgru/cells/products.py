@@ -20,10 +20,10 @@ from jaxgru.cells.base import at_least_float32, vary_alike, widest
 
 
 class Lookup(NamedTuple):
-    """A layer's input as row numbers of a table, before the lookup. See `rows`.
+    """A layer's input as row numbers of a table, such as an embedding. See `rows`.
 
-    If the table has fewer rows than there are tokens, T·B, (table·W)[ids] is a smaller product than
-    table[ids]·W, and so are its gradients.
+    `unroll` takes it in place of x. If the table has fewer rows than there are steps, T·B,
+    (table·W)[ids] is a smaller product than table[ids]·W, and so are its gradients.
     """
 
     table: Float[Array, "V E"]
@@ -33,8 +33,18 @@ class Lookup(NamedTuple):
         """Look up the input."""
         return rows(self.table, self.ids)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return *self.ids.shape, self.table.shape[-1]
 
-def looked_up(x: Array | Lookup) -> Array:
+
+def of_steps(function: Callable[[Array], Array], x: Any) -> Any:
+    """Apply a function to the axes T and B of an input."""
+    return x._replace(ids=function(x.ids)) if isinstance(x, Lookup) else function(x)
+
+
+def looked_up(x: Any) -> Any:
     """Return the input itself."""
     return x.rows() if isinstance(x, Lookup) else x
 
@@ -150,11 +160,25 @@ def matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n 
 
 
 def apply_to(function: Callable[[Array], Array], x: Float[Array, "T B E"] | Lookup) -> Array:
-    """Return function(x), for a function of each step alone.
+    """Return function(x), for a function of each step alone."""
+    inputs, steps = before_lookup(function, x)
+    return inputs(steps)
 
-    The table of a `Lookup` goes through it once, and is looked up then.
+
+def before_lookup(
+    function: Callable[[Array], Array], x: Float[Array, "T B E"] | Lookup
+) -> tuple[Callable[[Array], Array], Array]:
+    """Return an array (T, B, …), and what maps any of its steps to a function of x.
+
+    A table with fewer rows than there are steps goes through the function here, once.
     """
-    return rows(function(x.table), x.ids) if isinstance(x, Lookup) else function(x)
+    if not isinstance(x, Lookup):
+        return function, x
+    T, B = x.ids.shape
+    known = isinstance(T, int) and isinstance(B, int)  # they are symbolic in `jax.export`
+    if known and T * B < len(x.table):
+        return function, x.rows()
+    return partial(rows, function(x.table)), x.ids
 
 
 def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:

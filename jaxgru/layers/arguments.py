@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell, cell_of, hidden, zero_carry
 from jaxgru.cells.base import AnyArray, Size, check_named, described, widest
+from jaxgru.cells.products import Lookup
 from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
 
@@ -57,12 +58,20 @@ def as_jax(name: str, value: Any) -> Array:
     return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
 
 
-def as_input(x: Any) -> AnyArray:
+def as_input(x: Any) -> Any:
     """Return the input of `unroll` or `bidirectional` as an array.
 
     Raises:
       ValueError: it is not floating-point, or has neither two nor three axes.
     """
+    if isinstance(x, Lookup):
+        table, ids = (as_array("x", part) for part in x)
+        if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim not in (1, 2):
+            raise ValueError(
+                f"x is a Lookup of {ids.dtype} {ids.shape} in {table.dtype} {table.shape}; the ids "
+                "must be (B, T), and the table floating-point."
+            )
+        return Lookup(table, ids)
     x = as_array("x", x)
     if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(

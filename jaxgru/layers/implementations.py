@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 from jaxgru.cells import Carry, CellParams, cell, hidden, sizes
 from jaxgru.cells.base import NO_MARKS, Marks, Size, rounded_inside, vary_alike
 from jaxgru.cells.layout import IN_ROWS, PLAIN
-from jaxgru.cells.products import Lookup, looked_up, rows
+from jaxgru.cells.products import Lookup, before_lookup, looked_up
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
@@ -104,8 +104,8 @@ def unroll_layer(
         dropout at the state, but the cell has no known products of h with weights.
     """
     E, H = sizes(params)
-    T, B = (x.ids if isinstance(x, Lookup) else x).shape[:2]
-    check_features((x.table if isinstance(x, Lookup) else x).shape[-1], E)
+    T, B, features = x.shape
+    check_features(features, E)
     a = params.inputs(jnp.zeros((B, E), hidden(carry).dtype)).astype(hidden(carry).dtype)
     if marks.product.keep is not None:
         check_products(params, carry, a)
@@ -118,9 +118,7 @@ def unroll_layer(
     if (known := params.by_hand() or derived(params, carry, a)) is None:
         return unroll_autodiff(params, carry, x, marks, return_carries)
     recurrence, U = known
-    inputs, steps = params.inputs, x
-    if isinstance(x, Lookup):
-        inputs, steps = partial(rows, inputs(x.table)), x.ids
+    inputs, steps = before_lookup(params.inputs, x)
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
     wide = jnp.finfo(U[0].dtype).bits >= 32
@@ -298,7 +296,7 @@ def in_segments(
     return carry, jax.tree.map(lambda *h: jnp.concatenate(h), first, last)
 
 
-def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...]) -> Callable:
+def sharded_by_xla(function: Callable, x: Any, *outputs: tuple[int | None, ...]) -> Callable:
     """Return the function with its sharding left to XLA, if x is on a mesh of explicit axes.
 
     With such a mesh, the default of `jax.make_mesh`, the sharding is a part of an array's type, and
@@ -307,24 +305,10 @@ def sharded_by_xla(function: Callable, x: Array, *outputs: tuple[int | None, ...
     Args:
       outputs: of each output, for each of its axes, the axis of x that is sharded alike, or None.
     """
-    sharding = jax.typeof(x).sharding
+    sharding = jax.typeof(x.ids if isinstance(x, Lookup) else x).sharding
     mesh, spec = sharding.mesh, sharding.spec
     if AxisType.Explicit not in mesh.axis_types:
         return function
     specs = [P(*(None if axis is None else spec[axis] for axis in axes)) for axes in outputs]
     shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
     return jax.sharding.auto_axes(function, out_sharding=shardings)
-
-
-def layer_stepper(
-    params: CellParams, table: Float[Array, "V E"] | None = None
-) -> Callable[[Carry, Array], Carry]:
-    """Return a function that computes one step: (carry, input) → the next carry.
-
-    Args:
-      params: one layer's parameters.
-      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E);
-        what the layer's `inputs` makes of it is computed once.
-    """
-    inputs = params.inputs if table is None else partial(rows, params.inputs(table))
-    return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru import cells
 from jaxgru.cells import CellParams
 from jaxgru.cells.base import AnyArray, Marks, Size, check_flags, is_whole
+from jaxgru.cells.products import Lookup, looked_up, of_steps
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (
     as_array,
@@ -44,7 +45,7 @@ from jaxgru.layers.stack import ResidualStack
 
 def unroll(
     layers: CellParams | Sequence[CellParams],
-    x: Float[AnyArray, "*B T F"],
+    x: Float[AnyArray, "*B T F"] | Lookup,
     carry: Any = None,
     *,
     reset: Shaped[AnyArray, "*B T"] | None = None,
@@ -69,7 +70,8 @@ def unroll(
         also adds its input to its output.
       x: the input (B, T, F): rows of the batch, steps, features. It is floating-point, and is
         converted to the dtype of the layer's biases. One sequence may come as (T, F); then neither
-        the results nor any other argument has the axis B.
+        the results nor any other argument has the axis B. Or a `jaxgru.cells.Lookup` of row
+        numbers (B, T) of a table (V, F), such as tokens and an embedding.
       carry: the state before the first step, as returned here or by `initial_carry`: h (B, H) for
         one layer, an `LSTMState` (h, c) for an LSTM, a tuple of these for a list of layers. None:
         `initial`.
@@ -125,7 +127,7 @@ class _Sequences(NamedTuple):
     sequence. time_major: x came time-major.
     """
 
-    x: Array
+    x: Any  # an array or a `Lookup`
     reset: Array | None
     real: Array | None
     mask: Array | None
@@ -149,25 +151,25 @@ def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Se
     """Check the input, and what marks its steps; see `unroll`."""
     check_flags(time_major=time_major)
     x = as_input(x)
-    alone = x.ndim == 2
+    shape = x.shape[:-1]
+    alone = len(shape) == 1
     axis = 0 if time_major or alone else 1
-    if x.shape[axis] == 0:
-        raise ValueError(f"x is {x.dtype} {x.shape}; it must have at least one step.")
+    if shape[axis] == 0:
+        raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
     if lengths is not None and mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
     if reset is not None:
-        reset = as_flags("reset", reset, x.shape[:-1])
+        reset = as_flags("reset", reset, shape)
     if mask is not None:
-        mask = as_flags("mask", mask, x.shape[:-1])
-    real = mask if lengths is None else real_steps(lengths, x.shape[:-1], axis)
+        mask = as_flags("mask", mask, shape)
+    real = mask if lengths is None else real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
-        x = jnp.where(real[..., None], x, 0)
+        x = jnp.where(real[..., None], looked_up(x), 0)
     if reset is not None and lengths is not None:
         reset = reset & real
-    if alone:
-        x, reset, real = jax.tree.map(lambda a: jnp.expand_dims(a, 1), (x, reset, real))
-    elif not time_major:
-        x, reset, real = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, reset, real))
+    if alone or not time_major:
+        turn = lambda a: jnp.expand_dims(a, 1) if alone else jnp.swapaxes(a, 0, 1)
+        x, (reset, real) = of_steps(turn, x), jax.tree.map(turn, (reset, real))
     return _Sequences(x, reset, real, None if mask is None else real, alone, time_major)
 
 
@@ -218,7 +220,8 @@ def _run(
         x, reset, real, mask = given
         if reverse:
             reset = None if reset is None else in_reading_order(reset, mask)
-            x, reset, real = jax.tree.map(lambda a: a[::-1], (x, reset, real))
+            backward = lambda a: a[::-1]
+            x, (reset, real) = of_steps(backward, x), jax.tree.map(backward, (reset, real))
         of_layer = initial if initial and reset is not None else [None] * len(stack)
         marks = [Marks(reset, start, real) for start in of_layer]
         if remat:
@@ -233,7 +236,11 @@ def _run(
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
         return y, carry, carries
 
-    x = jnp.asarray(given.x, jax.tree.leaves(carry_like(stack, B))[0].dtype)
+    dtype, x = jax.tree.leaves(carry_like(stack, B))[0].dtype, given.x
+    if isinstance(x, Lookup):
+        x = Lookup(jnp.asarray(x.table, dtype), jnp.asarray(x.ids))
+    else:
+        x = jnp.asarray(x, dtype)
     run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
     with forward_mode_explained():
         inputs = x, given.reset, given.real, given.mask
@@ -244,7 +251,7 @@ def _run(
 def bidirectional(
     forward: CellParams | Sequence[CellParams],
     backward: CellParams | Sequence[CellParams],
-    x: Float[AnyArray, "*B T F"],
+    x: Float[AnyArray, "*B T F"] | Lookup,
     carry: Any = None,
     *,
     reset: Shaped[AnyArray, "*B T"] | None = None,

@@ -60,7 +60,7 @@ def supports(
     take another input. If T has no divisor from 2 to `PART`, each part would be a single step.
     There must be no resets, padding, zoneout, or variational dropout at the state.
     """
-    T = (x.ids if isinstance(x, Lookup) else x).shape[0]
+    T = x.shape[0]
     if not isinstance(T, int) or any(known is None for known in by_hand):  # T can be symbolic
         return False
     arrays = lambda m: (m.reset, m.real, m.update, m.product.keep)

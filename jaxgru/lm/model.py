@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,20 +16,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from jaxgru.cells import CELLS, Carry, CellParams, cell, hidden
+from jaxgru import cells
+from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
 from jaxgru.cells.base import AnyArray, Size, at_least_float32, plus, struct, widest
 from jaxgru.cells.layer_norm import layer_norm as of_cell
-from jaxgru.cells.products import Lookup, dot, matmul, rows
-from jaxgru.layers.arguments import as_carry, as_jax, carry_like
-from jaxgru.layers.dropout import Dropouts, Marks, dropout_masks
-from jaxgru.layers.implementations import (
-    check_implementation,
-    forward_mode_explained,
-    layer_stepper,
-    run_stack,
-    sharded_by_xla,
-)
+from jaxgru.cells.products import dot, matmul, rows
+from jaxgru.layers.arguments import as_jax
+from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
+from jaxgru.layers.unroll import step as step_of_layers
+from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import as_tokens
 from jaxgru.lm.config import ModelConfig, recurrent_matrices
 
@@ -190,42 +186,14 @@ def apply(
         outside [0, 1), or the site of another; or the implementation is unknown.
       TypeError: in forward mode, without the implementation "autodiff".
     """
-    check_implementation(implementation)
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
-    B, T = tokens.shape
-    if carry is None:
-        start = initial_carry(params, B)
-    else:
-        start = as_carry(carry, carry_like(params.layers, B))
-
-    def run(params: Params, tokens: Array, carry: ModelCarry, dropout: Dropouts) -> tuple:
-        masks = dropout_masks(params.layers, dropout, B, T)
-        return _apply(implementation, params, tokens, carry, masks)
-
-    tokens = jnp.asarray(tokens)
-    run = sharded_by_xla(run, tokens, (0, 1, None), (0,))
-    with forward_mode_explained():
-        return run(params, tokens, start, dropout)
-
-
-# Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
-@partial(jax.jit, static_argnums=0)
-def _apply(
-    implementation: str,
-    params: Params,
-    tokens: Integer[Array, "B T"] | Bool[Array, "B T"],
-    carry: ModelCarry,
-    marks: Sequence[Marks],
-) -> tuple[Float[Array, "B T V"], ModelCarry]:
-    x, (B, T) = Lookup(params.embedding, tokens.T), tokens.shape
-    known = isinstance(B, int) and isinstance(T, int)  # they are symbolic in `jax.export`
-    if known and B * T < len(params.embedding):
-        x = x.rows()
-    h, last, _ = run_stack(implementation, False, False, params.layers, x, carry, marks)
+    x = Lookup(params.embedding, jnp.asarray(tokens))
+    options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
+    h, carry = unroll(params.layers, x, carry, **options)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
-    return _logits(params, h, multiply).swapaxes(0, 1), last
+    return _logits(multiply, params, h), carry
 
 
 def step(
@@ -246,15 +214,9 @@ def step(
     params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:
         raise ValueError(f"token is {token.shape}; it must be (B,), one token per row.")
-    carry = as_carry(carry, carry_like(params.layers, token.shape[0]))
-    with forward_mode_explained():
-        return _step(params, jnp.asarray(token), carry)
-
-
-@jax.jit
-def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-    layers = [partial(cell, layer) for layer in params.layers]
-    return _one_step(params, layers, rows(params.embedding, token), carry)
+    x = rows(params.embedding, jnp.asarray(token))
+    h, carry = step_of_layers(params.layers, x, carry)
+    return _logits(dot, params, h), carry
 
 
 def stepper(
@@ -262,16 +224,18 @@ def stepper(
 ) -> Callable[[Int[Array, "B"], ModelCarry], tuple[Float[Array, "B V"], ModelCarry]]:
     """Return a faster `step` for many tokens; it equals `step` up to rounding.
 
-    It computes once what does not depend on the token: the concatenated weights and, for a small
-    vocabulary, the first layer's product with the whole embedding.
+    For a small vocabulary, it computes the first layer's product with the whole embedding once.
     """
     params, V = on_device(params), len(params.embedding)
     table = params.embedding if V <= SMALL_VOCABULARY else None
-    layers = [layer_stepper(p, None if i else table) for i, p in enumerate(params.layers)]
+    layers = [cells.stepper(p, None if i else table) for i, p in enumerate(params.layers)]
 
     def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-        x = token if table is not None else rows(params.embedding, token)
-        return _one_step(params, layers, x, carry)
+        x, after = token if table is not None else rows(params.embedding, token), []
+        for layer, c in zip(layers, carry, strict=True):
+            after.append(layer(c, x))
+            x = hidden(after[-1])
+        return _logits(dot, params, x), tuple(after)
 
     return step
 
@@ -287,24 +251,14 @@ def on_device(params: Params) -> Params:
     return jax.tree.map(partial(as_jax, "a parameter"), params)
 
 
-def _one_step(
-    params: Params, layers: Sequence[Callable[[Carry, Array], Carry]], x: Array, carry: ModelCarry
-) -> tuple[Float[Array, "B V"], ModelCarry]:
-    """Compute the step of each layer, (carry, x) → carry, from the bottom up; then the head."""
-    new_carry = []
-    for layer, c in zip(layers, carry, strict=True):
-        c = layer(c, x)
-        x = hidden(c)
-        new_carry.append(c)
-    return _logits(params, x), tuple(new_carry)
-
-
+# Called outside of `jit`, this is one program; within, it changes nothing
+@partial(jax.jit, static_argnums=0)
 def _logits(
-    params: Params, x: Float[Array, "... H"], multiply: Callable[[Array, Array], Array] = dot
+    multiply: Callable[[Array, Array], Array], params: Params, h: Float[Array, "... H"]
 ) -> Float[Array, "... V"]:
     if params.norm is not None:
-        x = layer_norm(params.norm, x)
-    return plus(multiply(x, params.head.Wo), params.head.bo)
+        h = layer_norm(params.norm, h)
+    return plus(multiply(h, params.head.Wo), params.head.bo)
 
 
 def token_nll(

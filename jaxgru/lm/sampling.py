@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.errors import UserError, a_type, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like
+from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_number, check_tokens, check_whole
 from jaxgru.lm.model import (
@@ -253,7 +253,7 @@ def _generate(
             x = rows(params.embedding, prompt[:, :-1])
             _, carry = unroll(params.layers, x, carry, lengths=lengths - 1)
     if counts is not None:
-        real = prompt == prompt if lengths is None else jnp.arange(P) < lengths[:, None]
+        real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)

@@ -18,7 +18,7 @@ from jaxgru.cells import mlp
 from jaxgru.cells.base import NO_MASK, Marks, Mask
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import implementations
-from jaxgru.layers.implementations import layer_stepper, unroll_autodiff, unroll_layer
+from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
 
@@ -195,7 +195,7 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
     p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
     index = np.array([1, 0])
     for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
-        step, expected, seen = jax.jit(layer_stepper(p, table)), carry, carry
+        step, expected, seen = jax.jit(cells.stepper(p, table)), carry, carry
         for x_or_index in inputs:
             seen = step(seen, x_or_index)
             expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
