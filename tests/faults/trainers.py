@@ -69,7 +69,7 @@ def _train(folder: str, arguments: list[str], logs: list[Path], harm: Harm) -> N
     for number, path in enumerate(logs[:2], 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     changes = 0
 
@@ -84,8 +84,7 @@ def _train(folder: str, arguments: list[str], logs: list[Path], harm: Harm) -> N
         if harm.number == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, FULL))
         elif harm.delay:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process as SIGKILL does
-            signal.setitimer(signal.ITIMER_REAL, harm.delay)
+            signal.setitimer(signal.ITIMER_REAL, harm.delay)  # SIGALRM kills as SIGKILL does
         else:
             os.kill(os.getpid(), harm.number)
 

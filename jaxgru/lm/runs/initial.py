@@ -100,7 +100,8 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     """
     if not config.training.init:
         return *load_dataset(config, sha256=sha256), None
-    config = override(config, {"training.init": _source(config.training.init)})
+    training = dataclasses.replace(config.training, init=_source(config.training.init))
+    config = dataclasses.replace(config, training=training)
     model = load_initial(config)
     assert model is not None
     tokenizer, vocab_size = model.tokenizer, config.model.vocab_size

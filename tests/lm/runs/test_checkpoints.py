@@ -4,7 +4,10 @@ import errno
 import logging
 import os
 import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -98,6 +101,15 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
     assert loaded_config == config and tokenizer.vocabulary == "abc"
 
 
+def test_what_comes_long_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda late: seen.append(str(late.exc_value)))
+    orbax._ignore_late_errors.__wrapped__()
+    for text in ("Event loop is closed", "Encountered error while reading array index: ()", "x"):
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert seen == ["x"]
+
+
 def test_no_run_and_no_checkpoint(tmp_path):
     with pytest.raises(jaxgru.UserError, match="there is no model"):
         jaxgru.lm.load(tmp_path / "nothing")
@@ -189,7 +201,9 @@ def files_of(folder):
 def test_one_bit_in_any_file_is_noticed_and_the_checkpoint_before_is_read(every, tmp_path, capfd):
     run, config, state, _ = make_two(tmp_path)
     newest = run / "checkpoints" / "3"
-    for name, data in sorted(files_of(newest).items())[::every]:
+    names = sorted(files_of(newest))[::every]
+    for name in {*names, Path(CHECKSUMS)}:
+        data = (newest / name).read_bytes()
         flip(newest / name)
         before = files_of(run)
         params, _, _ = jaxgru.lm.load(run)
