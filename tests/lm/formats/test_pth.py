@@ -27,14 +27,19 @@ from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
 torch = pytest.importorskip("torch")
 
 
-def drawer(seed):
-    rng = np.random.default_rng(seed)
+def drawer():
+    rng = np.random.default_rng(0)
     return lambda *shape: torch.tensor(rng.standard_normal(shape), dtype=torch.float32)
 
 
-def gru_file(V=5, E=3, H=4, L=2, seed=0):
+def saved(state, model_class, name, dropout, **sizes):
+    about = dict(model_class=model_class, model_name=name, dropout=dropout, version=1, **sizes)
+    return {"state_dict": state, "timestamp": "2025-01-02T03:04:05.678901", **about}
+
+
+def gru_file(V=5, E=3, H=4, L=2):
     """What the study saves for a GRU, key by key; weights are PyTorch's (out, in)."""
-    draw = drawer(seed)
+    draw = drawer()
     state = {"embedding.weight": draw(V, E)}
     for i in range(L):
         for gate in ("Wz", "Wr", "W"):
@@ -45,14 +50,12 @@ def gru_file(V=5, E=3, H=4, L=2, seed=0):
         state[f"layers.{i}.grucell.bias_r"] = draw(H)
     state |= {"fc.linear_projection.weight": draw(V, H), "fc.linear_projection.bias": draw(V)}
     sizes = dict(n_classes=V, vocab_size=V, embd_dim=E, hidden_dim=H, num_layers=L)
-    return {"state_dict": state, "model_class": "MyGRUModel", "model_name": "Astra_alpha",
-            "dropout": 0.1, "timestamp": "2025-01-02T03:04:05.678901", "version": 1, **sizes,
-    }  # fmt: skip
+    return saved(state, "MyGRUModel", "Astra_alpha", 0.1, **sizes)
 
 
-def lstm_file(V=5, E=3, H=4, L=2, seed=0):
+def lstm_file(V=5, E=3, H=4, L=2):
     """What the study saves for an LSTM."""
-    draw = drawer(seed)
+    draw = drawer()
     state = {"embeddings.weight": draw(V, E)}
     for i in range(L):
         for gate in "fiog":
@@ -63,9 +66,7 @@ def lstm_file(V=5, E=3, H=4, L=2, seed=0):
     state["linear_projection.linear_projection.weight"] = draw(V, H)
     state["linear_projection.linear_projection.bias"] = draw(V)
     sizes = dict(vocab_size=V, in_features=E, hidden_dim=H, n_layers=L)
-    return {"state_dict": state, "model_class": "MyLSTMModel", "model_name": "Leviathan",
-            "dropout": 0.2, "timestamp": "2025-01-02T03:04:05.678901", "version": 1, **sizes,
-    }  # fmt: skip
+    return saved(state, "MyLSTMModel", "Leviathan", 0.2, **sizes)
 
 
 FILES = {"gru": gru_file, "lstm": lstm_file}
