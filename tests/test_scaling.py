@@ -294,6 +294,14 @@ class TestJoining:
         assert seen == [("there:1", 3, 1, of_system), ("there:1", 3, 0, of_system)]
         assert signal.getsignal(signal.SIGINT) is before
 
+    def test_others_that_never_come_end_it(self, monkeypatch, capsys):
+        ended = threading.Event()
+        monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: ended.wait(60))
+        monkeypatch.setattr(processes.os, "_exit", lambda code: ended.set())
+        join("there:1", 2, 0, seconds=1)
+        assert ended.is_set()
+        assert "have not connected within 1 s; start all of them" in capsys.readouterr().err
+
     def test_one_process_needs_no_others(self):
         assert all_or_raise(lambda: 3) == 3
         with pytest.raises(jaxgru.UserError, match="wrong"):
