@@ -63,8 +63,6 @@ def test_a_text_goes_on_from_its_state(ask):
         (b"{}", "must be like"),
         (b"[]", "must be like"),
         (b"ROMEO", "Expecting value"),
-        (b"[" * 20_000, "maximum recursion depth"),
-        (b'{"prompt": "a", "\\ud800": 1}', "\\ud800"),
         *(
             (b'{"prompt": "a", "after": %s}' % after, f"after is {seen}; it must be a number")
             for after, seen in [(b"[1]", "[1]"), (b"{}", "{}"), (b"true", "True"), (b'"1"', "'1'")]
@@ -81,7 +79,6 @@ def test_what_cannot_be_done_is_said(ask, raw, says):
     "headers, says",
     [
         ({"Content-length": "-1"}, "Content-Length is '-1'; it must be 0 to 65536"),
-        ({"Content-length": "+2"}, "Content-Length is '+2'"),
         ({"Content-length": "65537"}, "Content-Length is '65537'"),
         ({"Content-length": ""}, "Content-Length is ''"),  # as if there were none
         ({"Content-length": "3"}, "timed out"),

@@ -245,16 +245,9 @@ def _generate(
     last_token_only: bool,
 ) -> np.ndarray:
     top_k = min(TOP_K, len(params.head.bo)) if temperature else None
-    new, _, _ = generate(
-        params,
-        jax.random.key(0),
-        prompts[:, -1:] if last_token_only else prompts,
-        num_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        stateful=stateful,
-    )
-    return np.asarray(new)
+    options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
+    prompts = prompts[:, -1:] if last_token_only else prompts
+    return np.asarray(generate(params, jax.random.key(0), prompts, num_tokens, **options)[0])
 
 
 def _loops(greedy: np.ndarray) -> dict[str, Any]:

@@ -289,14 +289,6 @@ class TestPromptsOfSubwords:
             text = text_of(model, "wh ", tokenizer, temperature=temperature)
             assert text.startswith("wh ") and text[3] != " "
 
-    def test_the_prompt_itself_is_printed(self, tokenizer):
-        prompt = "ROMEO:\n\twhat  light"
-        assert text_of(wild(60), prompt, tokenizer).startswith(prompt)
-
-    def test_a_prompt_of_white_space_gives_no_token(self, tokenizer):
-        with pytest.raises(UserError, match=r"the prompt ' \\n ' gives no token"):
-            stream_text(wild(60), tokenizer, " \n ", Options())
-
 
 class TestDefaultPrompt:
     def test_is_the_studys_for_its_text_only(self):
@@ -314,46 +306,35 @@ class TestDefaultPrompt:
         assert len(prompt) > 1 and prompt in tiny_text.read_text()
 
 
-class TestRefusals:
+@pytest.mark.parametrize("prompt, options, says", [
+    ("a", {"temperature": float("inf")}, "temperature is inf"),
+    ("a", {"top_k": 16}, "top_k is 16; it must be a whole number from 1 to the vocabulary's 15"),
+    ("a", {"top_p": 1.1}, "top_p is 1.1"),
+    ("a", {"num_tokens": 0}, "num_tokens is 0"),
+    ("a", {"seed": 2**64}, "seed is 18446744073709551616"),
+    ("a", {"sample": -1}, "sample is -1; it must be a whole number from 0"),
+    ("a", {"stop": ("a", "")}, r"stop is \('a', ''\); .* strings of at least one character"),
+    ("a", {"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
+    ("a", {"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
+    ("a", {"logits_processor": "a"}, "logits_processor is a str; it must be a function"),
+    (["a"], {}, "the prompt is a list; it must be a str"),
+    ("", {}, "the prompt '' gives no token; give at least one word"),
+    ("aXéa", {}, "lacks 'X', 'é'"),
+])  # fmt: skip
+def test_refusals(params, prompt, options, says):
     """Before anything is generated: `stream_text` itself raises, not its first chunk."""
+    options = dict(options)
+    sample = options.pop("sample", 0)
+    with unchecked(), pytest.raises(UserError, match=says):
+        stream_text(params, TOKENIZER, prompt, Options(**options), sample)
 
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            ({"temperature": float("inf")}, "temperature is inf"),
-            ({"top_k": 16}, "top_k is 16; it must be a whole number from 1 to the vocabulary's 15"),
-            ({"top_p": 1.1}, "top_p is 1.1"),
-            ({"num_tokens": 0}, "num_tokens is 0"),
-            ({"seed": 2**64}, "seed is 18446744073709551616"),
-            ({"stop": ("a", "")}, r"stop is \('a', ''\); .* strings of at least one character"),
-            ({"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
-            ({"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
-            ({"logits_processor": "a"}, "logits_processor is a str; it must be a function"),
-        ],
-        ids=str,
-    )
-    def test_an_option_out_of_range(self, params, options, says):
-        with unchecked(), pytest.raises(UserError, match=says):
-            stream_text(params, TOKENIZER, "a", Options(**options))
 
-    def test_a_sample_there_is_not(self, params):
-        for model in (params, count_ngrams(np.arange(TOKENIZER.vocab_size), 15, 2)):
-            with pytest.raises(UserError, match="sample is -1; it must be a whole"):
-                stream_text(model, TOKENIZER, "a", Options(), -1)
+def test_a_prompt_of_white_space_gives_no_token(tokenizer):
+    with pytest.raises(UserError, match=r"the prompt ' \\n ' gives no token"):
+        stream_text(wild(60), tokenizer, " \n ", Options())
 
-    def test_a_prompt_that_is_tokens(self, params):
-        with unchecked(), pytest.raises(UserError, match="the prompt is a list; it must be a str"):
-            stream_text(params, TOKENIZER, ["a"], Options())
 
-    def test_an_empty_prompt(self, params):
-        with pytest.raises(UserError, match="the prompt '' gives no token; give at least one word"):
-            stream_text(params, TOKENIZER, "", Options())
-
-    def test_unknown_characters_are_named(self, params):
-        with pytest.raises(UserError, match="lacks 'X', 'é'"):
-            stream_text(params, TOKENIZER, "aXéa", Options())
-
-    def test_no_samples(self, params, capsys):
-        with pytest.raises(UserError, match="num_samples is 0"):
-            print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
-        assert capsys.readouterr().out == ""
+def test_no_samples(params, capsys):
+    with pytest.raises(UserError, match="num_samples is 0"):
+        print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
+    assert capsys.readouterr().out == ""

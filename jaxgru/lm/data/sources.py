@@ -136,7 +136,7 @@ def _matching(pattern: Path) -> list[Path]:
     is_hidden = lambda part: part.startswith(".") and part not in pattern.parts
     try:
         found = list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # a name may be too long
         raise CorpusError(f"{pattern} is not a pattern of files: {error}.") from None
     return [path for path in found if path.is_file() and not any(map(is_hidden, path.parts))]
 

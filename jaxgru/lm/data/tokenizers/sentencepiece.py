@@ -69,7 +69,7 @@ class SentencePieceTokenizer(SentencePieceModel):
             escape_whitespaces=True,
             remove_extra_whitespaces=True,
         ).normalize
-        normal = "".join(normalize(block) for _, block in blocks(text, END))
+        normal = "".join(normalize(block) for block in blocks(text, END))
         # The trainer skips lines with its reserved character.
         lines = re.split(f"[\r\n{RESERVED}]", text)
         lines = [line[i : i + LINE] for line in lines for i in range(0, len(line), LINE)]
@@ -103,7 +103,7 @@ class SentencePieceTokenizer(SentencePieceModel):
         unknown = surrogates(text)  # C++ cannot take them
         if not unknown:
             encode, unk = self._processor.encode, self._processor.unk_id()
-            tokens = np.concatenate([np.array(encode(b), np.int32) for _, b in blocks(text, END)])
+            tokens = np.concatenate([np.array(encode(b), np.int32) for b in blocks(text, END)])
             if (tokens != unk).all():
                 return tokens
             normal = set(self._processor.normalize(text)) - {" ", SPACE}
@@ -153,12 +153,13 @@ class SentencePieceTokenizer(SentencePieceModel):
         """
         normalize = self._processor.normalize
         left = int(self._lengths[self.as_list(tokens)].sum())  # of the normalised text
-        for start, block in blocks(text, END):
+        start = 0
+        for block in blocks(text, END):
             normal, offsets = normalize(block, with_offsets=True)
             if left < len(normal):
                 return start + offsets[left]
-            left -= len(normal)
-        return len(text)
+            start, left = start + len(block), left - len(normal)
+        return start
 
 
 def absent(name: str, text: str) -> str:

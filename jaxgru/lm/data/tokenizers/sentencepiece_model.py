@@ -48,16 +48,16 @@ class SentencePieceModel(Tokenizer):
         return self._model
 
 
-def blocks(text: str, end: str) -> Iterator[tuple[int, str]]:
-    """Cut a text after matches of `end`, which no piece goes beyond; yield where each part begins.
+def blocks(text: str, end: str) -> Iterator[str]:
+    """Cut a text after matches of `end`, a pattern of where no piece goes on.
 
     Encoding needs 45 bytes per character, so a long text is not encoded at once.
     """
     start, ends = 0, re.compile(end)
     while found := ends.search(text, start + BLOCK):
-        yield start, text[start : found.end()]
+        yield text[start : found.end()]
         start = found.end()
-    yield start, text[start:]
+    yield text[start:]
 
 
 class TooManyPieces(TokenizerError):

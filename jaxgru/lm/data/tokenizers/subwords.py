@@ -81,7 +81,6 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
         parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
         lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
-
         options = {
             "required_chars": kept,
             "normalization_rule_name": "identity",
@@ -111,7 +110,7 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         if unknown := surrogates(text):
             raise lacks("all of UTF-8", unknown)
-        return np.concatenate([self._encode(block) for _, block in blocks(text, END)])
+        return np.concatenate([self._encode(block) for block in blocks(text, END)])
 
     def _encode(self, block: str) -> Int[np.ndarray, "N"]:
         own = [self._token_of_byte[byte] for byte in SPACE.encode()]
