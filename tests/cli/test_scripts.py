@@ -540,7 +540,7 @@ class TestEvaluateNGram:
         ("sample RUN --num-samples 0", "num_samples is 0"),
         ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'"),
         ("sample RUN --compare --top-k 0", "top_k is 0"),
-        ("sample RUN --compare --prompt=", "is empty"),
+        ("sample RUN --compare --prompt=", "gives no token"),
         ("sample RUN --compare --stateless", "--compare shows one sample of each; leave out"),
         ("sample runs/nothing", "no model 'runs/nothing'; it must be a run's folder"),
         ("evaluate RUN --text gone.txt", "there is no file gone.txt"),

@@ -83,7 +83,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
       TokenizerError: as `saved_bytes`.
       OSError: the folder cannot be written.
     """
-    write_bytes(folder / tokenizer.file_name, saved_bytes(tokenizer))
+    data = saved_bytes(tokenizer)  # first: it says what is no tokenizer
+    write_bytes(folder / tokenizer.file_name, data)
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
