@@ -273,7 +273,7 @@ class TestUsersOwnText:
         (b"\xff\xfel\0i\0", "mine.txt is UTF-16; save it as UTF-8, or train with .* utf-16"),
         ("light".encode("utf-32"), "mine.txt is UTF-32; save it as UTF-8, or train with .* utf-32"),
         (b"light\0light", "mine.txt is not a text in UTF-8: byte 5 is 0"),
-        (gzip.compress(b"light", mtime=0), "is compressed by gzip; name it .gz or decompress it first"),
+        (gzip.compress(b"light", mtime=0), "is compressed by gzip; name it .gz or decompress"),
         (b"PK\x03\x04\xff", "is a ZIP archive, as .docx"),
         (b"%PDF-1.7\n\xe2\xe3", "is a PDF file"),
     ])  # fmt: skip
