@@ -168,7 +168,7 @@ def from_nnx(cell: Any) -> CellParams:
     F, H = cell.in_features, cell.hidden_features
     width = len(order) * H // len(inputs)
     arrays: dict[str, Any] = {
-        ".".join(path): v[...]
+        ".".join(map(str, path)): v[...]
         for path, v in nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
     }
     want = {f"{part}.kernel": (F, width) for part in inputs}

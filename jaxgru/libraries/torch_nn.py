@@ -165,6 +165,7 @@ def _check_module(torch: ModuleType, module: Any) -> str:
 
 def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     """Return the layers with the weights of a module or a cell, by PyTorch's names."""
+    shapes: dict[str, tuple[int, ...]]
     shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
     first = "" if "weight_ih" in shapes else "_l0"
     W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
@@ -174,8 +175,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         raise InteropError(
             f"{where}: the matrices weight_ih{first} and weight_hh{first} are missing{hint}."
         )
-    (rows, E), H, projected = W, U[1], len(P) == 2
-    units = P[1] if projected else H
+    rows, E, H, units = *W, U[1], P[-1] if len(P) == 2 else U[1]
     found = next((name for name, gates in GATES.items() if rows == gates * units > 0), None)
     if found is None or cell not in (None, found):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
@@ -196,21 +196,19 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         takes = E if i < len(directions) else H * len(directions)
         want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
         want |= {f"{bias}{suffix}": (rows,) for bias in biases}
-        want |= {f"weight_hr{suffix}": (H, units)} if projected else {}
+        want |= {f"weight_hr{suffix}": (H, units)} if P else {}
     check_shapes(where, shapes, want)
-    if projected and found != "lstm":
+    if P and found != "lstm":
         raise InteropError(
             f"{where}: weight_hr{first} is an LSTM's, but the other tensors are of {found}."
         )
 
-    def layer(suffix: str) -> CellParams:
-        arrays = {
-            name: _array(state[name + suffix]) for name in ("weight_ih", "weight_hh", *biases)
-        }
-        P = _array(state["weight_hr" + suffix]) if projected else None
-        return _layer(found, *arrays.values(), P=P)
-
-    layers = tuple(map(layer, suffixes))
+    names = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
+    present = {ours: name for ours, name in names.items() if name + first in shapes}
+    layers = tuple(
+        _layer(found, **{ours: _array(state[name + suffix]) for ours, name in present.items()})
+        for suffix in suffixes
+    )
     if not first:
         return layers[0]
     return (layers[::2], layers[1::2]) if len(directions) == 2 else layers

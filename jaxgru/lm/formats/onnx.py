@@ -78,8 +78,8 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     def layer(i: int, p: CellParams) -> CellParams:
         (E, H), at = sizes(p), f"layers.{i}."
         if isinstance(p, MLPParams):
-            W, b = array(f"{at}W", H, E, len(p.W)), array(f"{at}b", H)  # W (H, E, K)
-            return MLPParams(W=jnp.asarray(W.transpose(2, 1, 0)), b=jnp.asarray(b))
+            W = array(f"{at}W", H, E, len(p.W))  # (H, E, K)
+            return MLPParams(jnp.asarray(W.transpose(2, 1, 0)), jnp.asarray(array(f"{at}b", H)))
         rows = len(p.gates) * H
         W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
         made = layer_of(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
