@@ -60,6 +60,26 @@ def randomized(tree, seed=0):
     return jax.tree.map(normal, tree)
 
 
+def nnx_cell(name, E=4, H=6, dtype=np.float32, **options):
+    """A cell of flax.nnx whose every weight and bias is random."""
+    from flax import nnx
+
+    options = (dict(dtype=dtype) if name == "SimpleCell" else {}) | options
+    options["param_dtype"] = dtype
+    make = lambda: getattr(nnx, name)(E, H, **options, rngs=nnx.Rngs(0))
+    cell = nnx.eval_shape(make)  # draws nothing
+    nnx.update(cell, randomized(nnx.state(cell)))
+    return cell
+
+
+def equinox_cell(name, E=4, H=6, dtype=np.float32, **options):
+    """A cell of Equinox whose every weight and bias is random."""
+    import equinox as eqx
+
+    options |= dict(dtype=dtype, key=jax.random.key(0))
+    return randomized(eqx.filter_eval_shape(getattr(eqx.nn, name), E, H, **options))
+
+
 def normal(*shape, dtype, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 

@@ -16,7 +16,9 @@ import torch
 from against import (
     alike_under_strict_promotion,
     carry_of,
+    equinox_cell,
     layer,
+    nnx_cell,
     normal,
     precision,
     randomized,
@@ -42,75 +44,49 @@ KEY = jax.random.key(0)
 # --- The same call: of each library, our function and theirs of the same arguments
 
 
-def linen_calls(cell, dtype, T, B, E, H):
+def three_calls(call, x, carry):
     """From a given carry and from the cell's own; reversed, and with padding."""
-    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    B, T, _ = x.shape
+    plain = call(x, initial_carry=carry, return_carry=True)
+    if T == 1:
+        return plain
     turned = dict(reverse=True, seq_lengths=np.arange(B, dtype=np.int32) % T + 1)
-    ours, theirs = (
-        rnn(getattr(nn, cell)(H, param_dtype=dtype)) for rnn in (flax_linen.RNN, nn.RNN)
+    x_T = x.swapaxes(0, 1)
+    return (
+        plain,
+        call(x, **turned, keep_order=True),
+        call(x_T, **turned, return_carry=True, time_major=True),
     )
 
-    def calls(rnn):
-        def function(variables, x, carry, **options):
-            call = partial(rnn.apply, variables, **options)
-            plain = call(x, initial_carry=carry, return_carry=True)
-            if T == 1:
-                return plain
-            x_T = x.swapaxes(0, 1)
-            return (
-                plain,
-                call(x, **turned, keep_order=True),
-                call(x_T, **turned, return_carry=True, time_major=True),
-            )
 
-        return function
+def linen_calls(cell, dtype, T, B, E, H):
+    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
 
+    def calls(rnn_class):
+        apply = rnn_class(getattr(nn, cell)(H, param_dtype=dtype)).apply
+        return lambda variables, x, carry, **options: three_calls(
+            partial(apply, variables, **options), x, carry
+        )
+
+    theirs = nn.RNN(getattr(nn, cell)(H, param_dtype=dtype))
     variables = randomized(jax.eval_shape(theirs.init, KEY, x))
-    return calls(ours), calls(theirs), (variables, x, carry)
-
-
-def made_nnx(cell, E=4, H=6, dtype=np.float32, **options):
-    """A cell whose every weight and bias is random."""
-    cell_class = getattr(nnx, cell)
-    if cell == "SimpleCell":
-        options.setdefault("dtype", dtype)
-    options = dict(param_dtype=dtype, **options)
-    made = nnx.eval_shape(lambda: cell_class(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
-    nnx.update(made, randomized(nnx.state(made)))
-    return made
+    return calls(flax_linen.RNN), calls(nn.RNN), (variables, x, carry)
 
 
 def nnx_calls(cell, dtype, T, B, E, H):
-    """As linen's."""
-    made = made_nnx(cell, E, H, dtype)
+    made = nnx_cell(cell, E, H, dtype)
     x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
-    turned = dict(reverse=True, seq_lengths=np.arange(B, dtype=np.int32) % T + 1)
 
     def calls(rnn_class):
         graph, params, rest = nnx.split(rnn_class(made), nnx.Param, ...)
+        merged = lambda params: partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+        return params, lambda params, x, carry, **options: three_calls(
+            partial(merged(params), **options), x, carry
+        )
 
-        def function(params, x, carry, **options):
-            rnn = partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0), **options)
-            plain = rnn(x, initial_carry=carry, return_carry=True)
-            if T == 1:
-                return plain
-            x_T = x.swapaxes(0, 1)
-            return (
-                plain,
-                rnn(x, **turned, keep_order=True),
-                rnn(x_T, **turned, return_carry=True, time_major=True),
-            )
-
-        return function, params
-
-    (ours, params), (theirs, same) = calls(flax_nnx.RNN), calls(nnx.RNN)
+    (params, ours), (same, theirs) = calls(flax_nnx.RNN), calls(nnx.RNN)
     assert same_bits(params, same)
     return ours, theirs, (params, x, carry)
-
-
-def made_equinox(cell, E=4, H=6, dtype=np.float32, **options):
-    options |= dict(dtype=dtype, key=KEY)
-    return randomized(eqx.filter_eval_shape(getattr(eqx.nn, cell), E, H, **options))
 
 
 def scanned(cell, xs, state, reset, reverse=False):
@@ -126,7 +102,7 @@ def scanned(cell, xs, state, reset, reverse=False):
 
 def equinox_calls(kind, dtype, T, B, E, H):
     """A batch with resets, whole and by `vmap`; one sequence, backwards."""
-    cell, xs = made_equinox(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
+    cell, xs = equinox_cell(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
     states, reset = carry_of(B, H, dtype, kind == "LSTMCell"), resets(B, T)
 
     def theirs(cell, xs, states):
@@ -297,10 +273,10 @@ FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
 THERE_AND_BACK = [
     *((partial(torch_module, k), torch_layer, torch_nn.to_torch, of_torch)
       for k in ("GRU", "LSTM", "RNN")),
-    *((partial(made_nnx, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
+    *((partial(nnx_cell, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
        of_nnx) for k in FLAX),
     *((partial(linen_params, k), flax_linen.from_linen, flax_linen.to_linen, itself) for k in FLAX),
-    *((partial(made_equinox, k), equinox_nn.from_equinox, equinox_nn.to_equinox, itself)
+    *((partial(equinox_cell, k), equinox_nn.from_equinox, equinox_nn.to_equinox, itself)
       for k in ("GRUCell", "LSTMCell")),
     (partial(haiku_params, "GRU"), dm_haiku.from_haiku, dm_haiku.to_haiku, itself),
     *((partial(keras_layer, k, **options), keras_layers.from_keras, keras_layers.to_keras, of_keras)

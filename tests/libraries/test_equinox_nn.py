@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import normal, randomized, resets
+from against import equinox_cell, normal, resets
 from annotations import unchecked
 from random_models import same_bits
 
@@ -18,14 +18,9 @@ from jaxgru.libraries.equinox_nn import unroll  # noqa: E402
 CELLS = pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
 
 
-def made(kind, E=4, H=6, **options):
-    options |= dict(dtype=np.float32, key=jax.random.key(0))
-    return randomized(eqx.filter_eval_shape(getattr(eqx.nn, kind), E, H, **options))
-
-
 @CELLS
 def test_without_biases_and_from_zeros(kind):
-    cell, xs = made(kind, use_bias=False), normal(5, 4, dtype=np.float32)
+    cell, xs = equinox_cell(kind, use_bias=False), normal(5, 4, dtype=np.float32)
     state = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
     last, ys = unroll(cell, xs)
     for t, x in enumerate(xs):
@@ -40,7 +35,7 @@ def test_without_biases_and_from_zeros(kind):
 def test_lengths_and_the_state_of_every_step(kind):
     """Each row alone, as its own scan; of an LSTM also c."""
     cell, xs, lengths = (
-        made(kind),
+        equinox_cell(kind),
         normal(2, 3, 5, 4, dtype=np.float32),
         np.array([[5, 0, 2], [1, 4, 3]]),
     )
@@ -62,7 +57,7 @@ def test_lengths_and_the_state_of_every_step(kind):
 
 def with_fields(kind="GRUCell", **fields):
     """A cell, some of whose fields are replaced."""
-    cell = made(kind)
+    cell = equinox_cell(kind)
     for name, value in fields.items():
         object.__setattr__(cell, name, value)
     return cell
@@ -72,7 +67,7 @@ class GRUCell(eqx.nn.GRUCell):
     """With a bias that Equinox may add."""
 
 
-X, cell = np.ones((3, 5, 4), np.float32), made("GRUCell")
+X, cell = np.ones((3, 5, 4), np.float32), equinox_cell("GRUCell")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +90,10 @@ X, cell = np.ones((3, 5, 4), np.float32), made("GRUCell")
         (lambda: unroll(cell, X, reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be"),
         (lambda: unroll(cell, X, jnp.zeros(6)), r"the state has shape \(6,\); it must"),
         (lambda: unroll(cell, X, "zeros"), "the state is a str; it must be an array"),
-        (lambda: unroll(made("LSTMCell"), X, jnp.zeros((3, 6))), "the state must be a pair of arr"),
+        (
+            lambda: unroll(equinox_cell("LSTMCell"), X, jnp.zeros((3, 6))),
+            "the state must be a pair of arr",
+        ),
         (
             lambda: unroll(cell, X[0].astype(int)),
             r"xs is int64 \(5, 4\); it must be floating-point",
