@@ -42,8 +42,8 @@ class ModelConfig(Section):
         "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs",
         at_least=1,
     )
-    embedding_dim: int = recipe(64, "size of an embedding", at_least=1)
-    hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1)
+    embedding_dim: int = recipe(64, "size of an embedding", at_least=1, below=2**20)
+    hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1, below=2**20)
     num_layers: int = recipe(1, "stacked layers", at_least=1, below=2**10)
     context_length: int = recipe(
         0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
