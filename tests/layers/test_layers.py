@@ -71,6 +71,7 @@ PROBLEMS = st.sampled_from([(1, 1, 1, 1, False), (5, 2, 3, 4, True)])
 def blocks(monkeypatch):
     """Of 2 steps for 2 rows. Other tests' sequences are shorter than a block."""
     monkeypatch.setattr(implementations, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -158,14 +159,14 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
 
 
 def test_lengths_of_blocks(monkeypatch):
-    """About as many steps as have 512 rows, or 1,024 of many units, and if possible a divisor."""
+    """About as many steps as have 512 rows, or 1,024 of many units, if possible a divisor; or all."""
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     length_of = implementations.block_length
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
     assert [length_of(10_000, *size) for size in sizes] == [8, 20, 1, 500, 16, 25]
     assert [length_of(T, 64, 128) for T in (1, 12, 13, 17, 100, 101, 128)] == [
-        *(1, 12, 7, 6, 10, 8, 8)
+        *(1, 12, 13, 17, 10, 8, 8)
     ]
     B, T = jax.export.symbolic_shape("B, T")
     assert length_of(T, 4, 8) is T and length_of(7, B, 8) == 7
