@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Lab:
         run = runs / "tiny" / "v1"
         if (run / "config.toml").exists():
             return train(runs, ["--resume", str(run)], harm)
+        shutil.rmtree(runs / "tiny", ignore_errors=True)  # its start was killed before its config
         options = [f"--{name}={value}" for name, value in OPTIONS.items()]
         start = ["--config", "astra_alpha", "--name", "tiny", "--runs", str(runs)]
         return train(runs, [*start, f"--data.corpus={self.folder / 'text.txt'}", *options], harm)

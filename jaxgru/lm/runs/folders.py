@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,8 +123,12 @@ def discard_empty(run: Path) -> bool:
     """
     if saved_steps(run) or not run.exists():
         return False
+    for _ in range(10):  # TensorStore's threads may write for a moment after an error
+        shutil.rmtree(run, ignore_errors=True)
+        if not run.exists():
+            break
+        time.sleep(0.1)
     with contextlib.suppress(OSError):
-        shutil.rmtree(run)
         _point(run.parent)
         if not versions(run.parent):
             run.parent.rmdir()  # fails where it holds anything else
@@ -143,7 +148,10 @@ def _point(family: Path) -> None:
         else:
             link = latest.with_name(f".latest.{secrets.token_hex(4)}")
             link.symlink_to(newest)
-            os.replace(link, latest)
+            try:
+                os.replace(link, latest)
+            except FileNotFoundError:  # `claim` took it for a killed process's
+                continue
         linked = newest
 
 
@@ -238,6 +246,8 @@ def claim(run: Path) -> Iterator[None]:
             for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path)
             if run in versions(run.parent) and not (run.parent / "latest").exists():
+                for link in run.parent.glob(".latest.*"):
+                    link.unlink(missing_ok=True)
                 _point(run.parent)
             yield
     except UserError:

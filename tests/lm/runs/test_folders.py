@@ -180,13 +180,14 @@ def test_many_starts_at_once(tmp_path):
 def test_a_link_that_a_kill_or_a_copy_lost_is_made_when_the_run_is_claimed(tmp_path, left):
     runs = [create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2)]
     run, latest = runs[1], runs[1].parent / "latest"
-    latest.unlink()
+    latest.rename(run.parent / ".latest.0a1b2c3d")  # as a kill between two calls leaves it
     if left != "nothing":
         latest.symlink_to("v3")
     assert find_run(run.parent) == run.resolve()
     with claim(run):
         pass
     assert os.readlink(latest) == "v2"
+    assert sorted(os.listdir(run.parent)) == ["latest", "v1", "v2"]
     with claim(run.rename(tmp_path / "moved")):
         pass
     assert sorted(os.listdir(tmp_path)) == ["moved", "tiny"]
