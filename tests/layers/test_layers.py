@@ -159,7 +159,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
 
 
 def test_lengths_of_blocks(monkeypatch):
-    """About as many steps as have 512 rows, or 1,024 of many units, if possible a divisor; or all."""
+    """As many steps as have about 512 rows, 1,024 of many units; a divisor if possible, or all."""
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     length_of = implementations.block_length
