@@ -3,7 +3,10 @@
 `jaxgru` is the layer, for a model of your own; `jaxgru.lm` is the language model.
 """
 
-from jaxgru import cells, libraries, lm
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxgru import cells, libraries
 from jaxgru.cells import (
     GRUParams,
     LayerNormGRUParams,
@@ -26,6 +29,9 @@ from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.stack import ResidualStack, init_stack
 from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 
+if TYPE_CHECKING:
+    from jaxgru import lm
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -35,3 +41,10 @@ __all__ = [
     "init_lstm", "init_min_gru", "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry",
     "libraries", "lm", "step", "unroll",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import the language model when it is first asked for: layers do not need it."""
+    if name == "lm":
+        return importlib.import_module("jaxgru.lm")
+    raise AttributeError(f"module 'jaxgru' has no attribute {name!r}")
