@@ -254,7 +254,7 @@ def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
     """Convert `jaxgru.lm.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
-        masks = [mask for mask in pair if mask.keep is not None]
+        masks = [mask for mask in (pair.state, pair.output) if mask.keep is not None]
         if not masks:
             return None
         keep = np.asarray(masks[0].keep)

@@ -32,7 +32,6 @@ from random_models import by_gate  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.layers import implementations  # noqa: E402
-from jaxgru.lm import model  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
 from jaxgru.lm.model import Params  # noqa: E402
 
@@ -214,10 +213,8 @@ def forget_traces() -> Iterator[Callable[[], None]]:
     """
 
     def forget() -> None:
-        for function in (
-            implementations.run_stack, implementations.run_in_segments, model._apply, model._step,
-        ):  # fmt: skip
-            function.clear_cache()
+        implementations.run_stack.clear_cache()
+        implementations.run_in_segments.clear_cache()
 
     forget()
     yield forget

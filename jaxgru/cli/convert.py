@@ -72,8 +72,8 @@ def check(model: Found, target: Path, force: bool) -> None:
     if os.path.exists(target):
         if os.path.exists(model.path) and model.path.samefile(target):
             raise InteropError(f"{target} is the same file as {model}.")
-        if not os.path.isfile(target):
-            raise InteropError(f"{target} is not a regular file; OUT must be one.")
+        if os.path.isdir(target):
+            raise InteropError(f"{target} is a folder; OUT must be a file.")
         if not force:
             raise InteropError(f"{target} exists; to replace it, add --force.")
     FORMATS[target.suffix].module()  # raises MissingPackage

@@ -74,7 +74,7 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
          "training.steps_per_epoch is 'none'; it must be a whole number."),
         ("sample", "--ngram 3 astra_beta", "argument MODEL: not allowed with argument --ngram"),
         ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
-        ("reproduce", "astra_alpha",
+        ("reproduce", "--all astra_alpha",
          "'astra_alpha' belongs to no option; --help lists the options."),
     ],
 )  # fmt: skip

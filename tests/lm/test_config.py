@@ -231,6 +231,8 @@ BAD_VALUES = {
     "model.hidden_dim": ["0", "-128", "wide", "128.0"],
     "model.num_layers": ["0", "true", "1024"],
     "model.context_length": ["-1", "1024", "3.5", "7"],
+    "model.num_rounds": ["1", "2.5", "4"],
+    "model.rank": ["-1", "2.5", "7"],
     "model.num_blocks": ["0", "-1", "1.5", "3"],
     "model.proj_size": ["-1", "2.5", "7"],
     "model.second_bias": ["1", "yes"],

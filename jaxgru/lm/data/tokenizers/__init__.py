@@ -145,18 +145,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
-    errors = []
     for cls in kinds:
-        try:
+        with contextlib.suppress(TokenizerError):
             return tokenizer_from_bytes(cls.kind, data)
-        except TokenizerError as error:
-            errors.append(error)
     if b'"pre_tokenizer"' in data and path.suffix == ".json":
         raise TokenizerError(
             f"{path} is a tokenizer of Hugging Face, which cannot be read; use the .model of "
             "SentencePiece that it was made from, if there is one, or learn a tokenizer."
         )
-    raise TokenizerError(f"{path} cannot be read: {' '.join(map(str, errors))}") from errors[0]
+    known = ", ".join(cls.kind for cls in kinds)
+    raise TokenizerError(f"{path} is damaged, or a tokenizer of no known kind ({known}).")
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
