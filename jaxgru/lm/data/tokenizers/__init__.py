@@ -6,6 +6,7 @@ sentencepiece, and words.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from jaxgru.errors import MissingPackage, a_type
