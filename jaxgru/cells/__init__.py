@@ -1,18 +1,20 @@
 """The recurrences, one file each, and `CELLS`, a config's cell name → the parameters' class.
 
-To add a recurrence, write a file with a `Cell`, and `register` it.
+To add a recurrence, write a file here with a `Cell`, and `register` it.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import jax
 from jaxtyping import Array, Float
 
 from jaxgru.cells.base import (
+    CELLS,
     Carry,
     Cell,
     CellParams,
@@ -22,8 +24,7 @@ from jaxgru.cells.base import (
     Size,
     check_named,
     described,
-    exportable,
-    hidden,
+    register,
     struct,
 )
 from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
@@ -32,6 +33,7 @@ from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
 from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
 from jaxgru.cells.lstm import LSTMParams, init_lstm
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams
+from jaxgru.cells.marks import hidden
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
 from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
@@ -47,43 +49,8 @@ __all__ = [
     "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "stepper", "struct", "zero_carry",
 ]  # fmt: skip
 
-T = TypeVar("T", bound=type[Cell])
-
-CELLS: dict[str, type[Cell]] = {}
-"""Every cell that a config's `model.cell` can name."""
-
-
-def register(cell: T) -> T:
-    """Let a config's `model.cell` name this class's cell; also as a decorator.
-
-    A cell that is defined again, as when a notebook's cell is rerun, replaces the earlier one; but
-    `jax.export` then knows only the earlier class of parameters.
-
-    Raises:
-      ValueError: it has no name, or that of another cell.
-    """
-    if not cell.name:
-        raise ValueError(f"{cell.__name__} has no name; it must be what model.cell calls it.")
-    place = lambda cell: (cell.__module__, cell.__qualname__)
-    if place(other := CELLS.get(cell.name, cell)) != place(cell):
-        raise ValueError(f"the cell {cell.name} is {other.__qualname__} already.")
-    exportable(cell)
-    CELLS[cell.name] = cell
-    return cell
-
-
-for _cell in (
-    GRUParams,
-    LayerNormGRUParams,
-    MogrifierGRUParams,
-    LSTMParams,
-    LayerNormLSTMParams,
-    ProjectedLSTMParams,
-    RNNParams,
-    MinGRUParams,
-    MLPParams,
-):
-    register(_cell)
+for _module in pkgutil.iter_modules(__path__):  # each file registers its cell
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def cell_of(params: CellParams) -> Cell:

@@ -16,6 +16,7 @@ from jaxgru.cells.base import (
     StateWeights,
     check_flags,
     plus,
+    register,
     sizes_of_gates,
     struct,
 )
@@ -55,6 +56,7 @@ class AnyGRU(Cell):
         return plus(dot(x, self.W), b)
 
 
+@register
 @struct
 class GRUParams(AnyGRU):
     """A GRU layer whose reset gate comes after the product.

@@ -14,6 +14,7 @@ from jaxgru.cells.base import (
     LSTMState,
     StateWeights,
     plus,
+    register,
     sizes_of_gates,
     struct,
 )
@@ -23,6 +24,7 @@ from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
 
 
+@register
 @struct
 class LayerNormLSTMParams(AnyLSTM):
     """An LSTM layer with layer normalisation.

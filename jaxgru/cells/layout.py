@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Mask
+from jaxgru.cells.marks import Mask
 from jaxgru.cells.products import blocks_dot, contract, dot, matmul
 
 

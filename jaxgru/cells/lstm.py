@@ -17,6 +17,7 @@ from jaxgru.cells.base import (
     StateWeights,
     check_flags,
     plus,
+    register,
     sizes_of_gates,
     struct,
 )
@@ -27,6 +28,7 @@ from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
 
+@register
 @struct
 class LSTMParams(AnyLSTM):
     """An LSTM layer: W for the input, U for the state, b the biases.

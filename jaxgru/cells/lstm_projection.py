@@ -11,11 +11,12 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import AnyLSTM, LSTMState, Recurrence, plus, sizes_of_gates, struct
+from jaxgru.cells.base import AnyLSTM, LSTMState, Recurrence, plus, register, sizes_of_gates, struct
 from jaxgru.cells.initial_weights import initializers, lstm_weights
 from jaxgru.cells.products import dot, gradient_of
 
 
+@register
 @struct
 class ProjectedLSTMParams(AnyLSTM):
     """An LSTM layer with a projection: those of `LSTMParams`, and P.

@@ -26,12 +26,14 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, Marks, before_each, plus, struct
+from jaxgru.cells.base import Cell, Hidden, plus, register, struct
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
+from jaxgru.cells.marks import Marks, before_each
 from jaxgru.cells.products import Lookup, apply_to, dot
 
 
+@register
 @struct
 class MinGRUParams(Cell):
     """A minGRU layer: W for the input, b the biases, of z and n side by side.

@@ -17,14 +17,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Context, Hidden, Marks, Size, plus, struct, widest
+from jaxgru.cells.base import Cell, Context, Hidden, Size, plus, register, struct, widest
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
+from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup, dot, looked_up
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 
 
+@register
 @struct
 class MLPParams(Cell):
     """An MLP layer: W[j] for the input of K − 1 − j steps ago, b the bias."""

@@ -10,11 +10,12 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, plus, struct
+from jaxgru.cells.base import Cell, Hidden, plus, register, struct
 from jaxgru.cells.initial_weights import check_size, gru_weights
 from jaxgru.cells.layout import Layout
 
 
+@register
 @struct
 class MogrifierGRUParams(Cell):
     """A Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.

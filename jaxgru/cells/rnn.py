@@ -10,12 +10,13 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, plus, sizes_of_gates, struct
+from jaxgru.cells.base import Cell, Hidden, plus, register, sizes_of_gates, struct
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
 
 
+@register
 @struct
 class RNNParams(Cell):
     """A vanilla RNN layer: W for the input, U for the state, b the bias.

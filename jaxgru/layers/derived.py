@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells.base import CellParams, Recurrence, hidden
+from jaxgru.cells.base import CellParams, Recurrence
 from jaxgru.cells.layout import IN_ROWS, Layout
+from jaxgru.cells.marks import hidden
 from jaxgru.cells.products import gradient_of
 
 

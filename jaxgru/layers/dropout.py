@@ -16,7 +16,8 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, sizes, zero_carry
-from jaxgru.cells.base import NO_MARKS, Marks, Mask, Size
+from jaxgru.cells.base import Size
+from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.errors import shown
 
 

@@ -13,19 +13,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells.base import (
+from jaxgru.cells.base import Carry, Recurrence, Size
+from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
+from jaxgru.cells.marks import (
     NO_MARKS,
-    Carry,
     Marks,
-    Recurrence,
-    Size,
     before_each,
     besides_hidden,
     hidden,
     mixed,
     with_hidden,
 )
-from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
 
 
 def training_layout(recurrence: Recurrence, B: Size, H: int) -> Layout:

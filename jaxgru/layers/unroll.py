@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import AnyArray, Marks, Size, check_flags, is_whole
+from jaxgru.cells.base import AnyArray, Size, check_flags, is_whole
+from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup, looked_up, of_steps
 from jaxgru.errors import shown
 from jaxgru.layers.arguments import (

@@ -27,15 +27,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import (
-    Carry,
-    CellParams,
-    Marks,
-    Mask,
-    hidden,
-    rounded_inside,
-    vary_alike,
-)
+from jaxgru.cells.base import Carry, CellParams, rounded_inside, vary_alike
+from jaxgru.cells.marks import Marks, Mask, hidden
 from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.layers.over_time import over_time
 

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jaxgru
 from bench import layers, timing
 from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
-from jaxgru.cells.base import Marks
+from jaxgru.cells.marks import Marks
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config

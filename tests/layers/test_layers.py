@@ -15,7 +15,7 @@ from random_models import by_gate
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells import mlp
-from jaxgru.cells.base import NO_MASK, Marks, Mask
+from jaxgru.cells.marks import NO_MASK, Marks, Mask
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.layers import implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer

@@ -526,7 +526,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x[:, :0]),
-            "x is float32 (2, 0, 3); it must have at least one step",
+            "x has the shape (2, 0, 3); it must have at least one step",
         ),
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
         (lambda x: jaxgru.unroll([], x), "contains no layers"),

@@ -10,7 +10,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.cells.base import Marks
+from jaxgru.cells.marks import Marks
 from jaxgru.layers import wavefront
 from jaxgru.lm import ModelConfig
 
