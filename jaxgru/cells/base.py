@@ -127,15 +127,14 @@ class Cell:
 
         By default zeros (B, H), in the dtype of the biases b.
         """
-        known: Any = self.sizes()
-        b: Any = getattr(self, "b")  # noqa: B009  a subclass has it
-        return jnp.zeros((batch_size, known[1]), b.dtype)
+        this: Any = self
+        return jnp.zeros((batch_size, this.sizes()[1]), this.b.dtype)
 
     def inputs(self, x: Float[Array, "*n E"]) -> Array:
         """Return a, what a step reads of its input. By default, that is x itself."""
         return x
 
-    def step(self, layout: Layout, carry: Any, a: Array) -> Any:
+    def step(self, layout: Any, carry: Any, a: Array, /) -> Any:
         """Compute one step, carry → the next carry.
 
         Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
@@ -143,6 +142,7 @@ class Cell:
         once. A step that multiplies by weights in another way is differentiated step by step.
 
         Args:
+          layout: a `Layout`.
           a: (B, …), a step of what `inputs` returns.
         """
         known: Any = self.by_hand()
@@ -157,9 +157,18 @@ class Cell:
         """
         return None
 
-    all_steps: ClassVar[Callable[..., tuple[Array, Any]] | None] = None
-    """(params, carry, x (T, B, E) or a `Lookup`, `Marks`) → h' of every step, with dropout, and the
-    last carry: for steps that do not depend on one another."""
+    def all_steps(self, carry: Any, x: Any, marks: Any, /) -> tuple[Array, Any] | None:
+        """Compute all steps at once, if they do not depend on one another; None: they do.
+
+        Args:
+          x: (T, B, E), or a `Lookup`.
+          marks: `Marks`, of which only dropout matters unless `every_mark`.
+
+        Returns:
+          h' of every step, with dropout, and the last carry.
+        """
+        return None
+
     every_mark: ClassVar[bool] = False
     """Whether `all_steps` also computes resets and padding, and the carry is h alone."""
 
@@ -168,10 +177,11 @@ class Cell:
         known = self.sizes() if all(map(is_array, leaves)) else None
         if known is None:
             return sizes_of_fields(self)
-        U = getattr(self, "U", None)
+        U: Any = getattr(self, "U", None)
         blocks = [f"num_blocks {len(U)}"] if getattr(U, "ndim", 0) == 3 else []
         dtypes = sorted({str(leaf.dtype) for leaf in leaves})
-        static = [f.name for f in fields(self) if f.metadata.get("static")]  # pyright: ignore
+        this: Any = self
+        static = [f.name for f in fields(this) if f.metadata.get("static")]
         parts = [f"in {known[0]}", self.hidden_sizes(), *blocks, *dtypes]
         parts += [f"{name}={getattr(self, name)!r}" for name in static]
         return f"{type(self).__name__}({', '.join(parts)})"

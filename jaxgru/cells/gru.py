@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -26,7 +26,7 @@ from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
 
-class AnyGRU(Cell):
+class _GRU(Cell):
     """What the two GRUs share."""
 
     W: Float[Array, "E GH"]
@@ -58,7 +58,7 @@ class AnyGRU(Cell):
 
 @register
 @struct
-class GRUParams(AnyGRU):
+class GRUParams(_GRU):
     """A GRU layer whose reset gate comes after the product.
 
     W, U and b hold the gates z, r and n side by side, and c those of z and r:
@@ -89,7 +89,7 @@ class GRUParams(AnyGRU):
 
 
 @struct
-class ResetBeforeGRUParams(AnyGRU):
+class ResetBeforeGRUParams(_GRU):
     """A GRU layer whose reset gate comes before the product: as `GRUParams`, but
 
         n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate
@@ -108,6 +108,9 @@ class ResetBeforeGRUParams(AnyGRU):
         """See `Cell.by_hand`."""
         U = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
         return RESET_BEFORE, tuple(U)
+
+
+AnyGRU: TypeAlias = GRUParams | ResetBeforeGRUParams
 
 
 def init_gru(

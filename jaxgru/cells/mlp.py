@@ -21,7 +21,7 @@ from jaxgru.cells.base import Cell, Context, Hidden, Size, plus, register, struc
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, dot, looked_up
+from jaxgru.cells.products import dot, looked_up
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 
@@ -44,7 +44,7 @@ class MLPParams(Cell):
     def sizes(self) -> tuple[int, int] | None:
         """See `Cell.sizes`."""
         fits = self.W.ndim == 3 and self.b.shape == self.W.shape[2:]
-        return self.W.shape[1:] if fits else None
+        return (self.W.shape[1], self.W.shape[2]) if fits else None
 
     def zero_carry(self, batch_size: Size) -> tuple[Hidden, Context]:
         """Return the carry before the first step: zeros, (B, H) and (B, K − 1, E)."""
@@ -61,7 +61,7 @@ class MLPParams(Cell):
         return jnp.tanh(a), inputs[:, 1:]
 
     def all_steps(
-        self, carry: tuple[Hidden, Context], x: Float[Array, "T B E"] | Lookup, marks: Marks
+        self, carry: tuple[Hidden, Context], x: Any, marks: Marks
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
         x = looked_up(x)

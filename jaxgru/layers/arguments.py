@@ -65,7 +65,7 @@ def as_input(x: Any) -> Any:
       ValueError: it is not floating-point, or has neither two nor three axes.
     """
     if isinstance(x, Lookup):
-        table, ids = (as_array("x", part) for part in x)
+        table, ids = (as_jax("x", part) for part in x)
         if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim not in (1, 2):
             raise ValueError(
                 f"x is a Lookup of {ids.dtype} {ids.shape} in {table.dtype} {table.shape}; the ids "

@@ -114,8 +114,9 @@ def unroll_layer(
         return unroll_autodiff(params, carry, x, marks, return_carries)
     marked = marks.reset is not None or marks.real is not None or return_carries
     only_masks = marks.update is None and marks.product.keep is None
-    if params.all_steps and only_masks and (params.every_mark or not marked):
-        return params.all_steps(carry, x, marks)
+    at_once = only_masks and (params.every_mark or not marked)
+    if at_once and (done := params.all_steps(carry, x, marks)) is not None:
+        return done
     if (known := params.by_hand() or derived(params, carry, a)) is None:
         return unroll_autodiff(params, carry, x, marks, return_carries)
     recurrence, U = known

@@ -290,17 +290,16 @@ def bidirectional(
         only one is residual; or `carry` or `initial` is not a pair.
       TypeError: as `unroll`.
     """
-    stacks, ones = zip(as_stack("forward", forward), as_stack("backward", backward), strict=True)
-    one, L = ones[0], len(stacks[0])
-    if L != len(stacks[1]):
+    (ahead, one), (back, one_back) = as_stack("forward", forward), as_stack("backward", backward)
+    stacks, L = (ahead, back), len(ahead)
+    if L != len(back):
         raise ValueError(
-            f"there are {L} forward and {len(stacks[1])} backward layers; the numbers must be "
-            "equal."
+            f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
     residual = isinstance(forward, ResidualStack)
     if residual != isinstance(backward, ResidualStack):
         raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
-    if one != ones[1]:
+    if one != one_back:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
     check_flags(return_carries=return_carries, remat=remat)
     given = _enter(x, time_major, reset, lengths, mask)

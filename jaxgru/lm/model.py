@@ -191,9 +191,9 @@ def apply(
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
     x = Lookup(params.embedding, jnp.asarray(tokens))
     options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
-    h, carry = unroll(params.layers, x, carry, **options)
+    h, last = unroll(params.layers, x, carry, **options)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
-    return _logits(multiply, params, h), carry
+    return _logits(multiply, params, h), last
 
 
 def step(

@@ -6,7 +6,7 @@ import dataclasses
 import encodings
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jaxgru.cells import CELLS
 from jaxgru.errors import shown
@@ -278,7 +278,7 @@ class Config:
 
 def recurrent_matrices(cell: str) -> list[str]:
     """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
-    return [f.name for f in dataclasses.fields(CELLS[cell]) if f.name.startswith("U")]
+    return [f.name for f in dataclasses.fields(cast(Any, CELLS[cell])) if f.name.startswith("U")]
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
