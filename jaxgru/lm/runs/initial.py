@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
-from jaxgru.lm.data.dataset import Dataset, check_encoding, load_dataset
+from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.files import resolved
 from jaxgru.lm.formats.safetensors import load_safetensors_config
@@ -108,7 +108,6 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     same_size = not tokenizer.is_sized or tokenizer.vocab_size == vocab_size
     is_kept = tokenizer.kind == config.data.tokenizer and same_size
     if is_kept and not config.data.tokenizer_file:
-        check_encoding(config.data.encoding, tokenizer)
         with contextlib.suppress(TokenizerError):
             return *load_dataset(config, tokenizer, sha256), model
     return *load_dataset(config, sha256=sha256), model

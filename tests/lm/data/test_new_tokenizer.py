@@ -9,7 +9,6 @@ import pytest
 from random_models import only_model, random_params
 
 import jaxgru
-from jaxgru.errors import UserError
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.config import ConfigError, DataConfig
 from jaxgru.lm.data.tokenizers import (
@@ -102,15 +101,6 @@ def test_a_file_with_a_model_holds_each_kind(registered, kind, tiny_text, tmp_pa
 def test_a_kind_that_is_not_registered_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match="data.tokenizer is 'nibbles'; it must be one of charact"):
         load_config("astra_alpha", {"data.tokenizer": "nibbles"})
-
-
-def test_one_without_a_piece_for_each_token_is_not_saved(registered, tmp_path, monkeypatch):
-    monkeypatch.setattr(Nibbles, "pieces", ["0"] * 16)
-    model = only_model(ModelConfig(), vocab_size=16)
-    config = Config("x", model, DataConfig(tokenizer="nibbles"))
-    with pytest.raises(UserError, match="a vocab_size of 16 and 1 different pieces"):
-        save_safetensors(tmp_path / "x.safetensors", random_params(model), config, Nibbles())
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_kind_and_a_file_name_are_one_classes(registered):

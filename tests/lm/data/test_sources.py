@@ -20,7 +20,6 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
 from jaxgru.lm.data.tokenizers import (
     ByteTokenizer,
-    CharacterTokenizer,
     SentencePieceTokenizer,
     save_tokenizer,
 )
@@ -78,31 +77,21 @@ def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
         assert (found.text, found.sha256) == ("light", sha256(b"light"))
 
 
-@pytest.mark.parametrize("data, says", [
-    (b"light", "is damaged, or not compressed by gzip"),
-    (gzip.compress(b"light", mtime=0)[:-9], "is damaged"),
-    (gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "is damaged"),
-    (gzip.compress(b"", mtime=0), "is empty"),
-    (b"", "is empty"),
+@pytest.mark.parametrize("name, data, says", [
+    ("x.gz", b"light", "cannot be read: Not a gzipped file"),
+    ("x.gz", gzip.compress(b"light", mtime=0)[:-9], "cannot be read"),
+    ("x.gz", gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "cannot be read"),
+    ("x.gz", gzip.compress(b"", mtime=0), "is empty"),
+    ("", None, "there is no file in .*; a corpus is"),
+    ("*.md", None, r"there is no file .*\*\.md; a corpus is"),
+    ("*.txt", b"\xff\xd8", r"is not a text in UTF-8: .* byte 0xff .* save it in that encoding"),
 ])  # fmt: skip
-def test_what_a_gz_may_not_be(tmp_path, data, says):
-    (tmp_path / "x.gz").write_bytes(data)
-    with pytest.raises(CorpusError, match=rf"x\.gz {says}") as refusal:
-        read_text(str(tmp_path / "x.gz"))
-    assert "\n" not in str(refusal.value)
-
-
-def test_no_file_matches(tmp_path):
-    with pytest.raises(CorpusError, match=r"there is no file that matches .*\*\.md"):
-        read_text(str(tmp_path / "*.md"))
-
-
-def test_the_file_that_is_no_text_is_named(folder):
-    (folder / "b.txt").write_bytes(b"\xff\xd8")
-    with pytest.raises(
-        CorpusError, match=r"b\.txt is not UTF-8: byte 0 is 0xff .* save it in that encoding"
-    ):
-        read_text(str(folder))
+def test_what_is_no_text(tmp_path, name, data, says):
+    if data is not None:
+        (tmp_path / name.replace("*", "b")).write_bytes(data)
+    with pytest.raises(CorpusError, match=says) as refusal:
+        read_text(str(tmp_path / name))
+    assert "\n" not in str(refusal.value) and name.replace("*", "") in str(refusal.value)
 
 
 class Piped:
@@ -131,7 +120,7 @@ def test_standard_input_can_be_read_again(piped):
 def test_standard_input_that_nothing_is_piped_into(piped):
     for terminal in (False, True):
         piped(b"", terminal)
-        with pytest.raises(CorpusError, match="nothing is piped into it; pipe a text"):
+        with pytest.raises(CorpusError, match="standard input is empty"):
             read_text("-")
 
 
@@ -146,8 +135,8 @@ def test_other_encodings(tmp_path_factory, encoding, text):
 
 
 @pytest.mark.parametrize("encoding, data, says", [
-    ("ascii", b"caf\xe9", "is not ASCII: byte 3 is 0xe9"),
-    ("utf-16", b"abc", "is not UTF-16: byte 2 is 0x63"),
+    ("ascii", b"caf\xe9", "is not a text in ASCII: .*0xe9 in position 3"),
+    ("utf-16", b"abc", "is not a text in UTF-16: .*position 2"),
 ])  # fmt: skip
 def test_a_text_of_another_encoding(tmp_path, encoding, data, says):
     (tmp_path / "x.txt").write_bytes(data)
@@ -190,7 +179,7 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     with pytest.raises(UserError, match="^.*other.txt has changed.*right one with --data.valid"):
         load_dataset(config, dataset.tokenizer, dataset.sha256)
     alone = load_dataset(config_of(tiny_text))[1].sha256
-    with pytest.raises(UserError, match="a part of its own text, not on .*; leave out --data.val"):
+    with pytest.raises(UserError, match="validated on its own text; leave out --data.val"):
         load_dataset(config, dataset.tokenizer, alone)
     with pytest.raises(UserError, match="on another text; give it with --data.validation"):
         load_dataset(config_of(tiny_text), dataset.tokenizer, dataset.sha256)
@@ -223,25 +212,14 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     assert load_dataset(load_config("scribe_beta", scribe))[0].data == config.data
     again = override(load_config("scribe_beta"), scribe)  # as --init does
     assert load_dataset(again)[0].data == config.data
-    other = tmp_path / "other.txt"
-    other.write_text("λ" * 200)
-    vocabulary = tmp_path / "mine.json"
-    vocabulary.write_bytes(CharacterTokenizer.learn(tiny_text.read_text()).to_bytes())
-    for place in (path, vocabulary):
-        for corpus, validation in ((other, ""), (tiny_text, str(other))):
-            config = config_of(corpus, validation=validation, tokenizer_file=str(place))
-            with pytest.raises(
-                UserError, match=f"{place.name}: .* lacks 'λ'; leave out .* to learn"
-            ):
-                load_dataset(config)
     hugging_face = tmp_path / "tokenizer.json"
     hugging_face.write_text('{"version": "1.0", "pre_tokenizer": null, "model": {"vocab": {}}}')
-    with pytest.raises(UserError, match="tokenizer.json is a tokenizer of Hugging Face, which"):
+    with pytest.raises(UserError, match="tokenizer.json cannot be read: .* a .model of SentenceP"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(hugging_face)))
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match="mine.model cannot be read: the subwords .* the sentencep"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
-    with pytest.raises(UserError, match="must end in .json or .model to be a tokenizer"):
+    with pytest.raises(UserError, match="cannot be read: no kind of tokenizer has such a name"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))
 
 
@@ -256,7 +234,7 @@ def test_bytes_of_a_file_that_is_no_text(tmp_path):
 def test_bytes_of_an_encoding_are_refused(tiny_text, tmp_path):
     save_tokenizer(ByteTokenizer(), tmp_path)
     for bytes_ in ({"tokenizer": "bytes"}, {"tokenizer_file": str(tmp_path / "bytes.json")}):
-        with pytest.raises(UserError, match="encoding is cp1252; it must be utf-8, .* bytes takes"):
+        with pytest.raises(UserError, match="encoding is cp1252; it must be utf-8, the default"):
             load_dataset(config_of(tiny_text, encoding="cp1252", **bytes_))
 
 

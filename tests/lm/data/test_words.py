@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgru.lm.data.tokenizers import (
-    TokenizerError,
-    WordTokenizer,
-    save_tokenizer,
-)
+from jaxgru.lm.data.tokenizers import WordTokenizer
 
 VERSE = "The cat, the dog:\nthe cat's  tail.\n\tthe cat"
 odd = st.sampled_from(
@@ -83,8 +79,3 @@ def test_a_space_at_the_end_of_a_prompt_belongs_to_the_next_word():
     assert end == " "
     np.testing.assert_array_equal(mask, [piece.startswith(" ") for piece in tokenizer.pieces])
     assert tokenizer.may_follow("the\n") == tokenizer.may_follow("the") == ("", None)
-
-
-def test_half_a_surrogate_pair_is_not_saved(tmp_path):
-    with pytest.raises(TokenizerError, match="the words tokenizer is broken: .*surrogates not"):
-        save_tokenizer(WordTokenizer.learn("a\ud800"), tmp_path)

@@ -175,7 +175,6 @@ class TestRefusals:
             (None, "the tokenizer is a NoneType, which could not be loaded again"),
             (WORDS("abc"), "the tokenizer is a Words, which could not be loaded again"),
             (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
-            (CharacterTokenizer("ab\ud800"), "surrogates not allowed"),
         ],
     )
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):

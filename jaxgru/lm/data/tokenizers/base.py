@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, TypeAlias
 
@@ -160,11 +161,11 @@ class ByteLevelTokenizer(Tokenizer):
 
 def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
     """Return the error for characters that a vocabulary does not have; at most ten are named."""
-    names = [repr(c) for c in sorted(characters)] or ["characters of the text"]
-    more = ", …" if len(names) > 10 else ""
-    return TokenizerError(f"the vocabulary of {vocabulary} lacks {', '.join(names[:10])}{more}.")
+    names = ", ".join(map(repr, sorted(characters)[:10])) + ", …" * (len(characters) > 10)
+    return TokenizerError(f"the vocabulary of {vocabulary} lacks {names}.")
 
 
-def surrogates(text: str) -> set[str]:
-    """Return the halves of surrogate pairs in a text, which UTF-8 does not have."""
-    return {c for c in set(text) if "\ud800" <= c <= "\udfff"}
+def check_utf_8(text: str) -> None:
+    """Raise TokenizerError for half a surrogate pair, which SentencePiece cannot take."""
+    if halves := set(re.findall("[\ud800-\udfff]", text)):
+        raise lacks("UTF-8", halves)

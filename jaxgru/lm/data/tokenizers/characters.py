@@ -36,7 +36,6 @@ class CharacterTokenizer(Tokenizer):
         vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a string of distinct characters")
-        vocabulary.encode()  # refuse half a surrogate pair, which no file or terminal accepts
         return cls(vocabulary)
 
     def to_bytes(self) -> bytes:

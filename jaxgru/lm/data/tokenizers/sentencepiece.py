@@ -13,10 +13,9 @@ from jaxgru.errors import counted, needs
 from jaxgru.lm.data.tokenizers.base import (
     Chunk,
     Start,
-    TokenizerError,
     Tokens,
+    check_utf_8,
     lacks,
-    surrogates,
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
     LINE,
@@ -60,9 +59,6 @@ class SentencePieceTokenizer(SentencePieceModel):
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer
 
-        cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
-        if "\0" in text:
-            raise TokenizerError(f"{cannot}, which has NUL characters.")
         normalize = SentencePieceNormalizer(
             rule_name="nmt_nfkc",  # as the trainer does by default
             add_dummy_prefix=True,
@@ -77,13 +73,6 @@ class SentencePieceTokenizer(SentencePieceModel):
         characters = seen | set(normal)
         # accents that a cut parts from their letter
         lines += sorted(characters - seen - {RESERVED})
-        if not normal.strip(SPACE + RESERVED):
-            raise TokenizerError(f"{cannot}, which has no words.")
-        if vocab_size < (least := len(characters) + 3):
-            raise TokenizerError(
-                f"{cannot}: its {len(characters):,} characters and 3 special pieces alone are "
-                f"{least}; set model.vocab_size to that or more."
-            )
         # The trainer takes the name of a special piece in the text for the end of a word.
         unk, bos, eos = (absent(name, normal) for name in ("<unk>", "<s>", "</s>"))
         model = train(
@@ -100,15 +89,13 @@ class SentencePieceTokenizer(SentencePieceModel):
         return cls(model)
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        unknown = surrogates(text)  # C++ cannot take them
-        if not unknown:
-            encode, unk = self._processor.encode, self._processor.unk_id()
-            tokens = np.concatenate([np.array(encode(b), np.int32) for b in blocks(text, END)])
-            if (tokens != unk).all():
-                return tokens
+        check_utf_8(text)
+        encode, unk = self._processor.encode, self._processor.unk_id()
+        tokens = np.concatenate([np.array(encode(b), np.int32) for b in blocks(text, END)])
+        if (tokens == unk).any():
             normal = set(self._processor.normalize(text)) - {" ", SPACE}
-            unknown = {c for c in normal if unk in encode(c)}
-        raise lacks(counted(self.vocab_size, "piece"), unknown)
+            raise lacks(counted(self.vocab_size, "piece"), {c for c in normal if unk in encode(c)})
+        return tokens
 
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text, with single spaces for white space."""

@@ -14,8 +14,7 @@ from jaxgru.lm.data.tokenizers.base import (
     Start,
     TokenizerError,
     begin_with_spaces,
-    lacks,
-    surrogates,
+    check_utf_8,
 )
 from jaxgru.lm.data.tokenizers.sentencepiece_model import (
     LINE,
@@ -70,8 +69,6 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
                 f"a vocabulary of {vocab_size} is too small for subwords: 256 bytes, spaces and "
                 f"line breaks need {LEAST}; set model.vocab_size to 1000, for example."
             )
-        if unknown := surrogates(text):
-            raise lacks("all of UTF-8", unknown)
         breaks = ["\n"]
         if "\r" in text and vocab_size >= LEAST + 2:
             breaks += ["\r", "\r\n"]
@@ -108,8 +105,7 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         return tokenizer
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        if unknown := surrogates(text):
-            raise lacks("all of UTF-8", unknown)
+        check_utf_8(text)
         return np.concatenate([self._encode(block) for block in blocks(text, END)])
 
     def _encode(self, block: str) -> Int[np.ndarray, "N"]:

@@ -12,12 +12,7 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.lm.data.tokenizers.base import (
-    Start,
-    Tokenizer,
-    Tokens,
-    begin_with_spaces,
-)
+from jaxgru.lm.data.tokenizers.base import Start, Tokenizer, Tokens, begin_with_spaces
 
 UNKNOWN = " <unk>"
 
@@ -33,8 +28,7 @@ FORMAT = (
 def marks() -> str:
     """Return, as ranges for a set of `re`, what belongs to the character before it.
 
-    Those are combining marks, such as most vowel signs of India, joiners and format characters:
-    rule WB4 of Unicode's text segmentation (UAX 29). `\\w` of `re` has none of them.
+    Those are combining marks, joiners and format characters: rule WB4 of Unicode's UAX 29.
     """
     # two letters each; higher planes have only those in FORMAT
     categories = "".join(map(unicodedata.category, map(chr, range(0x20000))))
@@ -93,7 +87,6 @@ class WordTokenizer(Tokenizer):
             raise ValueError("its vocabulary is not a list of words")
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
-        "".join(words).encode()  # refuse half a surrogate pair, which no file or terminal accepts
         return cls(words)
 
     def to_bytes(self) -> bytes:
