@@ -277,12 +277,6 @@ def test_the_sizes_of_a_split(length, fraction, num_train):
     np.testing.assert_array_equal(np.concatenate([train, validation]), tokens)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_bad_fraction(fraction):
-    with pytest.raises(corpus.CorpusError, match=f"validation_fraction is {fraction}"):
-        corpus.split(np.arange(3), fraction)
-
-
 class TestScript:
     def test_what_it_prints(self, script, canonical, cache, tmp_path):
         write(cache, canonical)

@@ -37,25 +37,17 @@ Edit = tuple[int, int, list[str]]
 
 
 def rebuild(plays: Path, edits: list[Edit] | None = None) -> str:
-    """Return Tiny Shakespeare, rebuilt from the Markdown files in the folder `plays`.
+    """Return Tiny Shakespeare, rebuilt from the Markdown files in the folder `plays`, unverified.
 
-    edits: the table to apply; None: the one in `edits.jsonl`. The result is not verified.
-
-    Raises:
-      OSError: a play cannot be read.
-      UnicodeDecodeError: a play is not UTF-8.
+    edits: the table to apply, in ascending order; None: the one in `edits.jsonl`.
     """
     lines = lines_by_rule(plays)
+    if edits is None:
+        edits = [json.loads(row) for row in EDITS_FILE.read_text(encoding="utf-8").splitlines()]
     # From last to first, so that no edit moves the lines of another one.
-    for start, stop, new in reversed(read_edits() if edits is None else edits):
+    for start, stop, new in reversed(edits):
         lines[start:stop] = new
     return "\n".join(lines[:NUM_LINES]) + "\n"
-
-
-def read_edits() -> list[Edit]:
-    """Return the table of line edits, in ascending order."""
-    rows = EDITS_FILE.read_text(encoding="utf-8").splitlines()
-    return [tuple(json.loads(row)) for row in rows]
 
 
 def lines_by_rule(plays: Path) -> list[str]:

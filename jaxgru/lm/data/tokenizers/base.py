@@ -75,17 +75,12 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
 
-    @abc.abstractmethod
     def decode(self, tokens: Tokens) -> str:
         """Return the tokens' text. Raises what `as_list` raises."""
+        return "".join(self.pieces[token] for token in self.as_list(tokens))
 
     def as_list(self, tokens: Tokens) -> list[int]:
-        """Return tokens as a list of Python's numbers.
-
-        Raises:
-          UserError: they are not one sequence, or one is outside the vocabulary.
-          ValueError: they are not integers.
-        """
+        """Return tokens as a list of Python's numbers. Raises what `as_sequence` raises."""
         return np.asarray(as_sequence("tokens", tokens, self.vocab_size), np.int64).tolist()
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
@@ -103,9 +98,9 @@ class Tokenizer(abc.ABC):
         """
         return "", None
 
-    @abc.abstractmethod
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters of the text these tokens, its first ones, stand for."""
+        return len(self.decode(tokens))
 
 
 def begin_with_spaces(tokenizer: Tokenizer, prompt: str, texts: list[str]) -> Start:

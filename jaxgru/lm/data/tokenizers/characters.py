@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.errors import counted
-from jaxgru.lm.data.tokenizers.base import Tokenizer, Tokens, lacks
+from jaxgru.lm.data.tokenizers.base import Tokenizer, lacks
 
 
 class CharacterTokenizer(Tokenizer):
@@ -31,7 +31,6 @@ class CharacterTokenizer(Tokenizer):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
-        """Invert `to_bytes`. Raises ValueError for other data."""
         content = json.loads(data)
         vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
@@ -46,10 +45,3 @@ class CharacterTokenizer(Tokenizer):
         if unknown := set(text) - set(self._token_of):
             raise lacks(counted(self.vocab_size, "character"), unknown)
         return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
-
-    def decode(self, tokens: Tokens) -> str:
-        return "".join(self.vocabulary[token] for token in self.as_list(tokens))
-
-    def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters these first tokens of the text stand for: one each."""
-        return len(tokens)

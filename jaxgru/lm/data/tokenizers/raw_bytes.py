@@ -35,7 +35,6 @@ class ByteTokenizer(ByteLevelTokenizer):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ByteTokenizer:
-        """Invert `to_bytes`. Raises ValueError for other data."""
         if json.loads(data) != {"bytes": 256}:
             raise ValueError("it is not that of bytes")
         return cls()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable, Iterator
 
@@ -107,23 +106,15 @@ class SentencePieceTokenizer(SentencePieceModel):
         The first bytes of a character wait for its last ones, where a piece can be a single byte.
         """
         before = [self._processor.unk_id()]  # any text: at the beginning, a space would be lost
-        start = len(self._processor.decode(before))
-        held: list[int] = []
+        start, held, text = len(self._processor.decode(before)), [], ""
         for chunk in chunks:
-            tokens = held + self.as_list(chunk)
-            settled = len(tokens) - self._unfinished(tokens)
-            held = tokens[settled:]
-            yield self._processor.decode(before + tokens[:settled])[start:]
+            held += self.as_list(chunk)
+            text = self._processor.decode(before + held)[start:]
+            waits = text.endswith("\ufffd")
+            yield "" if waits else text
+            held = held if waits else []
         if held:
-            yield self._processor.decode(before + held)[start:]
-
-    def _unfinished(self, tokens: list[int]) -> int:
-        """Return how many tokens at the end are the first bytes of a longer character."""
-        last = tokens[-3:]
-        while not self._byte_of.keys() >= set(last):
-            last = last[1:]
-        last = bytes(self._byte_of[token] for token in last)
-        return len(last) - codecs.utf_8_decode(last, "replace", False)[1]
+            yield text
 
     def may_follow(self, prompt: str) -> Start:
         """Return the prompt's last character where encoding loses white space at its end."""

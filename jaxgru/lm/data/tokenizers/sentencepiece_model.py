@@ -26,6 +26,8 @@ class SentencePieceModel(Tokenizer):
         with needs("train"):
             from sentencepiece import SentencePieceProcessor
 
+        if not model:
+            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
         self._model = model
         self._processor = SentencePieceProcessor(model_proto=model)
         self.vocab_size = self._processor.vocab_size()
@@ -38,9 +40,6 @@ class SentencePieceModel(Tokenizer):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SentencePieceModel:
-        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
-        if not data:
-            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
         return cls(data)
 
     def to_bytes(self) -> bytes:

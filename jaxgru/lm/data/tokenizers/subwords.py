@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -53,6 +53,9 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         for token, byte in self._byte_of.items():
             self.bytes_of[token] = bytes([byte])
         self._token_of_byte = {byte: token for token, byte in self._byte_of.items()}
+        if len(self._token_of_byte) < 256:
+            raise ValueError("it does not have a piece for each byte")
+        self.encode(" a  b\n\n\tﬁ e\u0301\x85 ")
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> SubwordTokenizer:
@@ -72,7 +75,14 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         breaks = ["\n"]
         if "\r" in text and vocab_size >= LEAST + 2:
             breaks += ["\r", "\r\n"]
-        kept = "".join(_frequent(text, (vocab_size - LEAST + 1 - len(breaks)) // 2))
+        counts = Counter(text)
+        for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
+            counts.pop(other, None)
+        ordered = sorted(counts, key=lambda character: (-counts[character], character))
+        before = itertools.accumulate((counts[character] for character in ordered), initial=0)
+        enough = COVERAGE * counts.total()
+        frequent = [c for c, seen in zip(ordered, before, strict=False) if seen < enough]
+        kept = "".join(frequent[: (vocab_size - LEAST + 1 - len(breaks)) // 2])
         # Only what has a token is shown to the trainer, and a space in any case. It does not count
         # the characters of names of its own, and older ones end the process where that leaves none.
         shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
@@ -94,16 +104,6 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         except TooManyPieces as error:
             return cls(train(lines, error.most, **options))
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SubwordTokenizer:
-        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
-        tokenizer = super().from_bytes(data)
-        assert isinstance(tokenizer, SubwordTokenizer)
-        if tokenizer._token_of_byte.keys() != set(range(256)):
-            raise ValueError("it does not have a piece for each byte")
-        tokenizer.encode(" a  b\n\n\tﬁ e\u0301\x85 ")
-        return tokenizer
-
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         check_utf_8(text)
         return np.concatenate([self._encode(block) for block in blocks(text, END)])
@@ -122,16 +122,3 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
     def may_follow(self, prompt: str) -> Start:
         """Return the spaces at the prompt's end: they belong to the word after them."""
         return begin_with_spaces(self, prompt, [b.decode(errors="replace") for b in self.bytes_of])
-
-
-def _frequent(text: str, most: int) -> Iterator[str]:
-    """Yield the characters to have a token each, the most frequent first."""
-    counts = Counter(text)
-    for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
-        counts.pop(other, None)
-    left = COVERAGE * sum(counts.values())
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-        if left <= 0:
-            return
-        yield character
-        left -= count

@@ -80,7 +80,6 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WordTokenizer:
-        """Invert `to_bytes`. Raises ValueError for other data."""
         content = json.loads(data)
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -96,9 +95,6 @@ class WordTokenizer(Tokenizer):
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         tokens = (self._token_of.get(match[0], 0) for match in _token().finditer(text))
         return np.fromiter(tokens, np.int32)
-
-    def decode(self, tokens: Tokens) -> str:
-        return "".join(self.pieces[token] for token in self.as_list(tokens))
 
     def may_follow(self, prompt: str) -> Start:
         """Return the space at the prompt's end: it belongs to the word after it."""
