@@ -46,11 +46,7 @@ def beam_search(
       B · K rows after every token but the last. This carry and `tokens.reshape(B * K, -1)[:, -1:]`
       continue every beam in `generate`.
 
-    Raises:
-      UserError: the prompt or `stop` has a wrong shape or dtype, or a token outside the vocabulary;
-        num_tokens or num_beams is below 1, not below 2³¹, or a bool.
-      ValueError: the carry does not fit this model and batch.
-      TypeError: num_tokens or num_beams is not a whole number.
+    Raises UserError, ValueError or TypeError as `generate` does.
     """
     params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_prompt(prompt, V)

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray, at_least_float32, in_dtypes_of
-from jaxgru.errors import UserError, a_type, counted
+from jaxgru.errors import UserError, counted
 from jaxgru.lm.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
@@ -45,10 +45,7 @@ class Dynamic:
       epsilon: ε, in the unit of a gradient.
       every: the number of tokens in a segment, and so between two updates.
 
-    Raises:
-      UserError: `every` is below 1, the learning rate or the decay is negative or not finite, or
-        epsilon is not above 0.
-      TypeError: `every` is not a whole number.
+    Raises UserError or TypeError if one is out of range.
     """
 
     mean_squares: Params
@@ -60,9 +57,8 @@ class Dynamic:
     def __post_init__(self) -> None:
         check_whole("every", self.every)
         for name in ("learning_rate", "decay"):
-            check_number(
-                name, getattr(self, name), lambda x: 0 <= x < math.inf, "finite, 0 or more"
-            )
+            number = getattr(self, name)
+            check_number(name, number, lambda x: 0 <= x < math.inf, "finite, 0 or more")
         # at 0, the weights of a token that the training text lacks would become 0/0
         check_number("epsilon", self.epsilon, lambda x: 0 < x < math.inf, "finite, above 0")
 
@@ -76,15 +72,10 @@ def dynamic_nll(
       reset: set the STATE to zero every `reset` tokens; the weights keep what they have learned. It
         must be a divisor or a multiple of `dynamic.every`. None: never.
 
-    Raises:
-      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
-        the reset does not fit; or `dynamic` is not a Dynamic, or of another model.
-      ValueError: the tokens are not integers.
-      TypeError: the reset is not a whole number.
+    Raises what `evaluation.window_nll` raises, and UserError if the reset does not fit, or
+    `dynamic` is of another model.
     """
     params = on_device(params)
-    if not isinstance(dynamic, Dynamic):
-        raise UserError(f"dynamic is {a_type(dynamic)}; it must be a Dynamic.")
     if jax.tree.map(jnp.shape, dynamic.mean_squares) != jax.tree.map(jnp.shape, params):
         raise UserError("the mean_squares are not this model's; compute them with its parameters.")
     inputs, targets, n = _segments(params, tokens, dynamic.every)
@@ -103,10 +94,7 @@ def dynamic_nll(
 def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) -> Params:
     """Return the mean of each parameter's squared gradient, over the whole segments of a stream.
 
-    Raises:
-      UserError: as `dynamic_nll`; fewer than `every` + 1 tokens; or `every` is below 1.
-      ValueError: the tokens are not integers.
-      TypeError: `every` is not a whole number.
+    Raises what `dynamic_nll` raises, and UserError for fewer than `every` + 1 tokens.
     """
     inputs, targets, n = _segments(params, tokens, check_whole("every", every))
     if n < every:
@@ -131,9 +119,8 @@ def choose_dynamic(
 
     Raises what `mean_squares` raises.
     """
-    rates = list(product(learning_rates, decays))
     squares = mean_squares(params, tokens, every)
-    candidates = [Dynamic(squares, rate, decay, every=every) for rate, decay in rates]
+    candidates = [Dynamic(squares, *pair, every=every) for pair in product(learning_rates, decays)]
     loss = lambda dynamic: dynamic_nll(params, tokens, dynamic).mean()
     return min(candidates, key=lambda dynamic: np.nan_to_num(loss(dynamic), nan=np.inf))
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, a_type, counted
+from jaxgru.errors import UserError, counted
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.batching import as_text, random_crops, windows
 from jaxgru.lm.data.tokenizers import Tokenizer
@@ -41,8 +41,7 @@ def window_nll(
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
 
-    The result has all N − 1 predictions in order; the last window may be shorter. A window of 1 is
-    stateless.
+    The result has all N − 1 predictions in order. A window of 1 is stateless.
 
     Args:
       mesh: the devices that share the batches; the parameters must be on it. One device computes
@@ -72,10 +71,7 @@ def window_nll(
 def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream: the state is never reset.
 
-    Raises:
-      UserError: the tokens are fewer than two, or not one sequence; or one is outside the
-        vocabulary.
-      ValueError: they are not integers.
+    Raises what `window_nll` raises.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
@@ -103,11 +99,8 @@ def random_batch_losses(
     nanoGPT evaluates on 200 batches of 64 windows of 256 tokens (`estimate_loss`). Its loss is the
     mean of these; the standard error is their standard deviation / √M.
 
-    Raises:
-      UserError: as `window_nll`; the text is too short for a window; or `num_batches` or
-        `batch_size` is below 1.
-      ValueError: the tokens are not integers.
-      TypeError: one of the numbers is not a whole number.
+    Raises what `window_nll` raises, and UserError if the text is too short for a window, or
+    `num_batches` or `batch_size` is below 1.
     """
     tokens = as_text(tokens, len(params.embedding))
     window, num_batches = check_whole("window", window), check_whole("num_batches", num_batches)
@@ -155,10 +148,7 @@ def recovery(
     Args:
       stream: `stream_nll` of these parameters and tokens, if it has been computed already.
 
-    Raises:
-      UserError: as `stream_nll`; or the length or stride is below 1.
-      ValueError: the tokens are not integers.
-      TypeError: the length or stride is not a whole number.
+    Raises what `window_nll` raises, of the length and the stride, too.
     """
     tokens = as_text(tokens, len(params.embedding))
     length, stride = check_whole("length", length), check_whole("stride", stride)
@@ -168,9 +158,8 @@ def recovery(
     length = min(length, n)
     at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
     batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
-    num_batches = -(-len(at) // batch_size)
-    padded = np.pad(at, ((0, num_batches * batch_size - len(at)), (0, 0)), mode="edge")
-    padded = padded.reshape(num_batches, batch_size, length)
+    padded = np.pad(at, ((0, -len(at) % batch_size), (0, 0)), mode="edge")
+    padded = padded.reshape(-1, batch_size, length)
     inputs, targets = np.asarray(tokens)[padded], np.asarray(tokens)[padded + 1]
     nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)
     return (nll[: len(at)] - stream[at]).mean(axis=0)
@@ -212,12 +201,7 @@ class Scores:
         return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
 
 
-def score(
-    model: Model,
-    tokenizer: Tokenizer,
-    text: str,
-    nll: NLL[Model] = stream_nll,
-) -> Scores:
+def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = stream_nll) -> Scores:
     """Compute how likely each token of a text is, given all before it.
 
     Args:
@@ -226,12 +210,8 @@ def score(
       nll: computes the nats of each prediction from the model and the tokens. The default reads the
         text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
 
-    Raises:
-      UserError: the text is not a str, or is of fewer than two tokens; a `TokenizerError` where it
-        cannot be encoded.
+    Raises UserError if the text is of fewer than two tokens or cannot be encoded.
     """
-    if not isinstance(text, str):
-        raise UserError(f"the text is {a_type(text)}; it must be a str.")
     tokens = tokenizer.encode(text)
     pieces = [tokenizer.pieces[token] for token in tokens[1:]]
     num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
@@ -251,14 +231,7 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
 
     It may also be a difference of losses. Losses per character of the same text can be compared
     between tokenizers.
-
-    Raises:
-      UserError: `num_characters` is below 1, as where a text is one character of several bytes.
     """
-    if num_characters < 1:
-        raise UserError(
-            "the text has no character after its first token, so it has no loss per character."
-        )
     nats_per_character = nats_per_token * num_tokens / num_characters
     return {
         "nats_per_token": nats_per_token,
@@ -287,10 +260,7 @@ def evaluate(
       ("stream"); and before every token ("stateless"). With `dynamic`, also where it is never reset
       and the weights go on learning ("dynamic").
 
-    Raises:
-      UserError: as `window_nll`.
-      ValueError: the tokens are not integers.
-      TypeError: the window is not a whole number.
+    Raises what `window_nll` raises.
     """
     nats = {
         "windows": window_nll(params, tokens, window),
@@ -307,11 +277,7 @@ def _nll(
     params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
 ) -> Float[Array, "M B T"]:
     """Compute each batch in turn, every row from zero state."""
-
-    def batch_nll(batch: tuple[Array, Array]) -> Array:
-        inputs, targets = batch
-        return token_nll(apply(params, inputs)[0], targets)
-
+    batch_nll = lambda batch: token_nll(apply(params, batch[0])[0], batch[1])
     return jax.lax.map(batch_nll, (inputs, targets))
 
 
@@ -321,13 +287,9 @@ def _nll_on_mesh(
 ) -> Float[Array, "M B T"]:
     """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
 
-    def share(params, inputs, targets):
-        return jax.lax.all_gather(_nll(params, inputs, targets), ROWS, tiled=True)
-
-    run = jax.shard_map(
-        share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
-    )
-    return run(params, inputs, targets)
+    share = lambda *given: jax.lax.all_gather(_nll(*given), ROWS, tiled=True)
+    specs = dict(in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False)
+    return jax.shard_map(share, mesh=mesh, **specs)(params, inputs, targets)
 
 
 @partial(jax.jit, static_argnames=("batch_size", "window"))

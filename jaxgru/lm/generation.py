@@ -14,26 +14,23 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxgru.cells.base import AnyArray, check_flags
-from jaxgru.errors import UserError, a_type, shown
+from jaxgru.errors import UserError, shown
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import SPACE, Start, Tokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
 from jaxgru.lm.processors import Processor
-from jaxgru.lm.sampling import as_processors, check_sampling, generate
+from jaxgru.lm.sampling import check_sampling, generate
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
-READ = 2**13  # tokens of a prompt read at once, which bounds the memory used
 
 
 @runtime_checkable
 class NGramModel(Protocol):
     """A model whose state is the text itself, such as `jaxgru.analysis.ngrams.NGram`."""
 
-    def generate(self, *args: Any, **options: Any) -> Int[np.ndarray, "N"]:
-        """Return new tokens, as `NGram.generate` does."""
-        ...
+    def generate(self, *args: Any, **options: Any) -> Int[np.ndarray, "N"]: ...
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,10 @@ def stream_text(
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
     Raises:
-      UserError: at the call: the prompt is not a str, gives no token or has unknown characters, an
-        option or the sample's index is out of range, `stop` is not of strings, a processor is not
-        a function, or an n-gram model is given a carry or a processor. While the text is generated:
-        the model's logits are NaN, or a processor excludes every token or does not return logits.
+      UserError: at the call: the prompt gives no token or has unknown characters, an option or the
+        sample's index is out of range, `stop` is not of strings, or an n-gram model is given a
+        carry or a processor. While the text is generated: the model's logits are NaN, or a
+        processor excludes every token or does not return logits.
       ValueError: the carry does not fit the model, or a flag is neither True nor False.
       TypeError: num_tokens, top_k, the seed or the sample's index is not a whole number.
     """
@@ -141,49 +138,27 @@ def stream_text(
         check_whole(name, value, 2**32 - 1, least=0)
     check_whole("num_tokens", options.num_tokens)
     check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
-    as_processors(options.logits_processor)
-    if not isinstance(prompt, str):
-        raise UserError(f"the prompt is {a_type(prompt)}; it must be a str.")
-    if not (isinstance(options.stop, tuple | list) and all(map(_is_end, options.stop))):
+    is_end = lambda end: isinstance(end, str) and end != ""
+    if not (isinstance(options.stop, tuple | list) and all(map(is_end, options.stop))):
         raise UserError(
             f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
             "character."
         )
-    start = end, _ = tokenizer.may_follow(prompt)
+    end, first = tokenizer.may_follow(prompt)
     known = tokenizer.encode(prompt.removesuffix(end))
     if len(known) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
     read = known[-1:] if options.last_token_only else known
     if isinstance(model, Params):
-        tokens = _Recurrent(model, read, options, sample, carry)
+        tokens = _Recurrent(model, read, options, sample, first, carry)
     elif carry is None and not options.logits_processor:
-        tokens = _Counted(model, read, options, sample)
+        tokens = _Counted(model, read, options, sample, first)
     else:
         raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
-    return TextStream(_text(tokens, tokenizer, prompt, start, options), tokens)
-
-
-def _is_end(end: Any) -> bool:
-    return isinstance(end, str) and end != ""
-
-
-def _text(
-    tokens: _Recurrent | _Counted, tokenizer: Tokenizer, prompt: str, start: Start, options: Options
-) -> Iterator[str]:
-    end, first = start
-    yield prompt
-    texts = tokenizer.continuation(_each(tokens, first, options.num_tokens))
-    if first is not None:
-        texts = itertools.chain([next(texts)[len(end) :]], texts)  # the prompt ends with it
-    yield from _until(options.stop, texts) if options.stop else texts
-
-
-def _each(
-    tokens: _Recurrent | _Counted, first: Bool[np.ndarray, "V"] | None, num_tokens: int
-) -> Iterator[Int[np.ndarray, "1"]]:
-    for _ in range(num_tokens):
-        yield tokens.next_token(first)
-        first = None
+    new = tokenizer.continuation(tokens.next_token() for _ in range(options.num_tokens))
+    new = (text[len(end) * (i == 0) :] for i, text in enumerate(new))  # the prompt ends with it
+    new = _until(options.stop, new) if options.stop else new
+    return TextStream(itertools.chain([prompt], new), tokens)
 
 
 def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
@@ -214,9 +189,10 @@ class _Recurrent:
         prompt: Int[np.ndarray, "P"],
         options: Options,
         sample: int,
+        first: Bool[np.ndarray, "V"] | None,
         carry: ModelCarry | None,
     ) -> None:
-        self.params, self.options = params, options
+        self.params, self.options, self.first = params, options, first
         key = jax.random.fold_in(jax.random.key(options.seed), sample)
         last: Any = prompt[None, -1:]
         if carry is None:
@@ -224,10 +200,8 @@ class _Recurrent:
         # On the device where `generate` leaves them: with others, its second call compiles anew
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
-        # Where no state is kept, the state after it would be reset
-        before = prompt[:-1] if options.stateful else prompt[:0]
-        for start in range(0, len(before), READ):
-            carry = _read(params, before[None, start : start + READ], carry)
+        if options.stateful and len(prompt) > 1:
+            carry = _read(params, prompt[None, :-1], carry)
         self.counts = None
         if options.logits_processor:
             self.counts = np.bincount(prompt[:-1], minlength=len(params.head.bo))[None]
@@ -235,18 +209,19 @@ class _Recurrent:
         self.key, self.ahead = key, (cast(ModelCarry, carry), last)
         self.behind, self.new, self.given = self.ahead, prompt[:0], 0  # of the chunk being given
 
-    def next_token(self, first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "1"]:
-        """Return the next token, one of those that may come first."""
+    def next_token(self) -> Int[np.ndarray, "1"]:
+        """Return the next token; the first one is one of those that may come first."""
         if self.given == len(self.new):
-            self._generate(first)
+            self._generate()
         self.given += 1
         return self.new[self.given - 1 : self.given]
 
-    def _generate(self, first: Bool[np.ndarray, "V"] | None) -> None:
+    def _generate(self) -> None:
         params, options, num_tokens = self.params, self.options, CHUNK
-        if first is not None:
-            bo = jnp.where(first, params.head.bo, -jnp.inf)
+        if self.first is not None:
+            bo = jnp.where(self.first, params.head.bo, -jnp.inf)
             params, num_tokens = replace(params, head=replace(params.head, bo=bo)), 1
+            self.first = None
         (carry, last), processor = self.ahead, options.logits_processor
         new, after, self.key = generate(
             params, self.key, last, num_tokens, carry, stateful=options.stateful,
@@ -281,17 +256,24 @@ class _Counted:
     """The tokens of a model whose state is the end of the text so far."""
 
     def __init__(
-        self, model: NGramModel, prompt: Int[np.ndarray, "P"], options: Options, sample: int
+        self,
+        model: NGramModel,
+        prompt: Int[np.ndarray, "P"],
+        options: Options,
+        sample: int,
+        first: Bool[np.ndarray, "V"] | None,
     ) -> None:
-        self.model, self.options, self.text = model, options, prompt
+        self.model, self.options, self.text, self.first = model, options, prompt, first
         self.rng, self.new = np.random.default_rng([options.seed, sample]), prompt[:0]
 
-    def next_token(self, first: Bool[np.ndarray, "V"] | None) -> Int[np.ndarray, "1"]:
-        """Return the next token, one of those that may come first."""
+    def next_token(self) -> Int[np.ndarray, "1"]:
+        """Return the next token; the first one is one of those that may come first."""
         if not len(self.new):
-            num_tokens, how = CHUNK if first is None else 1, self.options.per_token
-            self.new = self.model.generate(self.rng, self.text, num_tokens, first=first, **how)
-            self.text = np.concatenate([self.text, self.new])[-READ:]  # it reads less
+            num_tokens = CHUNK if self.first is None else 1
+            options = {**self.options.per_token, "first": self.first}
+            self.new = self.model.generate(self.rng, self.text, num_tokens, **options)
+            self.text = np.concatenate([self.text, self.new])[-(2**13) :]  # it reads fewer
+            self.first = None
         token, self.new = self.new[:1], self.new[1:]
         return token
 

@@ -17,11 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxgru.errors import UserError, shown
+from jaxgru.lm.arguments import check_number
 
-Processor: TypeAlias = Callable[
-    [Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]
-]  # fmt: skip
+Processor: TypeAlias = Callable[[Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]]
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,14 @@ class RepetitionPenalty:
     likelier; Hugging Face's transformers do so, too. The authors use 1.2; 1 changes nothing.
 
     Raises:
-      UserError: the penalty is not a finite int or float above 0.
+      UserError: the penalty is not a finite number above 0.
     """
 
     penalty: float
 
     def __post_init__(self) -> None:
-        _check("the penalty", self.penalty, math.inf)
+        finite = lambda x: 0 < x < math.inf
+        check_number("the penalty", self.penalty, finite, "a finite number above 0")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -52,13 +51,13 @@ class MinP:
     arXiv 2407.01082. The authors use 0.05 to 0.1; 1 leaves only the likeliest.
 
     Raises:
-      UserError: the fraction is not an int or float in (0, 1].
+      UserError: the fraction is not a number in (0, 1].
     """
 
     fraction: float
 
     def __post_init__(self) -> None:
-        _check("the fraction of min-p", self.fraction, 1)
+        check_number("min-p", self.fraction, lambda x: 0 < x <= 1, "a number in (0, 1]")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         least = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
@@ -74,13 +73,13 @@ class Typical:
     are kept, too. The authors use 0.2 to 0.95; 1 excludes nothing.
 
     Raises:
-      UserError: the mass is not an int or float in (0, 1].
+      UserError: the mass is not a number in (0, 1].
     """
 
     mass: float
 
     def __post_init__(self) -> None:
-        _check("the mass of typical sampling", self.mass, 1)
+        check_number("the mass", self.mass, lambda x: 0 < x <= 1, "a number in (0, 1]")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         if self.mass == 1:
@@ -93,11 +92,3 @@ class Typical:
         kept = jnp.cumsum(likely, axis=-1) - likely < self.mass
         most = jnp.max(jnp.where(kept, nearest, 0), axis=-1, keepdims=True)
         return jnp.where(distance > most, -jnp.inf, logits)
-
-
-def _check(name: str, value: float, most: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 < value <= most and math.isfinite(value)):
-        any_size = most == math.inf
-        wanted = "a finite int or float above 0" if any_size else "an int or float in (0, 1]"
-        raise UserError(f"{name} is {shown(value)}; it must be {wanted}.")

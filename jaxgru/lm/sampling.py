@@ -18,19 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
-from jaxgru.errors import UserError, a_type, shown
+from jaxgru.errors import UserError, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_number, check_tokens, check_whole
-from jaxgru.lm.model import (
-    ModelCarry,
-    Params,
-    apply,
-    initial_carry,
-    on_device,
-    stepper,
-    token_nll,
-)
+from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
 
 Scalar: TypeAlias = float | Real[Array, ""]
@@ -96,8 +88,8 @@ def generate(
 
     Raises:
       UserError: an argument has a wrong shape or dtype, or is out of range; a token is outside the
-        vocabulary; or a processor is not a function, or does not return logits (B, V). Of traced
-        values only the shape and the dtype are checked.
+        vocabulary; or a processor does not return logits (B, V). Of traced values only the shape
+        and the dtype are checked.
       ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
         neither True nor False.
       TypeError: num_tokens or top_k is not a whole number.
@@ -114,7 +106,7 @@ def generate(
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
     if stop is not None:
         stop = as_stop(stop, V)
-    processors = as_processors(logits_processor)
+    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
     if not processors:
         counts = None
     elif counts is None:
@@ -137,11 +129,7 @@ def generate(
 
 
 def as_prompt(prompt: Any, vocab_size: int) -> Integer[Array, "B P"]:
-    """Return a prompt as an array.
-
-    Raises:
-      UserError: it is empty, not (B, P) or not of integers, or a token is outside the vocabulary.
-    """
+    """Return a prompt as an array. Raises UserError if it is not one of this vocabulary."""
     prompt = as_array("prompt", prompt)
     is_whole = jnp.issubdtype(prompt.dtype, jnp.integer)
     if prompt.ndim != 2 or prompt.shape[1] < 1 or not is_whole:
@@ -168,14 +156,7 @@ def _as_integers(
 
 
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
-    """Return the stop tokens as an array; None where there are none.
-
-    Raises:
-      UserError: they are not integers (S,), or one is outside the vocabulary.
-    """
-    listed = stop if isinstance(stop, list | tuple) else [stop]
-    if any(isinstance(token, str) for token in listed):
-        raise UserError(f"stop is {shown(stop)}; it must be tokens; stream_text stops at strings.")
+    """Return the stop tokens as an array; None where there are none. Raises UserError."""
     stop = as_array("stop", stop)
     if not stop.size:
         return None
@@ -185,37 +166,15 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
     return jnp.asarray(stop)
 
 
-def as_processors(logits_processor: Processor | tuple[Processor, ...]) -> tuple[Processor, ...]:
-    """Return the processors as a tuple.
-
-    Raises:
-      UserError: one is not a function.
-    """
-    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
-    for processor in processors:
-        if not callable(processor):
-            raise UserError(
-                f"logits_processor is {a_type(processor)}; it must be a function of logits and "
-                "counts, or a tuple of such functions."
-            )
-    return processors
-
-
 def check_sampling(
     vocab_size: int, temperature: Scalar, top_k: SupportsIndex | None, top_p: Scalar | None
 ) -> tuple[Scalar, int | None, Scalar | None]:
     """Return the options of `generate` as Python's numbers; traced ones as they are.
 
-    Raises:
-      UserError: one is out of range.
-      TypeError: top_k is not a whole number.
+    Raises UserError if one is out of range, TypeError if top_k is not a whole number.
     """
-    temperature = check_number(
-        "temperature",
-        temperature,
-        lambda t: 0 <= t < float("inf"),
-        "a finite floating-point number, 0 or more",
-    )
+    finite = lambda t: 0 <= t < float("inf")
+    temperature = check_number("temperature", temperature, finite, "a finite number, 0 or more")
     if top_k is not None:
         top_k = check_whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
     if top_p is not None:
@@ -243,15 +202,12 @@ def _generate(
     B, P = prompt.shape
     start = initial_carry(params, B)
     carry = start if carry is None else carry
-    if lengths is None:
-        last = prompt[:, -1]
-        if stateful and P > 1:
-            _, carry = apply(params, prompt[:, :-1], carry)
-    else:
+    last = prompt[:, -1]
+    if lengths is not None:
         last = jnp.take_along_axis(prompt, lengths[:, None] - 1, axis=1)[:, 0]
-        if stateful and P > 1:
-            x = rows(params.embedding, prompt[:, :-1])
-            _, carry = unroll(params.layers, x, carry, lengths=lengths - 1)
+    if stateful and P > 1:
+        x, real = rows(params.embedding, prompt[:, :-1]), None if lengths is None else lengths - 1
+        _, carry = unroll(params.layers, x, carry, lengths=real)
     if counts is not None:
         real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))

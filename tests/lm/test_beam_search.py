@@ -96,18 +96,12 @@ def test_more_beams_than_texts():
     assert np.all(scores[0, 2:] == -np.inf)
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        ({"num_beams": 0}, "num_beams is 0; it must be a whole number from 1 to 2147483647"),
-        ({"num_tokens": 0}, "num_tokens is 0"),
-        (
-            {"prompt": np.array([[0, 3]])},
-            "the prompt contains 3; the vocabulary's tokens are 0 to 2",
-        ),
-        ({"stop": [7]}, "stop contains 7"),
-    ],
-)
+@pytest.mark.parametrize("change, says", [
+    ({"num_beams": 0}, "num_beams is 0; it must be a whole number from 1 to 2147483647"),
+    ({"num_tokens": 0}, "num_tokens is 0"),
+    ({"prompt": np.array([[0, 3]])}, "the prompt contains 3; the vocabulary's tokens are 0 to 2"),
+    ({"stop": [7]}, "stop contains 7"),
+])  # fmt: skip
 def test_refused(change, says):
     given = {"prompt": PROMPT, "num_tokens": 2, "num_beams": 2} | change
     with pytest.raises(jaxgru.UserError, match=says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from functools import partial
@@ -59,17 +60,15 @@ def tokens() -> np.ndarray:
 
 
 class TestAgainstNumPy:
-    @pytest.mark.parametrize("window, at_once", [(1, 99), (13, 99), (200, 99), (1, 8), (7, 20)])
-    def test_window_loss_in_one_batch_or_many(self, params, tokens, window, at_once, monkeypatch):
+    @pytest.mark.parametrize("window, at_once", [
+        (1, 99), (13, 99), (200, 99), (1, 8), (7, 20), (None, 20), (None, 57), (None, 8192),
+    ])  # fmt: skip
+    def test_losses_in_one_batch_or_many(self, params, tokens, window, at_once, monkeypatch):
+        """A window of None is one stream."""
         monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
-        expected = numpy_gru_losses(params, tokens, window).mean()
-        assert window_loss(params, tokens, window) == pytest.approx(expected, rel=1e-5)
-
-    @pytest.mark.parametrize("at_once", [20, 57, 8192])
-    def test_stream_loss_whatever_the_pieces(self, params, tokens, at_once, monkeypatch):
-        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
-        expected = numpy_gru_losses(params, tokens, N).mean()
-        assert stream_loss(params, tokens) == pytest.approx(expected, rel=1e-5)
+        expected = numpy_gru_losses(params, tokens, window or N).mean()
+        loss = window_loss(params, tokens, window) if window else stream_loss(params, tokens)
+        assert loss == pytest.approx(expected, rel=1e-5)
 
     def test_the_treatments_of_the_state_differ(self, params, tokens):
         """Without this, the agreement above might hold for a model that has no state."""
@@ -77,13 +76,10 @@ class TestAgainstNumPy:
         assert np.abs(np.subtract.outer(losses, losses))[np.triu_indices(4, 1)].min() > 1e-3
 
     def test_two_tokens_are_one_prediction(self, params):
-        (expected,) = numpy_gru_losses(params, np.array([3, 5]), 1)
-        for loss in (
-            stream_loss(params, np.array([3, 5])),
-            window_loss(params, np.array([3, 5]), 1),
-            window_loss(params, np.array([3, 5]), 128),
-        ):
-            assert loss == pytest.approx(expected, rel=1e-5)
+        text = np.array([3, 5])
+        losses = stream_loss(params, text), window_loss(params, text, 1)
+        (expected,) = numpy_gru_losses(params, text, 1)
+        assert (*losses, window_loss(params, text, 128)) == pytest.approx([expected] * 3, rel=1e-5)
 
     def test_token_nll(self):
         logits = np.random.default_rng(2).normal(0, 3, (4, 6, V))
@@ -93,19 +89,17 @@ class TestAgainstNumPy:
         seen = jax.jit(token_nll)(logits.astype(np.float32), targets)
         np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
 
-    def test_a_target_outside_the_vocabulary_gives_nan_not_a_guess(self):
-        logits = jnp.log(jnp.array([[0.25, 0.75]] * 4))
-        nll = jax.jit(token_nll)(logits, jnp.array([-1, 0, 1, 2]))
-        np.testing.assert_allclose(nll, [np.nan, np.log(4), np.log(4 / 3), np.nan], rtol=1e-6)
-
-    def test_token_nll_of_huge_logits_is_finite(self):
-        logits = jnp.array([[1e4, 0.0], [-1e4, 0.0]])
-        np.testing.assert_allclose(jax.jit(token_nll)(logits, jnp.array([1, 1])), [1e4, 0.0])
-
-    def test_token_nll_of_bfloat16_logits_is_rounded_as_they_are_and_no_more(self):
-        """A thousand equal logits: ln 1000, which bfloat16 would round to 6.90625."""
-        nll = jax.jit(token_nll)(jnp.full((1, 1000), 3, jnp.bfloat16), jnp.array([7]))
-        np.testing.assert_allclose(nll, np.log(1000), rtol=1e-6)
+    @pytest.mark.parametrize("logits, targets, expected", [
+        # outside the vocabulary: no guess
+        (jnp.log(jnp.array([[0.25, 0.75]] * 4)), [-1, 0, 1, 2],
+         [np.nan, np.log(4), np.log(4 / 3), np.nan]),
+        (jnp.array([[1e4, 0.0], [-1e4, 0.0]]), [1, 1], [1e4, 0.0]),
+        # ln 1000, which bfloat16 would round to 6.90625
+        (jnp.full((1, 1000), 3, jnp.bfloat16), [7], [np.log(1000)]),
+    ])  # fmt: skip
+    def test_token_nll_by_hand(self, logits, targets, expected):
+        nll = jax.jit(token_nll)(logits, jnp.array(targets))
+        np.testing.assert_allclose(nll, expected, rtol=1e-6)
 
 
 class TestRandomBatches:
@@ -126,10 +120,6 @@ class TestRandomBatches:
         error = np.std(every) / np.sqrt(400 * 8)
         assert abs(losses.mean() - np.mean(every)) < 4 * error
         assert np.std(losses) == pytest.approx(np.std(every) / np.sqrt(8), rel=0.2)
-
-    def test_a_text_that_is_too_short(self, params):
-        with pytest.raises(UserError, match="has 9 tokens, but windows of 8 need 10"):
-            random_batch_losses(params, np.zeros(9, int), 8, jax.random.key(0))
 
 
 class TestMemory:
@@ -195,20 +185,10 @@ class TestEvaluate:
 
     def test_units(self):
         """1 bit a token, and 3 tokens for every 8 characters."""
-        assert in_units(math.log(2), num_tokens=300, num_characters=800) == pytest.approx(
-            {
-                "nats_per_token": 0.693147180559945,
-                "bits_per_token": 1.0,
-                "nats_per_character": 0.259930192709979,
-                "bits_per_character": 0.375,
-            },
-            rel=1e-12,
-        )
-
-    def test_a_text_of_one_character_has_no_loss_per_character(self):
-        """Its first byte is read, and the rest stands for no character of its own."""
-        with pytest.raises(UserError, match="no character after its first token"):
-            in_units(1.0, num_tokens=2, num_characters=0)
+        seen = in_units(math.log(2), num_tokens=300, num_characters=800)
+        expected = [0.693147180559945, 1.0, 0.259930192709979, 0.375]
+        names = ["nats_per_token", "bits_per_token", "nats_per_character", "bits_per_character"]
+        assert seen == pytest.approx(dict(zip(names, expected, strict=True)), rel=1e-12)
 
 
 class TestScore:
@@ -241,10 +221,6 @@ class TestScore:
         bits = numpy_gru_losses(params, tokens, N).sum() / np.log(2)
         assert scores.bits_per_character == pytest.approx(bits / scores.num_characters, rel=1e-5)
 
-    def test_of_one_token(self, params):
-        with pytest.raises(UserError, match="at least 2 tokens, not 1"):
-            score(params, CharacterTokenizer("abcdefg"), "a")
-
     def test_a_perplexity_no_float_can_hold(self):
         assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
         assert math.isnan(perplexity(math.nan)) and perplexity(709.7) == math.exp(709.7)
@@ -257,11 +233,8 @@ class TestChosenDynamic:
         chosen = choose_dynamic(params, tokens, rates, decays, every=8)
         squares = mean_squares(params, tokens, 8)
         loss = {
-            (rate, decay): dynamic_nll(
-                params, tokens, Dynamic(squares, rate, decay, every=8)
-            ).mean()
-            for rate in rates
-            for decay in decays
+            pair: dynamic_nll(params, tokens, Dynamic(squares, *pair, every=8)).mean()
+            for pair in itertools.product(rates, decays)
         }
         assert math.isnan(loss[1e38, 0.0])
         found = loss[chosen.learning_rate, chosen.decay]
@@ -269,33 +242,10 @@ class TestChosenDynamic:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("n", [0, 1])
-    def test_too_few_tokens(self, params, n):
-        for loss in (lambda t: window_loss(params, t, 4), lambda t: stream_loss(params, t)):
-            with pytest.raises(UserError, match=f"at least 2 tokens, not {n}"):
-                loss(np.zeros(n, np.int32))
-
-    @pytest.mark.parametrize(
-        "options, says",
-        [
-            ({"learning_rate": -1.0}, "learning_rate is -1.0; it must be finite, 0 or more"),
-            ({"learning_rate": float("nan")}, "learning_rate is nan"),
-            ({"decay": float("inf")}, "decay is inf"),
-            ({"epsilon": 0.0}, "epsilon is 0.0; it must be finite, above 0"),
-        ],
-    )
-    def test_settings_out_of_range(self, params, options, says):
-        with pytest.raises(UserError, match=says):
-            Dynamic(**{"mean_squares": params, "learning_rate": 1e-3, **options})
-
     def test_settings_of_another_model(self, params, tokens):
         smaller = dataclasses.replace(params, embedding=params.embedding[:, :-1])
-        for other, says in (
-            (True, "dynamic is a bool"),
-            (Dynamic(smaller, 1e-3), "not this model's"),
-        ):
-            with unchecked(), pytest.raises(UserError, match=says):
-                evaluate(params, tokens, N - 1, dynamic=other)
+        with unchecked(), pytest.raises(UserError, match="not this model's"):
+            evaluate(params, tokens, N - 1, dynamic=Dynamic(smaller, 1e-3))
 
     @pytest.mark.parametrize("loss", [stream_loss, memory_curve, recovery, dynamic_loss])
     @pytest.mark.parametrize(
@@ -306,6 +256,8 @@ class TestRefusals:
             (np.zeros(5, np.float32), "tokens is float32 (5,); it must be integers"),
             ([0, V], f"tokens contains {V}; the vocabulary's tokens are 0 to {V - 1}"),
             ([0, -1], f"tokens contains -1; the vocabulary's tokens are 0 to {V - 1}"),
+            ([3], "at least 2 tokens, not 1"),
+            (np.zeros(0, np.int32), "at least 2 tokens, not 0"),
         ],
         ids=str,
     )
@@ -313,29 +265,27 @@ class TestRefusals:
         with unchecked(), pytest.raises(ValueError, match=re.escape(says)):
             loss(params, tokens)
 
-    @pytest.mark.parametrize(
-        "call, says",
-        [
-            (lambda *text: window_loss(*text, 0), "window is 0"),
-            (lambda *text: window_loss(*text, True), "window is True"),
-            (lambda *text: memory_curve(*text, (1, -5)), "an entry of resets is -5"),
-            (lambda *text: recovery(*text, 0), "length is 0"),
-            (lambda *text: recovery(*text, stride=0), "stride is 0"),
-            (lambda *text: random_batch_losses(*text, -3, KEY), "window is -3"),
-            (lambda *text: random_batch_losses(*text, 4, KEY, 0), "num_batches is 0"),
-            (lambda *text: random_batch_losses(*text, 4, KEY, batch_size=-1), "batch_size is -1"),
-            (lambda *text: dynamic_loss(*text, every=0), "every is 0"),
-        ],
-    )
+    @pytest.mark.parametrize("call, says", [
+        (lambda *text: window_loss(*text, 0), "window is 0; it must be a whole number from 1"),
+        (lambda *text: window_loss(*text, True), "window is True"),
+        (lambda *text: memory_curve(*text, (1, -5)), "an entry of resets is -5"),
+        (lambda *text: recovery(*text, 0), "length is 0"),
+        (lambda *text: recovery(*text, stride=0), "stride is 0"),
+        (lambda *text: random_batch_losses(*text, -3, KEY), "window is -3"),
+        (lambda *text: random_batch_losses(*text, 4, KEY, 0), "num_batches is 0"),
+        (lambda *text: random_batch_losses(*text, 4, KEY, batch_size=-1), "batch_size is -1"),
+        (lambda *text: random_batch_losses(*text, N, KEY), "has 59 tokens, but windows of 59 need"),
+        (lambda *text: dynamic_loss(*text, every=0), "every is 0"),
+        (lambda *_: Dynamic(*_[:1], -1.0), "learning_rate is -1.0; it must be finite, 0 or more"),
+        (lambda *_: Dynamic(*_[:1], float("nan")), "learning_rate is nan"),
+        (lambda *_: Dynamic(*_[:1], 1e-3, decay=float("inf")), "decay is inf"),
+        (lambda *_: Dynamic(*_[:1], 1e-3, epsilon=0.0), "epsilon is 0.0; it must be finite, above"),
+    ])  # fmt: skip
     def test_numbers_out_of_range(self, params, tokens, call, says, monkeypatch):
         for computes in ("_nll", "_stream_nll", "_random_nll"):
             monkeypatch.delattr(evaluation, computes)
-        with pytest.raises(UserError, match=f"^{says}; it must be a whole number from [01] to"):
+        with pytest.raises(UserError, match=says):
             call(params, tokens)
-
-    def test_a_text_that_is_tokens(self, params, tokens):
-        with unchecked(), pytest.raises(UserError, match="the text is an ndarray; it must be"):
-            score(params, CharacterTokenizer("abcdefg"), tokens)
 
     @pytest.mark.parametrize("targets", [np.zeros((2, 3), int), np.zeros((2, 1), int)])
     def test_targets_that_are_not_one_for_each_prediction(self, targets):

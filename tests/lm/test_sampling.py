@@ -76,12 +76,12 @@ def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
 def test_stateful_is_true_or_false(params):
     run = lambda flag: generate(params, KEY, PROMPT, 3, stateful=flag)
-    says = "^stateful is an? .*; it must be True or False"
-    for flag in (None, 0, jnp.array([True])):
-        with unchecked(), pytest.raises(ValueError, match=says):
-            run(flag)
-    with unchecked(), pytest.raises(ValueError, match=says):
-        jax.jit(run)(True)
+    for call, flag in ((run, None), (run, 0), (run, jnp.array([True])), (jax.jit(run), True)):
+        with (
+            unchecked(),
+            pytest.raises(ValueError, match="^stateful is an? .*; it must be T"),
+        ):
+            call(flag)
 
 
 @pytest.mark.parametrize("params", ["gru", *slow("lstm", "mlp")], indirect=True)
@@ -132,7 +132,7 @@ def test_top_p_1_leaves_no_token_out():
 @pytest.mark.parametrize("options, message", [
     ({"temperature": -0.1}, "temperature is -0.1"),
     ({"temperature": float("nan")}, "temperature is nan"),
-    ({"temperature": 10**400}, r"temperature is 1000.*; it must be a finite floating-point"),
+    ({"temperature": 10**400}, r"temperature is 1000.*; it must be a finite number"),
     ({"temperature": "0.5"}, "temperature is '0.5'; it must be a finite"),
     ({"temperature": np.ones(2)}, r"temperature is an array, float64 \(2,\); it must be a f"),
     ({"temperature": np.True_}, "temperature is .*True.*; it must be a finite"),
@@ -180,9 +180,7 @@ def test_options_that_are_arrays_are_their_numbers(params):
 def test_no_rows(params):
     tokens, carry, _ = generate(params, KEY, PROMPT[:0], 4, top_k=2, top_p=0.5)
     assert tokens.shape == (0, 4)
-    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(
-        jnp.shape, jaxgru.lm.initial_carry(params, 0)
-    )
+    chex.assert_trees_all_equal(carry, jaxgru.lm.initial_carry(params, 0))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32"])
@@ -197,13 +195,9 @@ def test_the_prompts_dtype_is_not_the_tokens(dtype):
 
 
 OPTIONS = [
-    {"temperature": 0},
-    {"temperature": 0.8},
-    {"temperature": 1e-40},
-    {"top_k": 3},
-    {"top_p": 0.5},
-    {"top_k": 3, "top_p": 0.5},
-]
+    {"temperature": 0}, {"temperature": 0.8}, {"temperature": 1e-40},
+    {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
@@ -282,13 +276,9 @@ def test_the_kth_largest_is_top_ks(V, dtype):
         x[3] = 0.5
         x = jnp.asarray(x, dtype)
         ks = [k for k in sorted({1, 2, 30, V // 2 + 1, V}) if k <= V]
-        by_bisection, seen, expected = jax.jit(
-            lambda x: (
-                [_kth_largest_by_bisection(x, k) for k in ks],
-                [kth_largest(x, k) for k in ks],
-                [jax.lax.top_k(x, k)[0][:, -1:] for k in ks],
-            )
-        )(x)
+        top_k = lambda x, k: jax.lax.top_k(x, k)[0][:, -1:]
+        all_ks = lambda f: jax.jit(lambda x: [f(x, k) for k in ks])(x)
+        by_bisection, seen, expected = map(all_ks, (_kth_largest_by_bisection, kth_largest, top_k))
         np.testing.assert_array_equal(by_bisection, expected)
         np.testing.assert_array_equal(seen, expected)
 

@@ -114,18 +114,11 @@ def by_hand(params, rows, num_tokens, processors=(), stop=(), temperature=0.8):
     return np.array(new), carry, key, np.array(logprobs)
 
 
-@pytest.mark.parametrize(
-    "params, name, stop",
-    [
-        *(("gru", name, (3, 6)) for name in PROCESSORS),
-        *slow(
-            *(("gru", name, ()) for name in PROCESSORS),
-            ("lstm", "all", (3, 6)),
-            ("mlp", "all", (3, 6)),
-        ),
-    ],
-    indirect=["params"],
-)
+@pytest.mark.parametrize("params, name, stop", [
+    *(("gru", name, (3, 6)) for name in PROCESSORS),
+    *slow(*(("gru", name, ()) for name in PROCESSORS),
+          ("lstm", "all", (3, 6)), ("mlp", "all", (3, 6))),
+], indirect=["params"])  # fmt: skip
 def test_are_those_of_a_plain_loop(params, name, stop):
     """Compiled for 16 tokens, of which 12 are drawn; the prompts have 4, 1 and 3 tokens."""
     processor, numpys = PROCESSORS[name]
@@ -214,12 +207,9 @@ class TestGenerate:
             ({"stop": [V]}, f"stop contains {V}; the vocabulary's tokens are 0 to {V - 1}"),
             ({"stop": [-1]}, "stop contains -1"),
             ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be tokens"),
-            ({"stop": "\n"}, r"stop is '\\n'; it must be tokens; stream_text stops at strings"),
-            ({"stop": [1, "b"]}, r"stop is \[1, 'b'\]; it must be tokens; stream_text"),
             ({"lengths": [4, 0, 3]}, "lengths range from 0 to 4; they must be in 1 … 4"),
             ({"lengths": [4, 5, 3]}, "lengths range from 3 to 5; they must be in 1 … 4"),
             ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers \(3,\)"),
-            ({"logits_processor": 1.2}, "logits_processor is a float; it must be a function"),
             ({"logits_processor": lambda logits, counts: None}, "a processor returned None"),
             (
                 {"logits_processor": lambda logits, counts: logits[:, :2]},
@@ -240,17 +230,13 @@ class TestGenerate:
             generate(params, KEY, PROMPT, 3, **options)
 
 
-@pytest.mark.parametrize(
-    "make, says",
-    [
-        (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite int or float above"),
-        (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
-        (lambda: MinP(1.5), r"min-p is 1.5; it must be an int or float in \(0, 1\]"),
-        (lambda: MinP(np.float32(0.5)), "min-p is np.float32.*must be an int or float"),
-        (lambda: Typical(0.0), "the mass of typical sampling is 0.0"),
-        (lambda: Typical(True), "the mass of typical sampling is True"),
-    ],
-)
+@pytest.mark.parametrize("make, says", [
+    (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite number above 0"),
+    (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
+    (lambda: MinP(1.5), r"min-p is 1.5; it must be a number in \(0, 1\]"),
+    (lambda: Typical(0.0), "the mass is 0.0"),
+    (lambda: Typical(True), "the mass is True"),
+])  # fmt: skip
 def test_refused_processors(make, says):
     with unchecked(), pytest.raises(jaxgru.UserError, match=says):
         make()
@@ -259,19 +245,12 @@ def test_refused_processors(make, says):
 LOGITS = np.log([[0.15, 0.5, 0.1, 0.25]])
 
 
-@pytest.mark.parametrize(
-    "processor, kept",
-    [
-        (MinP(0.29), [1, 1, 0, 1]),
-        (MinP(1), [0, 1, 0, 0]),
-        (MinP(1e-9), [1, 1, 1, 1]),
-        (Typical(1), [1, 1, 1, 1]),
-        # H = 1.208; −log p − H = 0.689, −0.515, 1.094, 0.178: 0.25, then 0.5, 0.15, 0.1
-        (Typical(0.2), [0, 0, 0, 1]),
-        (Typical(0.3), [0, 1, 0, 1]),
-        (Typical(0.76), [1, 1, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize("processor, kept", [
+    (MinP(0.29), [1, 1, 0, 1]), (MinP(1), [0, 1, 0, 0]), (MinP(1e-9), [1, 1, 1, 1]),
+    (Typical(1), [1, 1, 1, 1]),
+    # H = 1.208; −log p − H = 0.689, −0.515, 1.094, 0.178: 0.25, then 0.5, 0.15, 0.1
+    (Typical(0.2), [0, 0, 0, 1]), (Typical(0.3), [0, 1, 0, 1]), (Typical(0.76), [1, 1, 0, 1]),
+])  # fmt: skip
 def test_by_hand(processor, kept):
     seen = processor(jnp.asarray(LOGITS, jnp.float32), jnp.zeros((1, 4), int))
     np.testing.assert_allclose(seen, np.where(kept, LOGITS, -np.inf), rtol=1e-6)
