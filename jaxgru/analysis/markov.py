@@ -50,19 +50,14 @@ def stationary_distribution(P: Real[np.ndarray, "V V"]) -> Float[np.ndarray, "V"
     """
     _check_transitions(P)
     A = np.array(P, np.float64)
-    closed = _closed_sets(A)
-    if len(closed) > 1:
-        raise NotUnique(
-            f"there are {len(closed)} sets of tokens that the chain never leaves, so its text "
-            "depends on its first token and its stationary distribution is not unique."
-        )
+    first, *more = _closed_sets(A)
     pi = np.zeros(len(A))
     with np.errstate(over="ignore", invalid="ignore"):
-        pi[closed[0]] = _stationary(A[np.ix_(closed[0], closed[0])])
-    if not np.isfinite(pi).all():
+        pi[first] = _stationary(A[np.ix_(first, first)])
+    if more or not np.isfinite(pi).all():
         raise NotUnique(
-            "the chain leaves some tokens with so small a probability that its stationary "
-            "distribution cannot be computed."
+            f"the chain never leaves {1 + len(more)} sets of tokens, or hardly ever leaves some, "
+            "so its stationary distribution is not unique or cannot be computed."
         )
     return pi
 
@@ -129,13 +124,12 @@ def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[tuple[tuple[int, ...], int
         end = successor[end]  # after V steps every token has reached its cycle
     cycles, found = [], set()
     for v in np.unique(end).tolist():  # exactly the tokens of the cycles
-        if v in found:
-            continue
-        tokens = [v]
-        while (v := int(successor[v])) != tokens[0]:
-            tokens.append(v)
-        found.update(tokens)
-        cycles.append((tuple(tokens), int(np.isin(end, tokens).sum())))
+        if v not in found:
+            tokens = [v]
+            while (v := int(successor[v])) != tokens[0]:
+                tokens.append(v)
+            found.update(tokens)
+            cycles.append((tuple(tokens), int(np.isin(end, tokens).sum())))
     return sorted(cycles, key=lambda cycle: -cycle[1])
 
 
@@ -148,12 +142,9 @@ def _stateless_logits(params: Params) -> Float[Array, "V V"]:
 
 def _check_transitions(P: Real[np.ndarray, "V V"]) -> None:
     P = np.asarray(P)
-    if P.ndim != 2 or P.shape[0] != P.shape[1] or len(P) < 1:
-        raise UserError(f"a transition matrix must be (V, V) with V at least 1, not {P.shape}.")
-    sums = P.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())  # argmax finds a NaN first
-    if not (P.min() >= 0 and abs(sums[worst] - 1) < 1e-9):
+    is_square = P.ndim == 2 and P.shape[0] == P.shape[1] > 0
+    if not (is_square and P.min() >= 0 and np.abs(P.sum(axis=1) - 1).max() < 1e-9):
         raise UserError(
-            f"row {worst} of the transition matrix sums to {sums[worst]}, and the smallest entry "
-            f"is {P.min()}; entries must be at least 0, and rows must sum to 1."
+            f"the transition matrix is {P.dtype} {P.shape}; it must be (V, V), with entries of at "
+            "least 0 and rows that sum to 1."
         )

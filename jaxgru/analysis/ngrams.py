@@ -71,9 +71,7 @@ class NGram:
     def lower(self, order: int) -> NGram:
         """Return the model that `count_ngrams` returns for this order, without counting again.
 
-        Raises:
-          UserError: the order is below 1 or above this model's.
-          TypeError: it is not a whole number.
+        Raises UserError if the order is below 1 or above this model's.
         """
         order = check_whole("order", order, self.order, f"this model's {self.order}")
         return _smoothed(self.grams[:order], self.vocab_size)
@@ -83,12 +81,9 @@ class NGram:
 
         The predictions are those of `evaluation.stream_nll`; the mean is comparable with its mean.
 
-        Raises:
-          UserError: the tokens are fewer than two, or not one sequence; or one is outside the
-            vocabulary.
-          ValueError: they are not integers.
+        Raises what `batching.as_text` raises.
         """
-        tokens = _pairs(tokens, self.vocab_size)
+        tokens = np.asarray(as_text(tokens, self.vocab_size), np.int64)
         p = np.full(len(tokens), 1 / self.vocab_size)
         contexts = np.zeros(len(tokens), np.int64)
         for k, (grams, weights) in enumerate(zip(self.grams, self.weights, strict=True)):
@@ -100,9 +95,7 @@ class NGram:
     def probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
         """Return p(w | context) for every token w; only the last order − 1 tokens are read.
 
-        Raises:
-          UserError: the context is not one sequence, or a token is outside the vocabulary.
-          ValueError: its tokens are not integers.
+        Raises what `as_sequence` raises.
         """
         context = np.asarray(context)
         context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
@@ -134,11 +127,7 @@ class NGram:
         temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
 
-        Raises:
-          UserError: the prompt is not one sequence, a token is outside the vocabulary, or an option
-            is out of range.
-          ValueError: the prompt's tokens are not integers.
-          TypeError: num_tokens or top_k is not a whole number.
+        Raises UserError, ValueError or TypeError as `sampling.generate` does.
         """
         num_tokens = check_whole("num_tokens", num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)
@@ -159,11 +148,8 @@ class NGram:
 def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> NGram:
     """Count the k-grams of a text for k up to order, and return the smoothed model.
 
-    Raises:
-      UserError: the order is not in 1 to 8, the text is not one sequence or has fewer tokens than
-        that, or a token is outside the vocabulary.
-      ValueError: the tokens are not integers.
-      TypeError: the order is not a whole number.
+    Raises what `as_sequence` raises, and UserError if the order is not in 1 to 8 or the text has
+    fewer tokens than that.
     """
     order = check_whole("order", order, MAX_ORDER)
     tokens = _checked(tokens, vocab_size)
@@ -188,12 +174,9 @@ def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.
     Row v sums to the share of v among the contexts; divided by it, the row is the unsmoothed
     bigram, the maximum-likelihood estimate of a transition matrix.
 
-    Raises:
-      UserError: the tokens are fewer than two, or not one sequence; or one is outside the
-        vocabulary.
-      ValueError: the tokens are not integers.
+    Raises what `batching.as_text` raises.
     """
-    tokens = _pairs(tokens, vocab_size)
+    tokens = np.asarray(as_text(tokens, vocab_size), np.int64)
     counts = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2)
     return counts.reshape(vocab_size, vocab_size) / (len(tokens) - 1)
 
@@ -254,8 +237,3 @@ def _filtered(
 def _checked(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
     """Return the tokens, checked, as int64, so that keys do not overflow."""
     return np.asarray(as_sequence("tokens", tokens, vocab_size), np.int64)
-
-
-def _pairs(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Int[np.ndarray, "N"]:
-    """Return at least two tokens, so that there is one to predict."""
-    return np.asarray(as_text(tokens, vocab_size), np.int64)

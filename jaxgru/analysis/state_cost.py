@@ -65,7 +65,6 @@ TEXT_MEASURES = {
 }
 """The labels of `Text`'s measures."""
 
-
 Reset = Annotated[int, Meta(ge=1, le=2**31)]  # the state is reset every so many tokens
 
 
@@ -147,9 +146,7 @@ def measure(
         of 256 tokens. This takes three times as long as all other losses.
       prompt: what the model's texts in the record begin with, if its tokenizer knows it.
 
-    Raises:
-      UserError: the validation split has fewer than two tokens, or is too short for the random
-        batches; one of its tokens is outside the model's vocabulary; or the window is below 1.
+    Raises UserError if the validation split is too short, or has a token outside the vocabulary.
     """
     tokens = dataset.validation
     batches = None
@@ -188,8 +185,7 @@ def measure(
 def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> MeanLoss:
     """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
 
-    Raises:
-      UserError: the text is too short for such a window.
+    Raises UserError if the text is too short for such a window.
     """
     batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
     error = batches.std(ddof=1) / len(batches) ** 0.5
@@ -237,13 +233,9 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -
 
 
 def _generate(
-    params: Params,
-    prompts: jax.Array,
-    num_tokens: int,
-    temperature: float,
-    stateful: bool,
+    params: Params, prompts: jax.Array, num_tokens: int, temperature: float, stateful: bool,
     last_token_only: bool,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     top_k = min(TOP_K, len(params.head.bo)) if temperature else None
     options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
     prompts = prompts[:, -1:] if last_token_only else prompts
@@ -253,11 +245,12 @@ def _generate(
 def _loops(greedy: np.ndarray) -> dict[str, Any]:
     """Return the share of greedy texts that end in a loop, and the median loop."""
     loops = [loop for row in greedy if (loop := find_loop(row))]
-    return {
-        "share_that_loops": len(loops) / len(greedy),
-        "median_period": statistics.median(loop.period for loop in loops) if loops else None,
-        "median_onset": statistics.median(loop.onset for loop in loops) if loops else None,
-    }
+    measures = {"share_that_loops": len(loops) / len(greedy)}
+    if loops:
+        onsets, periods = zip(*loops, strict=True)
+        measures["median_period"] = statistics.median(periods)
+        measures["median_onset"] = statistics.median(onsets)
+    return measures
 
 
 def _whole_words(text: str) -> str:
@@ -268,10 +261,6 @@ def _whole_words(text: str) -> str:
 def _words(text: str, vocabulary: frozenset[str]) -> dict[str, Any]:
     """Return the share of known words, and the shares of distinct word n-grams."""
     found = words(text)[:NUM_WORDS]
-    record: dict[str, Any] = {"num_words": len(found)}
-    if found:
-        record["known_words"] = known_word_share(text + "\n", vocabulary)
-    for n in (1, 2, 3):
-        if len(found) >= n:
-            record[f"distinct_{n}"] = distinct_ngrams(found, n)
-    return record
+    known = {"known_words": known_word_share(text + "\n", vocabulary)} if found else {}
+    distinct = {f"distinct_{n}": distinct_ngrams(found, n) for n in (1, 2, 3) if len(found) >= n}
+    return {"num_words": len(found), **known, **distinct}

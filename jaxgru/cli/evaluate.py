@@ -5,7 +5,6 @@ Without --text, the text is the validation split of what the model was trained o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import dataclasses
@@ -37,7 +36,7 @@ from jaxgru.lm.runs.terminal import progress_bar
 with needs("train"):
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
 
@@ -63,11 +62,7 @@ def make_parser() -> Parser:
         default="utf-8",
         help="encoding of --text, by Python's name for it, such as latin-1 (default: %(default)s)",
     )
-    add(
-        "--validation",
-        metavar="FILE",
-        help="the model's own data.validation, if it has moved",
-    )
+    add("--validation", metavar="FILE", help="the model's own data.validation, if it has moved")
     add(
         "--output",
         metavar="FILE",
@@ -101,18 +96,20 @@ def main() -> None:
         parser.error(str(error).replace("data.encoding", "--encoding"))
     if encoding != "utf-8" and arguments.text is None:
         parser.error("--encoding is for --text; the model's own text is read as in training.")
-    if arguments.epoch and counted:
-        parser.error("--epoch is for a run; it does not go with --ngram.")
-    if arguments.dynamic and (counted or arguments.text is not None):
-        parser.error(
-            "--dynamic chooses its settings on the text that a model was trained on; it goes with "
-            "neither --ngram nor --text."
-        )
-    for option in ("--random-batches", "--validation"):
+    for option in ("--epoch", "--dynamic", "--random-batches", "--validation"):
         if counted and getattr(arguments, option[2:].replace("-", "_")):
             parser.error(f"{option} is for a model; it does not go with --ngram.")
-    if arguments.output is not None:
-        check_output(arguments.output)
+    if arguments.dynamic and arguments.text is not None:
+        parser.error(
+            "--dynamic chooses its settings on the text that a model was trained on; it does not "
+            "go with --text."
+        )
+    output = arguments.output
+    if output is not None:  # before anything slow starts
+        if output.suffix != ".csv":
+            parser.error(f"--output is {output}; it must end in .csv.")
+        with _written(output):
+            check_writable(output.parent)
     console = Console(highlight=False)
     if model is None:
         text = None if arguments.text is None else load_corpus(arguments.text, encoding=encoding)
@@ -131,7 +128,9 @@ def main() -> None:
             if arguments.validation is not None:
                 parser.error("--validation goes with the model's own text; --text is another.")
             text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
-            rows, scores = _scored(params, tokenizer, text, window, arguments, console)
+            rows, scores = _scored(
+                params, tokenizer, text, window, arguments.random_batches, console
+            )
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
             if tokenizer.unknown is not None:
@@ -159,10 +158,9 @@ def main() -> None:
                 console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
-            wanted = arguments.output is not None
-            scores = _of_split(dataset, stream_nll(params, dataset.validation)) if wanted else None
-    if arguments.output is not None and scores is not None:
-        write_table(arguments.output, scores)
+            scores = output and _of_split(dataset, stream_nll(params, dataset.validation))
+    if output is not None and scores is not None:
+        write_table(output, scores)
 
 
 @contextlib.contextmanager
@@ -188,16 +186,6 @@ def _own_text(
     return load_dataset(config, tokenizer, sha256, ("--text", "--validation"))[1]
 
 
-def check_output(path: Path) -> None:
-    """Raise UserError, before anything slow starts, where a table cannot be written."""
-    if path.suffix != ".csv":
-        raise UserError(f"--output is {path}; it must end in .csv.")
-    try:
-        check_writable(path.parent)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {reason(error)}.") from error
-
-
 def write_table(path: Path, scores: Scores) -> None:
     """Write a row per token as comma-separated values (RFC 4180): position from 1, token, nats."""
     table = io.StringIO(newline="")
@@ -205,8 +193,14 @@ def write_table(path: Path, scores: Scores) -> None:
     rows.writerow(["position", "token", "nats"])
     for position, (piece, nats) in enumerate(zip(scores.pieces, scores.nats, strict=True), 1):
         rows.writerow([position, piece, float(f"{nats:.7g}")])
-    try:
+    with _written(path):
         write_text(resolved(path), table.getvalue())
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {reason(error)}.") from error
 
@@ -239,16 +233,12 @@ def _score(model: Any, tokenizer: Tokenizer, text: Corpus, nll: NLL) -> Scores:
 
 
 def _scored(
-    params: Params,
-    tokenizer: Tokenizer,
-    text: Corpus,
-    window: int,
-    arguments: argparse.Namespace,
+    params: Params, tokenizer: Tokenizer, text: Corpus, window: int, random_batches: bool,
     console: Console,
-) -> tuple[list[tuple[str, float]], Scores]:
+) -> tuple[list[tuple[str, float]], Scores]:  # fmt: skip
     """Return the loss of a text for each treatment of the state, and its scores as one stream."""
     rows = []
-    with _in_steps(console, 3 + arguments.random_batches) as begin:
+    with _in_steps(console, 3 + random_batches) as begin:
         begin("one stream")
         scores = _score(params, tokenizer, text, stream_nll)
         tokens = tokenizer.encode(text.text)
@@ -256,18 +246,16 @@ def _scored(
         for title, every in ((_windows(window), window), ("every token", 1)):
             begin(title)
             rows.append((title, window_loss(params, tokens, every)))
-        if arguments.random_batches:
+        if random_batches:
             begin("random batches")
             rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
     return rows, scores
 
 
 def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
+    every = lambda n: "every token" if n == 1 else f"every {n:,} tokens"
     rows = [
-        ("every token" if every == 1 else f"every {every:,} tokens", loss)
-        for every, loss in record.memory_curve
-    ]
-    rows += [
+        *((every(n), loss) for n, loss in record.memory_curve),
         ("never: one stream", record.stream),
         (_windows(window), record.windows),
         ("sensitivity: every token minus never", record.sensitivity),
@@ -302,16 +290,15 @@ def _in_units(
     sizes = text.num_tokens, text.num_characters
     names = ["nats/token", "perplexity" if losses else "bits/token", "nats/char", "bits/char"]
     units = "nats: −ln p of the next token, on average; bits: −log₂ p; less is better"
+    left_out = {"nats/token", "bits/token"} if sizes[0] == sizes[1] else set()
+    columns = [Column(unit, justify="right") for unit in names if unit not in left_out]
     table = Table(
+        what,
+        *columns,
         title=f"{name}: {counted(sizes[0], 'token')}, {counted(sizes[1], 'character')}",
         caption=units + "; perplexity: e to the nats per token" * losses,
         caption_justify="left",
     )
-    left_out = {"nats/token", "bits/token"} if sizes[0] == sizes[1] else set()
-    table.add_column(what)
-    for unit in names:
-        if unit not in left_out:
-            table.add_column(unit, justify="right")
     for row, loss in rows:
         nats, bits, *per_character = in_units(loss, *sizes).values()
         values = nats, perplexity(loss) if losses else bits, *per_character
@@ -322,14 +309,13 @@ def _in_units(
 
 def _text(texts: dict[str, state_cost.Text]) -> Table:
     table = Table(
+        "",
+        *(Column(name, justify="right") for name in texts),
         title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
         f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}",
         caption="last token only: the model has read one token of the prompt, as in the study",
         caption_justify="left",
     )
-    table.add_column("")
-    for name in texts:
-        table.add_column(name, justify="right")
     for measure, title in state_cost.TEXT_MEASURES.items():
         cells = [getattr(text, measure) for text in texts.values()]
         table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
@@ -338,12 +324,12 @@ def _text(texts: dict[str, state_cost.Text]) -> Table:
 
 def _markov_chain(chain: state_cost.Chain) -> Table:
     table = Table(
+        "greedy text ends in",
+        Column("period", justify="right"),
+        Column("share of tokens that lead there", justify="right"),
         title=f"reset at every token, a Markov chain: {chain.kl_to_bigram:.4f} nats per token from "
-        "the corpus's bigram counts"
+        "the corpus's bigram counts",
     )
-    table.add_column("greedy text ends in")
-    table.add_column("period", justify="right")
-    table.add_column("share of tokens that lead there", justify="right")
     for cycle in chain.cycles:
         # as Text, because in a plain str Rich takes "[/b]" for markup
         table.add_row(Text(repr(cycle.text)), str(cycle.period), f"{cycle.basin:.0%}")

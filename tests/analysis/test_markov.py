@@ -50,14 +50,10 @@ def random_chain(V: int, concentration: float = 0.3) -> np.ndarray:
 
 
 class TestTransitionMatrix:
-    @pytest.mark.parametrize(
-        "cell, vocab_size, num_layers, options",
-        [
-            ("gru", 7, 1, {"final_norm": True}),
-            ("lstm", 6, 2, {}),
-            ("mlp", 4, 1, {"context_length": 2}),
-        ],
-    )
+    @pytest.mark.parametrize("cell, vocab_size, num_layers, options", [
+        ("gru", 7, 1, {"final_norm": True}), ("lstm", 6, 2, {}),
+        ("mlp", 4, 1, {"context_length": 2}),
+    ])  # fmt: skip
     def test_rows_are_apply_on_texts_of_one_token(self, cell, vocab_size, num_layers, options):
         params = model(0, cell, vocab_size, num_layers, **options)
         P = transition_matrix(params)
@@ -79,34 +75,33 @@ class TestTransitionMatrix:
         np.testing.assert_array_equal(transition_matrix(params), [[1, 0], [1, 0]])
 
 
+def walk(r: float) -> np.ndarray:
+    """On a path of four, right with probability r and left otherwise, staying at the ends."""
+    return np.diag([r] * 3, 1) + np.diag([1 - r] * 3, -1) + np.diag([1 - r, 0, 0, r])
+
+
 class TestStationaryDistribution:
-    @pytest.mark.parametrize("a, b", [(0.5, 0.5), (0.1, 0.3), (0.9, 0.01), (1, 1), (1, 0.25)])
-    def test_two_tokens_in_closed_form(self, a, b):
-        pi = stationary_distribution(np.array([[1 - a, a], [b, 1 - b]]))
-        np.testing.assert_allclose(pi, [b / (a + b), a / (a + b)], rtol=1e-15)
-
-    def test_two_tokens_that_hardly_ever_change(self):
-        """1 − a rounds to 1: P − I in float64 says nothing any more, P's other entries all."""
-        pi = stationary_distribution(np.array([[1 - 1e-20, 1e-20], [3e-20, 1 - 3e-20]]))
-        np.testing.assert_allclose(pi, [3 / 4, 1 / 4], rtol=1e-15)
-
-    def test_one_token(self):
-        np.testing.assert_array_equal(stationary_distribution(np.ones((1, 1))), [1])
-
-    def test_a_random_walk_by_hand(self):
-        """On a path of four, half right and half left, staying at the ends: all places alike.
-
-        With right twice as likely as left each place is twice the one before: 1, 2, 4, 8 of 15.
-        """
-        walk = lambda r: np.diag([r] * 3, 1) + np.diag([1 - r] * 3, -1) + np.diag([1 - r, 0, 0, r])
-        np.testing.assert_allclose(stationary_distribution(walk(1 / 2)), np.full(4, 1 / 4))
-        np.testing.assert_allclose(
-            stationary_distribution(walk(2 / 3)), np.array([1, 2, 4, 8]) / 15, rtol=1e-14
-        )
-
-    def test_a_chain_that_goes_round(self):
-        """Powers of this P never settle; its stationary distribution is uniform all the same."""
-        np.testing.assert_allclose(stationary_distribution(np.eye(5)[[1, 2, 3, 4, 0]]), 1 / 5)
+    @pytest.mark.parametrize("P, pi", [
+        *(([[1 - a, a], [b, 1 - b]], [b / (a + b), a / (a + b)])
+          for a, b in [(0.5, 0.5), (0.1, 0.3), (0.9, 0.01), (1, 1), (1, 0.25)]),
+        # 1 − a rounds to 1: P − I in float64 says nothing any more, P's other entries all
+        ([[1 - 1e-20, 1e-20], [3e-20, 1 - 3e-20]], [3 / 4, 1 / 4]),
+        ([[1.0]], [1]),
+        (walk(1 / 2), [1 / 4] * 4),
+        (walk(2 / 3), np.array([1, 2, 4, 8]) / 15),  # each place is twice the one before
+        # powers of this P never settle; its stationary distribution is uniform all the same
+        (np.eye(5)[[1, 2, 3, 4, 0]], [1 / 5] * 5),
+        # tokens that are left for ever; wherever they are, the distribution is unique
+        ([[0.5, 0.5], [0, 1]], [0, 1]),
+        ([[1, 0], [0.5, 0.5]], [1, 0]),
+        ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
+        ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
+    ])  # fmt: skip
+    def test_by_hand(self, P, pi):
+        P = np.array(P)
+        before = P.copy()
+        np.testing.assert_allclose(stationary_distribution(P), pi, rtol=1e-15)
+        np.testing.assert_array_equal(P, before)
 
     @pytest.mark.parametrize("V", [3, 40, 500])
     def test_residual_and_the_eigenvector(self, V):
@@ -119,46 +114,21 @@ class TestStationaryDistribution:
             vector = vectors[:, np.abs(values - 1).argmin()].real
             np.testing.assert_allclose(pi, vector / vector.sum(), rtol=1e-9)
 
-    def test_leaves_its_argument_alone(self):
-        P = random_chain(4)
-        before = P.copy()
-        stationary_distribution(P)
-        np.testing.assert_array_equal(P, before)
+    @pytest.mark.parametrize("P, message", [
+        ([[0.5, 0.5], [5e-324, 1]], "1 sets of tokens, or hardly ever"),  # float64 overflows
+        ([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]], "the chain never leaves 2 sets of tokens"),
+    ])  # fmt: skip
+    def test_refuses_what_is_not_unique(self, P, message):
+        with pytest.raises(NotUnique, match=message):
+            stationary_distribution(np.array(P))
 
-    @pytest.mark.parametrize(
-        "P, pi",
-        [
-            ([[0.5, 0.5], [0, 1]], [0, 1]),
-            ([[1, 0], [0.5, 0.5]], [1, 0]),
-            ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
-            ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
-        ],
-    )
-    def test_of_tokens_that_are_left_for_ever(self, P, pi):
-        """They never occur in infinite text; wherever they are, the distribution is unique."""
-        np.testing.assert_allclose(stationary_distribution(np.array(P)), pi, atol=1e-15)
-
-    def test_refuses_what_float64_cannot_hold(self):
-        with pytest.raises(NotUnique, match="so small a probability"):
-            stationary_distribution(np.array([[0.5, 0.5], [5e-324, 1]]))
-
-    def test_refuses_a_chain_that_falls_apart(self):
-        with pytest.raises(UserError, match="2 sets of tokens that the chain never leaves"):
-            stationary_distribution(np.array([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]]))
-
-    @pytest.mark.parametrize(
-        "P, message",
-        [
-            (np.ones((2, 3)) / 3, r"must be \(V, V\) with V at least 1, not \(2, 3\)"),
-            (np.ones((0, 0)), r"not \(0, 0\)"),
-            (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sums to 1.1"),
-            (np.array([[1.5, -0.5], [0.5, 0.5]]), "the smallest entry is -0.5"),
-            (np.array([[0.5, 0.5], [np.nan, 0.5]]), "row 1 .* sums to nan"),
-        ],
-    )
-    def test_refuses_what_is_no_chain(self, P, message):
+    @pytest.mark.parametrize("P", [
+        np.ones((2, 3)) / 3, np.ones((0, 0)), np.array([[0.5, 0.5], [0.5, 0.6]]),
+        np.array([[1.5, -0.5], [0.5, 0.5]]), np.array([[0.5, 0.5], [np.nan, 0.5]]),
+    ])  # fmt: skip
+    def test_refuses_what_is_no_chain(self, P):
         for function in (stationary_distribution, greedy_cycles):
-            with unchecked(), pytest.raises(UserError, match=message):
+            with unchecked(), pytest.raises(UserError, match=r"it must be \(V, V\), with entries"):
                 function(P)
 
 
@@ -176,32 +146,24 @@ class TestBigramDivergence:
         P, pairs = np.array([[1.0, 0], [0.5, 0.5]]), np.full((2, 2), 0.25)
         assert bigram_divergence(P, pairs) == math.inf
         assert bigram_divergence(P, np.array([[0, 0], [0.5, 0.5]])) == 0  # not where no one looks
-
-    def test_a_nan_that_counts_is_seen(self):
-        assert math.isnan(bigram_divergence(np.full((2, 2), np.nan), np.full((2, 2), 0.25)))
+        assert math.isnan(bigram_divergence(P * np.nan, pairs))
 
 
 class TestGreedyCycles:
-    @pytest.mark.parametrize(
-        "successor, cycles",
-        [
-            ([0], [((0,), 1)]),
-            ([1, 0], [((0, 1), 2)]),
-            ([0, 1], [((0,), 1), ((1,), 1)]),
-            ([1, 1], [((1,), 2)]),
-            # 5 → 4 → 3 → 2 → 4: the loop is 4 3 2, written from its smallest token
-            ([0, 0, 4, 2, 3, 4], [((2, 4, 3), 4), ((0,), 2)]),
-            # every way into one loop is long: V − 1 steps from token 6
-            ([0, 0, 1, 2, 3, 4, 5], [((0,), 7)]),
-        ],
-    )
+    @pytest.mark.parametrize("successor, cycles", [
+        ([0], [((0,), 1)]),
+        ([1, 0], [((0, 1), 2)]),
+        ([0, 1], [((0,), 1), ((1,), 1)]),
+        ([1, 1], [((1,), 2)]),
+        # 5 → 4 → 3 → 2 → 4: the loop is 4 3 2, written from its smallest token
+        ([0, 0, 4, 2, 3, 4], [((2, 4, 3), 4), ((0,), 2)]),
+        # every way into one loop is long: V − 1 steps from token 6
+        ([0, 0, 1, 2, 3, 4, 5], [((0,), 7)]),
+    ])  # fmt: skip
     def test_by_hand(self, successor, cycles):
         V = len(successor)
-        P = (np.eye(V)[successor] + 0.1) / (1 + 0.1 * V)
-        assert greedy_cycles(P) == cycles
-
-    def test_of_equally_likely_tokens_the_first(self):
-        assert greedy_cycles(np.full((3, 3), 1 / 3)) == [((0,), 3)]
+        assert greedy_cycles((np.eye(V)[successor] + 0.1) / (1 + 0.1 * V)) == cycles
+        assert greedy_cycles(np.full((V, V), 1 / V)) == [((0,), V)]  # of equals the first
 
     def test_all_greedy_stateless_text_ends_in_one(self):
         """From every token: the loop at the text's end is a cycle, and basins count who gets there.

@@ -138,14 +138,12 @@ def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured, 
         assert text[name].known_words == record.text[name].known_words
 
 
-def test_text_without_words_has_no_measure_of_words():
-    assert state_cost._words("… 1 2 3!", frozenset()) == {"num_words": 0}
-
-
-def test_a_sample_begins_and_ends_with_a_whole_word():
+def test_whole_words():
+    """A sample begins and ends with a whole word; without words it has no measure of words."""
     assert state_cost._whole_words("eet the king of Eng") == " the king of "
     assert state_cost._whole_words(" the king.\n") == " the king.\n"
     assert state_cost._whole_words("unbroken") == ""
+    assert state_cost._words("… 1 2 3!", frozenset()) == {"num_words": 0}
 
 
 @pytest.mark.parametrize("scale, unique", [(1e6, False), (3.0, True)])
