@@ -531,7 +531,7 @@ class TestEvaluateNGram:
         ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
         ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
         ("evaluate --ngram 9", "order is 9; it must be a whole number from 1 to 8."),
-        ("evaluate --ngram 2 --epoch best", "--epoch is for a run"),
+        ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
         ("evaluate --ngram 2 --run x", "not allowed with argument"),
         ("evaluate --ngram 2 --config x", "there is no config 'x'"),
         ("sample RUN --top-k 1000", "top_k is 1000"),

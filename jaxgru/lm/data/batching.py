@@ -54,25 +54,17 @@ def stream_windows(
 
 def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:
     """Raise UserError if there are too few tokens for one batch of crops or streams."""
-    T = training.sequence_length
-    B = training.rows_per_step
-    least, what = {
-        "crops": (T + 2, f"sequences of {T}"),
-        "streams": (B * T + 1, f"{B} streams of sequences of {T}"),
-    }[batches]
+    T, B = training.sequence_length, training.rows_per_step
+    least, what = T + 2, f"sequences of {T}"
+    if batches == "streams":
+        least, what = B * T + 1, f"{B} streams of sequences of {T}"
     if num_tokens < least:
         has = counted(num_tokens, "token")
         raise UserError(f"{name} has {has}, but {what} need at least {least}.")
 
 
 def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:
-    """Return the tokens of a text.
-
-    Raises:
-      UserError: they are not one sequence; one is outside the vocabulary; or there are fewer than
-        two, so that there is nothing to predict.
-      ValueError: they are not integers.
-    """
+    """Return a text's tokens. Raises what `as_sequence` raises; UserError for fewer than 2."""
     tokens = as_sequence("tokens", tokens, vocab_size)
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens, not {len(tokens)}.")

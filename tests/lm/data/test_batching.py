@@ -48,28 +48,30 @@ class TestRandomCrops:
         assert not np.array_equal(one, other)
 
 
+RECIPE = TrainingConfig(batch_size=3, gradient_accumulation=2, sequence_length=5)
+
+
 class TestCheckLength:
     @pytest.mark.parametrize("length", [1, 5, 128])
     def test_the_shortest_text_has_exactly_one_crop(self, length):
         check_length(length + 2, TrainingConfig(sequence_length=length), "crops", "the text")
         inputs, targets = random_crops(jax.random.key(0), jnp.arange(length + 2), 50, length)
         np.testing.assert_array_equal(inputs, np.tile(np.arange(length), (50, 1)))
-        np.testing.assert_array_equal(targets, np.tile(np.arange(1, length + 1), (50, 1)))
-
-    def test_one_token_less_is_refused_with_the_numbers(self):
-        with pytest.raises(UserError, match="the text has 129 tokens.*128.*at least 130"):
-            check_length(129, TrainingConfig(), "crops", "the text")
+        np.testing.assert_array_equal(targets, np.asarray(inputs) + 1)
 
     def test_streams_need_a_window_each(self):
-        recipe = TrainingConfig(batch_size=3, gradient_accumulation=2, sequence_length=5)
-        check_length(31, recipe, "streams", "the text")
+        check_length(31, RECIPE, "streams", "the text")
         inputs, targets, _ = stream_windows(jnp.arange(31), jnp.int32(9), 6, 5)
         np.testing.assert_array_equal(inputs.ravel(), np.arange(30))
         np.testing.assert_array_equal(targets.ravel(), np.arange(1, 31))
-        with pytest.raises(
-            UserError, match="has 30 tokens, but 6 streams .* of 5 need at least 31"
-        ):
-            check_length(30, recipe, "streams", "the text")
+
+    @pytest.mark.parametrize("n, recipe, batches, says", [
+        (129, TrainingConfig(), "crops", "the text has 129 tokens.*128.*at least 130"),
+        (30, RECIPE, "streams", "has 30 tokens, but 6 streams .* of 5 need at least 31"),
+    ])  # fmt: skip
+    def test_one_token_less_is_refused_with_the_numbers(self, n, recipe, batches, says):
+        with pytest.raises(UserError, match=says):
+            check_length(n, recipe, batches, "the text")
 
 
 class TestStreamWindows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from typing import Any
@@ -61,19 +62,18 @@ def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
         load_dataset(tiny_config(gone))
 
 
-def test_the_shortest_text_that_will_do(tmp_path):
-    """Sequences of 16 need 18 training tokens: 20 characters, of which the last 2 validate."""
+@pytest.mark.parametrize("text, options, says", [
+    # sequences of 16 need 18 training tokens: 20 characters, of which the last 2 validate
+    ("abcdefghijklmnopqrst", {"training__sequence_length": 16}, None),
+    ("abcdefghijklmnopqrs", {"training__sequence_length": 16}, "has 17 tokens.*at least 18"),
+    ("a" * 3000, {"data__validation_fraction": 0.0003}, "validation split has 1 token,"),
+])  # fmt: skip
+def test_the_shortest_text_that_will_do(tmp_path, text, options, says):
     path = tmp_path / "short.txt"
-    path.write_text("abcdefghijklmnopqrst")
-    load_dataset(tiny_config(path, training__sequence_length=16))
-    path.write_text("abcdefghijklmnopqrs")
-    with pytest.raises(UserError, match="training split has 17 tokens.*at least 18"):
-        load_dataset(tiny_config(path, training__sequence_length=16))
-
-
-def test_a_validation_split_without_a_prediction_is_refused(tiny_text):
-    with pytest.raises(UserError, match="validation split has 1 token,"):
-        load_dataset(tiny_config(tiny_text, data__validation_fraction=0.0003))
+    path.write_text(text)
+    refusal = pytest.raises(UserError, match=says) if says else contextlib.nullcontext()
+    with refusal:
+        load_dataset(tiny_config(path, **options))
 
 
 def test_a_text_that_its_own_tokenizer_lacks_is_refused(tiny_text):

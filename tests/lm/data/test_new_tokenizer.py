@@ -59,9 +59,6 @@ class Nibbles(Tokenizer):
         high, low = np.asarray(tokens)[: len(tokens) // 2 * 2].reshape(-1, 2).T
         return bytes((16 * high + low).tolist()).decode(errors="replace")
 
-    def num_characters(self, tokens, text):
-        return len(self.decode(tokens))
-
 
 @pytest.fixture
 def registered():

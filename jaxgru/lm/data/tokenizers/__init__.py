@@ -33,7 +33,7 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
         SentencePieceTokenizer,
         ByteTokenizer,
         WordTokenizer,
-    )
+    )  # fmt: skip
 }
 """The class of each kind, by the name that `data.tokenizer` gives it."""
 
@@ -78,12 +78,7 @@ def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer into a run folder.
-
-    Raises:
-      TokenizerError: as `saved_bytes`.
-      OSError: the folder cannot be written.
-    """
+    """Write the tokenizer into a run folder. Raises what `saved_bytes` raises, and OSError."""
     data = saved_bytes(tokenizer)  # first: it says what is no tokenizer
     write_bytes(folder / tokenizer.file_name, data)
 
@@ -91,8 +86,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
     """Return the bytes from which `tokenizer_from_bytes` makes the same tokenizer.
 
-    Raises:
-      TokenizerError: it could not make one from them, or the tokenizer's class is not registered.
+    Raises TokenizerError if it could not, or if the tokenizer's class is not registered.
     """
     if type(tokenizer) not in TOKENIZERS.values():
         known = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
@@ -106,11 +100,7 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer that `save_tokenizer` wrote into the folder.
-
-    Raises:
-      TokenizerError: there is none, or it cannot be read.
-    """
+    """Load the tokenizer of a run folder. Raises TokenizerError if it cannot be read."""
     names = [cls.file_name for cls in TOKENIZERS.values()]
     for name in names:
         if (folder / name).is_file():
@@ -122,10 +112,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer from a file, which may have another name than in a run folder.
 
     Such a file is tried as each kind with its suffix: a .model is read as subwords if it loses
-    nothing, and otherwise as sentencepiece.
-
-    Raises:
-      TokenizerError: it cannot be read.
+    nothing, and otherwise as sentencepiece. Raises TokenizerError if it cannot be read.
     """
     kinds = [cls for cls in TOKENIZERS.values() if cls.file_name == path.name]
     kinds = kinds or [c for c in TOKENIZERS.values() if Path(c.file_name).suffix == path.suffix]

@@ -106,10 +106,8 @@ class Tokenizer(abc.ABC):
 def begin_with_spaces(tokenizer: Tokenizer, prompt: str, texts: list[str]) -> Start:
     """Return `may_follow` of a tokenizer whose spaces belong to the word after them.
 
-    If the prompt's last token is of spaces alone, the next token has to begin with them.
-
-    Args:
-      texts: of each token.
+    If the prompt's last token is of spaces alone, the next token has to begin with them; `texts`
+    are those of all tokens.
     """
     if not prompt.endswith(" ") or len(tokens := tokenizer.encode(prompt)) < 2:
         return "", None

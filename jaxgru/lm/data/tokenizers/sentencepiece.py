@@ -52,8 +52,7 @@ class SentencePieceTokenizer(SentencePieceModel):
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> SentencePieceTokenizer:
         """Train as the study does: byte pairs, every character covered, unk 0, bos 1, eos 2.
 
-        Raises:
-          TokenizerError: SentencePiece cannot make that many pieces of that text.
+        Raises TokenizerError if SentencePiece cannot make that many pieces of that text.
         """
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer
