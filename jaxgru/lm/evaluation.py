@@ -257,8 +257,8 @@ def evaluate(
 
     Returns:
       The scores where the state is reset every `window` tokens ("windows"), as in training; never
-      ("stream"); and before every token ("stateless"). With `dynamic`, also where it is never reset
-      and the weights go on learning ("dynamic").
+      ("stream"); before every token ("stateless"); and, with `dynamic`, where it is never reset and
+      the weights go on learning ("dynamic").
 
     Raises what `window_nll` raises.
     """
@@ -288,8 +288,10 @@ def _nll_on_mesh(
     """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
 
     share = lambda *given: jax.lax.all_gather(_nll(*given), ROWS, tiled=True)
-    specs = dict(in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False)
-    return jax.shard_map(share, mesh=mesh, **specs)(params, inputs, targets)
+    run = jax.shard_map(
+        share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
+    )
+    return run(params, inputs, targets)
 
 
 @partial(jax.jit, static_argnames=("batch_size", "window"))
