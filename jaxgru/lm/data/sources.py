@@ -91,7 +91,7 @@ def find_files(place: str) -> list[Path]:
     Hidden files are left out, and `**` follows no links.
 
     Raises:
-      CorpusError: the pattern is not one.
+      CorpusError: the pattern is not one, or a folder cannot be read.
     """
     path = Path(place)
     if os.path.isdir(path):
@@ -105,6 +105,9 @@ def find_files(place: str) -> list[Path]:
         found = list(top.glob(pattern))
     except ValueError as error:
         raise CorpusError(f"{place} is not a pattern of files: {error}.") from None
+    for folder in found:
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # `glob` leaves it out
+            raise CorpusError(f"the folder {folder} cannot be read: permission denied.")
     return sorted(p for p in found if p.is_file() and not any(map(is_hidden, p.parts)))
 
 

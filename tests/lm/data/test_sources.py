@@ -219,7 +219,7 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     path.write_bytes(b"damaged")
     with pytest.raises(UserError, match="mine.model cannot be read: the subwords .* the sentencep"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
-    with pytest.raises(UserError, match="cannot be read: no kind of tokenizer has such a name"):
+    with pytest.raises(UserError, match="is damaged, or no tokenizer"):
         load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))
 
 

@@ -123,11 +123,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     for cls in kinds:
         with contextlib.suppress(TokenizerError):
             return tokenizer_from_bytes(cls.kind, data)
-        except TokenizerError as error:
-            errors.append(str(error))
     raise TokenizerError(
-        f"{path} cannot be read: {' '.join(errors) or 'no kind of tokenizer has such a name.'} "
-        "A tokenizer is a .model of SentencePiece, or a file that jaxgru wrote."
+        f"{path} is damaged, or no tokenizer; it must be a .model of SentencePiece, or a file that "
+        "jaxgru wrote."
     )
 
 
