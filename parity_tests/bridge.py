@@ -209,10 +209,9 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
     if isinstance(first, ResetBeforeGRUParams):
         second_bias = first.c is not None
         model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias=second_bias)
-    elif isinstance(first, LSTMParams):
-        model = torchref.MyLSTMModel(V, E, H, L, dropout, site)
     else:
-        model = torchref.MyRNNModel(V, E, H, L, dropout, site)
+        kinds = {LSTMParams: torchref.MyLSTMModel, RNNParams: torchref.MyRNNModel}
+        model = kinds[type(first)](V, E, H, L, dropout, site)
     model.to(torch.float64 if params.embedding.dtype == jnp.float64 else torch.float32)
     model.load_state_dict(to_state_dict(model_keys(params), params), strict=True)
     return model
@@ -224,9 +223,8 @@ def torch_cell(p: CellParams) -> torch.nn.Module:
     if isinstance(p, ResetBeforeGRUParams):
         cell = torchref.models.GRUCell(E, H, p.c is not None)
     else:
-        cell = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}[type(p)](
-            E, H
-        )
+        kinds = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}
+        cell = kinds[type(p)](E, H)
     cell.to(torch.float64 if p.U.dtype == jnp.float64 else torch.float32)
     cell.load_state_dict(to_state_dict(cell_keys(p), p), strict=True)
     return cell
@@ -278,10 +276,7 @@ def agree(
     """
     paths, ours = zip(*jax.tree_util.tree_leaves_with_path(ours), strict=True)
     ours = [to_numpy(leaf) for leaf in ours]
-    theirs = [
-        to_numpy(leaf)
-        for leaf in jax.tree.leaves(theirs, is_leaf=lambda leaf: isinstance(leaf, torch.Tensor))
-    ]
+    theirs = [to_numpy(leaf) for leaf in jax.tree.leaves(theirs)]
     assert len(ours) == len(theirs)
     floor = max(np.abs(leaf).max() for leaf in theirs) / 100
     largest_absolute = largest_relative = 0.0
@@ -300,16 +295,9 @@ def agree(
             f"{where}: off by {absolute:.3g}, {relative:.3g} of the scale {scale:.3g}; "
             f"allowed is {tolerance:.3g} of it"
         )
-    record(
-        kind="values",
-        quantity=quantity,
-        implementation=implementation,
-        dtype=str(ours[0].dtype),
-        size=sum(leaf.size for leaf in ours),
-        absolute=largest_absolute,
-        relative=largest_relative,
-        tolerance=tolerance,
-    )
+    values = dict(implementation=implementation, dtype=str(ours[0].dtype), tolerance=tolerance)
+    values |= dict(absolute=largest_absolute, relative=largest_relative)
+    record(kind="values", quantity=quantity, size=sum(leaf.size for leaf in ours), **values)
 
 
 def agree_in_distribution(
@@ -320,14 +308,8 @@ def agree_in_distribution(
     The seeds are fixed, so the same versions of the libraries always give the same p-value. For
     correct code it is uniform on [0, 1]: a new version fails one test in 1/level.
     """
-    record(
-        kind="distribution",
-        quantity=quantity,
-        implementation=implementation,
-        size=size,
-        p_value=float(p_value),
-        level=level,
-    )
+    values = dict(implementation=implementation, size=size, p_value=float(p_value), level=level)
+    record(kind="distribution", quantity=quantity, **values)
     assert p_value >= level, f"{quantity}: p = {p_value:.3g}"
 
 

@@ -13,6 +13,7 @@ from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from parity_tests.bridge import (
     REPEATED,
     TOLERANCE,
+    VARIANTS,
     agree,
     carry_to_torch,
     cell_keys,
@@ -22,8 +23,6 @@ from parity_tests.bridge import (
     to_torch,
     torch_cell,
 )
-
-CELLS = ["gru", "lstm", "rnn"]
 
 
 def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
@@ -36,7 +35,7 @@ def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str
 @pytest.mark.parametrize("run, B, T, E, H", [
     (unroll_layer, 4, 128, 24, 32), (unroll_layer, 1, 128, 3, 1), (unroll_autodiff, 4, 128, 24, 32),
 ])  # fmt: skip
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", VARIANTS)
 def test_a_layer(cell, run, dtype, B, T, E, H):
     """Outputs, final carry, and the gradients of every weight, of the input and of the carry.
 
@@ -46,9 +45,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     rng = np.random.default_rng(0)
     params = random_cell(rng, cell, E, H, True, dtype)
     x = random_array(rng, (B, T, E), dtype)
-    weights = [random_array(rng, (B, T, H), dtype)] + jax.tree.leaves(
-        random_state(rng, cell, B, H, dtype)
-    )
+    of_carry = lambda: jax.tree.leaves(random_state(rng, cell, B, H, dtype))
+    weights = [random_array(rng, (B, T, H), dtype), *of_carry()]
 
     @jax.jit
     def results_and_gradients(params, x, state):
@@ -71,16 +69,14 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         results = [h, *theirs_out]
         sum((to_torch(w) * r).sum() for w, r in zip(weights, results, strict=True)).backward()
 
-        name = f"{cell}: a layer over {T} steps from {start} carry"
-        agree(f"{name}, outputs", ours[0], h, TOLERANCE[dtype])
-        agree(f"{name}, final carry", ours[1:], theirs_out, TOLERANCE[dtype])
         gradients = {key: p.grad for key, p in module.named_parameters()}
-        agree(
-            f"{name}, gradient of every parameter",
-            gradient[0],
-            from_state_dict(cell_keys(params), gradients),
-            TOLERANCE[dtype],
-        )
-        agree(f"{name}, gradient of the input", gradient[1], theirs_x.grad, TOLERANCE[dtype])
-        carry_gradients = [tensor.grad for tensor in theirs_in]
-        agree(f"{name}, gradient of the carry", gradient[2], carry_gradients, TOLERANCE[dtype])
+        theirs = {
+            "outputs": h,
+            "final carry": theirs_out,
+            "gradient of every parameter": from_state_dict(cell_keys(params), gradients),
+            "gradient of the input": theirs_x.grad,
+            "gradient of the carry": [tensor.grad for tensor in theirs_in],
+        }
+        name = f"{cell}: a layer over {T} steps from {start} carry"
+        for a, (quantity, b) in zip((ours[0], ours[1:], *gradient), theirs.items(), strict=True):
+            agree(f"{name}, {quantity}", a, b, TOLERANCE[dtype])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +22,6 @@ MODELS = {
     "lstm": ModelConfig("lstm", V, 3, 6, final_norm=True),
 }
 TOKENS = np.random.default_rng(3).integers(0, V, 4 * EVERY + 3)  # the last segment has 2 tokens
-
-
 QUICK, SLOW = [("lstm", 2)], [("gru", None), ("gru", 8), ("lstm", 1)]  # the resets of the state
 
 
@@ -94,13 +94,8 @@ def test_the_settings_with_the_lowest_loss_are_chosen(dtype):
     params = random_params(np.random.default_rng(5), MODELS["lstm"], dtype)
     rates, decays = (0.0, 1e-2, 10.0), (0.0, 0.3)
     best = choose_dynamic(params, TOKENS, rates, decays, EVERY)
-    loss = {
-        (rate, decay): dynamic_nll(
-            params, TOKENS, Dynamic(best.mean_squares, rate, decay, every=EVERY)
-        ).mean()
-        for rate in rates
-        for decay in decays
-    }
+    of = lambda rate, decay: Dynamic(best.mean_squares, rate, decay, every=EVERY)
+    loss = {pair: dynamic_nll(params, TOKENS, of(*pair)).mean() for pair in product(rates, decays)}
     assert (best.learning_rate, best.decay) == min(loss, key=loss.__getitem__)
     assert len({round(value, 6) for value in loss.values()}) == 5  # without a rate, no decay
 

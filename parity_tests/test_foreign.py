@@ -51,10 +51,8 @@ class Case:
         self.x = random_array(rng, (B, T, E), dtype)
         draw = lambda: random_array(rng, (B, H), dtype)
         self.carry = tuple(LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in params)
-        self.weights = (
-            random_array(rng, (B, T, H), dtype),
-            jax.tree.map(lambda _: draw(), self.carry),
-        )
+        of_output = random_array(rng, (B, T, H), dtype)
+        self.weights = of_output, jax.tree.map(lambda _: draw(), self.carry)
         self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, *results: Any) -> jax.Array:
@@ -80,13 +78,8 @@ class Case:
     def check(self, implementation: str, results: Any, gradients: Any = ()) -> None:
         """Compare with their (output, carries) and, if given, gradients (layers, x, carry)."""
         ours, of_ours = self.ours
-        parts = [
-            "outputs",
-            "final carry",
-            "gradient of every parameter",
-            "gradient of the input",
-            "gradient of the carry",
-        ]
+        of = (f"gradient of {part}" for part in ("every parameter", "the input", "the carry"))
+        parts = ["outputs", "final carry", *of]
         pairs = zip(parts, (*ours, *of_ours), (*results, *gradients), strict=bool(gradients))
         for part, a, b in pairs:
             agree(f"{self.name}: {part}", a, b, TOLERANCE[self.dtype], implementation)
@@ -177,11 +170,7 @@ def test_keras(size, dtype):
 
 @pytest.mark.parametrize(
     "runtime, dtype",
-    [
-        ("onnxruntime", "float32"),
-        ("onnx.reference", "float32"),
-        ("onnx.reference", "float64"),
-    ],
+    [("onnxruntime", "float32"), ("onnx.reference", "float32"), ("onnx.reference", "float64")],
 )
 @SIZES
 def test_onnx(size, runtime, dtype):

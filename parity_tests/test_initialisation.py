@@ -20,11 +20,7 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-CONFIGS = {
-    "gru": ModelConfig("gru", 65, 48, 96, 2, **VARIANTS["gru"]),
-    "lstm": ModelConfig("lstm", 65, 48, 96, 2, final_norm=True),
-    "rnn": ModelConfig("rnn", 65, 48, 96, 2),
-}
+CONFIGS = {cell: ModelConfig(cell, 65, 48, 96, 2, **VARIANTS[cell]) for cell in VARIANTS}
 
 
 def named_leaves(params) -> dict[str, np.ndarray]:

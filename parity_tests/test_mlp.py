@@ -42,25 +42,17 @@ def test_logits_loss_and_every_gradient(V, E, H, K, B, T, dtype):
 
         (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-        W = params.layers[0].W.reshape(K * E, H)
-        theirs = [
-            to_torch(leaf).requires_grad_()
-            for leaf in (params.embedding, W, params.layers[0].b, params.head.Wo, params.head.bo)
-        ]
-        embedding, W, b, Wo, bo = theirs
-        x = F.pad(F.embedding(to_torch(tokens), embedding), (0, 0, K - 1, 0))  # zeros before t = 0
+        theirs = jax.tree.map(lambda leaf: to_torch(leaf).requires_grad_(), params)
+        (layer,), head = theirs.layers, theirs.head
+        x = F.embedding(to_torch(tokens), theirs.embedding)
+        x = F.pad(x, (0, 0, K - 1, 0))  # zeros before t = 0
         windows = x.unfold(1, K, 1).transpose(2, 3).reshape(B, T, K * E)
-        their_logits = torch.tanh(windows @ W + b) @ Wo + bo
+        h = torch.tanh(windows @ layer.W.reshape(K * E, H) + layer.b)
+        their_logits = h @ head.Wo + head.bo
         their_loss = F.cross_entropy(their_logits.reshape(B * T, V), to_torch(targets).reshape(-1))
         their_loss.backward()
 
         agree("MLP logits", logits, their_logits, TOLERANCE[dtype], "torch layers")
         agree("MLP loss", value, their_loss, TOLERANCE[dtype], "torch layers")
-        ours = (
-            gradients.embedding,
-            gradients.layers[0].W.reshape(K * E, H),
-            gradients.layers[0].b,
-            gradients.head.Wo,
-            gradients.head.bo,
-        )
-        agree("MLP gradients", ours, [t.grad for t in theirs], TOLERANCE[dtype], "torch layers")
+        theirs = jax.tree.map(lambda leaf: leaf.grad, theirs)
+        agree("MLP gradients", gradients, theirs, TOLERANCE[dtype], "torch layers")

@@ -78,29 +78,19 @@ def compare(
         tensor.requires_grad_()
     logits, theirs_out = model(to_torch(tokens), theirs_in, masks)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), to_torch(targets).flatten())
-    of_carry = [
-        (to_torch(w) * c).sum()
-        for w, c in zip(jax.tree.leaves(weights), jax.tree.leaves(theirs_out), strict=True)
-    ]
-    (loss + torch.stack(of_carry).sum()).backward()
+    pairs = zip(jax.tree.leaves(weights), jax.tree.leaves(theirs_out), strict=True)
+    (loss + sum((to_torch(w) * c).sum() for w, c in pairs)).backward()
 
-    tolerance = TOLERANCE[dtype]
-    agree(f"{name}: loss", ours[0], loss, tolerance)
-    agree(f"{name}: logits", ours[1], logits, tolerance)
-    agree(f"{name}: final carry", ours[2], theirs_out, tolerance)
     named = {key: p.grad for key, p in model.named_parameters()}
-    agree(
-        f"{name}: gradient of every parameter",
-        gradients[0],
-        from_state_dict(model_keys(params), named),
-        tolerance,
-    )
-    agree(
-        f"{name}: gradient of the initial carry",
-        gradients[1],
-        [tensor.grad for tensor in jax.tree.leaves(theirs_in)],
-        tolerance,
-    )
+    theirs = {
+        "loss": loss,
+        "logits": logits,
+        "final carry": theirs_out,
+        "gradient of every parameter": from_state_dict(model_keys(params), named),
+        "gradient of the initial carry": [tensor.grad for tensor in jax.tree.leaves(theirs_in)],
+    }
+    for a, (quantity, b) in zip((*ours, *gradients), theirs.items(), strict=True):
+        agree(f"{name}: {quantity}", a, b, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(

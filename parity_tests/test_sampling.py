@@ -32,12 +32,7 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-MODELS = {
-    "gru": ModelConfig("gru", 40, 12, 48, 2, **VARIANTS["gru"]),
-    "lstm": ModelConfig("lstm", 40, 12, 48, 2, final_norm=True),
-    "rnn": ModelConfig("rnn", 40, 12, 48, 2),
-}
-
+MODELS = {cell: ModelConfig(cell, 40, 12, 48, 2, **VARIANTS[cell]) for cell in VARIANTS}
 
 GAIN = {"gru": 4, "lstm": 4, "rnn": 2}
 

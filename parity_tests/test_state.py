@@ -23,7 +23,9 @@ from parity_tests.bridge import (
     TOLERANCE,
     VARIANTS,
     agree,
+    agree_in_distribution,
     carry_to_torch,
+    chi_squared,
     masks_to_torch,
     model_configs,
     random_carry,
@@ -34,7 +36,6 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-CELLS = ["gru", "lstm", "rnn"]
 LSTM_FIRST = ["lstm", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("gru", "rnn"))]
 apply = jax.jit(jaxgru.lm.apply)
 
@@ -175,7 +176,7 @@ def chain(cell: str, dtype: str):
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", VARIANTS)
 def test_windows_of_one_are_the_chain(cell, dtype):
     """A text in windows of one token gives rows of the matrix, whatever precedes them."""
     params, matrix = chain(cell, dtype)
@@ -185,3 +186,34 @@ def test_windows_of_one_are_the_chain(cell, dtype):
     agree(f"{cell}: transition matrix", ours, matrix[np.asarray(text)], TOLERANCE[dtype])
     stateful, _ = apply(params, text[None])
     assert np.abs(jax.nn.softmax(stateful[0], axis=-1) - ours)[1:].max() > 0.01
+
+
+@pytest.mark.parametrize("cell", LSTM_FIRST)
+def test_stateless_text_is_a_first_order_chain(cell):
+    """A chi-squared test on 60,000 sampled tokens: the matrix alone determines the counts.
+
+    The counts of the next token given one token, and given two tokens, both follow the matrix. By
+    the same test, stateful text follows neither the matrix nor any first-order chain.
+    """
+    params, matrix = chain(cell, "float32")
+    prompt = jnp.zeros((200, 1), jnp.int32)
+
+    def counts(stateful: bool) -> tuple[np.ndarray, np.ndarray]:
+        text, _, _ = jaxgru.lm.generate(params, jax.random.key(5), prompt, 300, stateful=stateful)
+        text = np.asarray(text)
+        triples = np.zeros((5, 5, 5))  # before, token, next
+        np.add.at(triples, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
+        return triples.sum(axis=0), triples
+
+    def p_value(seen: np.ndarray, matrix: np.ndarray) -> float:
+        expected = seen.sum(axis=-1, keepdims=True) * matrix
+        return chi_squared(seen.reshape(-1, 5), expected.reshape(-1, 5))
+
+    pairs, triples = counts(stateful=False)
+    name = f"{cell}: stateless text"
+    agree_in_distribution(f"{name} follows the matrix", p_value(pairs, matrix), 60_000)
+    agree_in_distribution(f"{name} has no further memory", p_value(triples, matrix), 60_000)
+
+    pairs, triples = counts(stateful=True)
+    assert p_value(pairs, matrix) < 1e-9
+    assert p_value(triples, pairs / pairs.sum(axis=1, keepdims=True)) < 1e-9

@@ -104,11 +104,7 @@ class Both:
 FIFTY_STEPS = {"float64": 1e-11, "float32": 3e-4}
 EPOCH = {"float64": 1e-11, "float32": 5e-5}
 CLIP = {"gru": 0.4, "lstm": 0.4, "rnn": 0.6}  # within the range of the gradients' norms
-MODELS = {
-    "gru": ModelConfig("gru", 17, 6, 12, 2, **VARIANTS["gru"]),
-    "lstm": ModelConfig("lstm", 17, 6, 12, 2, final_norm=True),
-    "rnn": ModelConfig("rnn", 17, 6, 12, 2),
-}
+MODELS = {cell: ModelConfig(cell, 17, 6, 12, 2, **VARIANTS[cell]) for cell in VARIANTS}
 SITES = {"gru": "state", "lstm": "output", "rnn": "between"}
 
 
