@@ -9,9 +9,7 @@ https://dm-haiku.readthedocs.io/en/latest/api.html#recurrent.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, ResetBeforeGRUParams
+from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
@@ -60,24 +58,32 @@ def dynamic_unroll(
       The output of every step (T, B, H), and the last state or all states.
 
     Raises:
-      InteropError: the core is of another class, the inputs or the state are not floating-point,
-        there is no step, one sequence is not time-major, or an argument has another shape.
-      ValueError: the implementation is unknown.
+      InteropError: the core is of another class, or an argument has another shape.
+      ValueError: as `jaxgru.unroll`.
     """
-    own, inputs, resets = _inputs(core, input_sequence, time_major)
-    one, pair = inputs.ndim == 2, isinstance(own, hk.LSTM)
-    batch = () if one else (inputs.shape[1 if time_major else 0],)
+    own, resets = core, None
+    if type(core) is hk.ResetCore:
+        own, (input_sequence, resets) = core.core, input_sequence
+    if type(own) not in (hk.GRU, hk.LSTM):
+        raise InteropError(
+            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an hk.VanillaRNN has "
+            "ReLU where jaxgru's RNN has tanh)."
+        )
+    inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
+    axis = 0 if time_major or inputs.ndim == 2 else 1
+    batch = inputs.shape[:1] if axis else inputs.shape[1:-1]
     state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
     state = hk.LSTMState(*state) if pair else state
+    if resets is not None:
+        resets = jnp.asarray(common.reshaped("should_reset", resets, inputs.shape[:-1]), bool)
     if hk.running_init():  # draws the parameters as Haiku does
-        hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, time_major)
-    if one:  # one sequence as a batch of one
-        inputs = jnp.expand_dims(inputs, 1)
-        resets = None if resets is None else resets.reshape(inputs.shape[:2])
-        state = jax.tree.map(lambda s: s[None], state)
+        hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, axis == 0)
     if resets is not None and reverse:
-        resets, state = _in_time(jnp.asarray(resets, bool), state, 0 if time_major else 1)
-    _reserve_keys()
+        # To reset before step t − 1 is to begin an episode at step t. Nothing is read before the
+        # last step, so a reset there sets the state itself.
+        last = jax.lax.index_in_dim(resets, -1, axis, keepdims=False)[..., None]
+        state = jax.tree.map(lambda s: jnp.where(last, 0, s), state)
+        resets = jnp.roll(resets, 1, axis)
 
     def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
         """Compute what the core would, in its scope: in the dtypes of its precision policy."""
@@ -88,7 +94,7 @@ def dynamic_unroll(
             common.cast(layer, products, dtype),
             inputs,
             LSTMState(*state) if pair else state,
-            reset=None if resets is None else jnp.asarray(resets, bool),
+            reset=resets,
             reverse=reverse,
             time_major=time_major,
             return_carries=return_all_states,
@@ -98,51 +104,7 @@ def dynamic_unroll(
 
     run = partial(_in_scope, own, all_steps)
     run = run if own is core else partial(_in_scope, core, run)
-    outputs, state = run(inputs, state)
-    if one:
-        outputs = outputs.squeeze(1)
-        state = jax.tree.map(lambda s: s.squeeze(1 if return_all_states else 0), state)
-    return outputs, state
-
-
-def _inputs(core: Any, inputs: Any, time_major: bool) -> tuple[Any, AnyArray, Array | None]:
-    """Return the GRU or LSTM in a core, its inputs, and where its state is reset."""
-    own, resets = core, None
-    if type(core) is hk.ResetCore:
-        if not isinstance(inputs, tuple | list) or len(inputs) != 2:
-            raise InteropError("an hk.ResetCore takes a pair: the inputs, and should_reset.")
-        own, (inputs, resets) = core.core, inputs
-    if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(
-            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an hk.VanillaRNN has "
-            "ReLU where jaxgru's RNN has tanh)."
-        )
-    inputs = as_array("input_sequence", inputs)
-    if inputs.ndim not in (2, 3) or not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise InteropError(
-            f"input_sequence is {inputs.dtype} {inputs.shape}; it must be floating-point, with "
-            "steps and features, with or without a batch axis."
-        )
-    if inputs.ndim == 2 and not time_major:  # Haiku takes F for T
-        raise InteropError(
-            f"input_sequence is one sequence, {inputs.shape}; it has no batch axis that could come "
-            "before the time, so it needs time_major=True."
-        )
-    common.with_steps("input_sequence", inputs, time_major)
-    if resets is not None:
-        resets = common.reshaped("should_reset", resets, inputs.shape[:-1])
-    return own, inputs, resets
-
-
-def _in_time(resets: Array, state: Any, axis: int) -> tuple[Array, Any]:
-    """Return the resets before steps that are read backward as `jaxgru.unroll` takes them.
-
-    To reset before step t − 1 is to begin an episode at step t. Nothing is read before the last
-    step, so a reset there sets the state itself.
-    """
-    last = jax.lax.index_in_dim(resets, -1, axis, keepdims=False)[:, None]
-    state = jax.tree.map(lambda s: jnp.where(last, 0, s), state)
-    return jnp.roll(resets, 1, axis), state
+    return run(inputs, state)
 
 
 class _Scope(hk.Module):
@@ -152,24 +114,6 @@ class _Scope(hk.Module):
 
 _in_scope: Callable[..., Any] = _Scope.__call__
 """Call a function in a module's scope, as if it were the module's own `__call__`."""
-
-
-def _reserve_keys() -> None:
-    """Reserve random keys as `hk.scan` does, so that what is drawn afterwards is the same.
-
-    It does so before it traces its body. A body that ended would make a loop, which would be
-    compiled in every call outside `jit`.
-    """
-
-    def body(*_: Any) -> Any:
-        raise _KeysReserved
-
-    with suppress(_KeysReserved):
-        hk.scan(body, None, None, 1)
-
-
-class _KeysReserved(Exception):
-    pass
 
 
 def _layer_of(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]:
@@ -204,26 +148,18 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
     """
-    if set(params) not in ({"w_i", "w_h", "b"}, {"w", "b"}):
-        names = ", ".join(sorted(map(str, params)))
-        raise InteropError(
-            f"the parameters {names} are not those of an hk.GRU (w_i, w_h, b) or of the hk.Linear "
-            "in an hk.LSTM (w, b)."
-        )
     weights = {name: as_array(name, weight) for name, weight in params.items()}
     shapes = {name: weight.shape for name, weight in weights.items()}
-    if "w_h" in weights:
-        E, H = (max(shapes[name][:1], default=1) for name in ("w_i", "w_h"))
-        check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(E, H))
-        return common.layer_of(
-            ResetBeforeGRUParams, "zrn", W=weights["w_i"], U=weights["w_h"], b=weights["b"]
-        )
-    H = weights["b"].size // 4
-    E = max((*shapes["w"][:1], H + 1)) - H
-    check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(E, H))
-    W, U = jnp.split(weights["w"], [E])
-    p = common.layer_of(LSTMParams, "igfo", W=W, U=U, b=weights["b"])
-    return dataclasses.replace(p, b=_forget_bias(p.b, 1))
+    rows = lambda name: max(shapes.get(name, ())[:1], default=0)
+    if "w" not in shapes:
+        check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(rows("w_i"), rows("b") // 3))
+        W, U, b = (weights[name] for name in ("w_i", "w_h", "b"))
+        return common.layer_of(ResetBeforeGRUParams, "zrn", W, U, b, old_z=False)
+    H = rows("b") // 4
+    check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(rows("w") - H, H))
+    W, U = jnp.split(weights["w"], [weights["w"].shape[0] - H])
+    p: Any = common.layer_of(LSTMParams, "igfo", W, U, weights["b"])
+    return p.replace(b=_forget_bias(p.b, 1))
 
 
 def to_haiku(layer: CellParams) -> dict[str, Array]:
@@ -236,18 +172,14 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     Raises:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "after".
     """
-    match layer:
-        case GRUParams() | ResetBeforeGRUParams():
-            common.check_reset_gate(layer, "before", "hk.GRU")
-            W, U, b = (common.joined(common.single_bias(layer), side, "zrn") for side in "WUb")
-            return {"w_i": W, "w_h": U, "b": b}
-        case LSTMParams():
-            W, U, b = (
-                common.joined(dataclasses.replace(layer, b=_forget_bias(layer.b, -1)), side, "igfo")
-                for side in "WUb"
-            )
-            return {"w": jnp.concatenate([W, U]), "b": b}
-    raise common.refusal(layer, "Haiku has a GRU, an LSTM, and a VanillaRNN with ReLU")
+    has = "Haiku has an LSTM, a GRU whose reset gate acts before the product, and an RNN with ReLU"
+    order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
+    p = common.single_bias(layer)
+    p = p.replace(b=_forget_bias(p.b, -1)) if isinstance(p, LSTMParams) else p
+    W, U, b = common.sides(p, order)
+    if isinstance(p, LSTMParams):
+        return {"w": jnp.concatenate([W, U]), "b": b}
+    return {"w_i": W, "w_h": U, "b": b}
 
 
 def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:

@@ -15,10 +15,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, ResetBeforeGRUParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
@@ -60,13 +59,11 @@ def unroll(
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights; xs is not floating-point or has no step; or an argument has another shape.
+        weights; or an argument has another shape.
       ValueError: as `jaxgru.unroll`.
     """
     layer = from_equinox(cell)
     xs = common.with_steps("xs", xs)
-    if not jnp.issubdtype(xs.dtype, jnp.floating):
-        raise InteropError(f"xs is {xs.dtype} {xs.shape}; it must be floating-point.")
     *batch, T, F = xs.shape
     B, H = math.prod(batch), cell.hidden_size
     if state is not None:
@@ -118,27 +115,20 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
         raise InteropError(
             f"the cell is {a_type(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
         )
-    if cell.weight_ih is None or cell.weight_hh is None:
-        raise InteropError("the cell's weights are None; eqx.combine it with its arrays first.")
-    given: dict[str, Any] = {n: w for n, w in vars(cell).items() if n not in _STATIC}
-    given = {name: as_array(name, value) for name, value in given.items() if value is not None}
-    lstm, H = isinstance(cell, eqx.nn.LSTMCell), cell.hidden_size
-    gates = 4 if lstm else 3
-    want: dict[str, tuple[int, ...]] = {"weight_ih": (gates * H, cell.input_size)}
-    want |= {"weight_hh": (gates * H, H)}
+    # whatever else a cell has than these is compared with what is known
+    static = ("input_size", "hidden_size", "use_bias")
+    given = {n: as_array(n, w) for n, w in vars(cell).items() if n not in static and w is not None}
+    lstm, E, H = isinstance(cell, eqx.nn.LSTMCell), cell.input_size, cell.hidden_size
+    rows = (4 if lstm else 3) * H
+    want: dict[str, tuple[int, ...]] = {"weight_ih": (rows, E), "weight_hh": (rows, H)}
     if cell.use_bias:  # or Equinox ignores them
-        want |= {"bias": (gates * H,)} | ({} if lstm else {"bias_n": (H,)})
-    have = {name: weight.shape for name, weight in given.items()}
-    check_shapes(a_type(cell), have, want)
-    weights = dict(W=given["weight_ih"].T, U=given["weight_hh"].T, b=given.get("bias"))
-    if lstm:
-        return common.layer_of(LSTMParams, "ifgo", **weights)
-    cn = jnp.asarray(given.get("bias_n", np.zeros(H, weights["W"].dtype)))
-    return common.complement_z(common.layer_of(GRUParams, "rzn", **weights, cn=cn))
-
-
-_STATIC = ("input_size", "hidden_size", "use_bias")
-"""The fields of a cell that are no weights; whatever else it has is compared with what is known."""
+        want |= {"bias": (rows,)} | ({} if lstm else {"bias_n": (H,)})
+    check_shapes(a_type(cell), {name: weight.shape for name, weight in given.items()}, want)
+    cls, order = (LSTMParams, "ifgo") if lstm else (GRUParams, "rzn")
+    cn: dict[str, Any] = {"cn": jnp.asarray(given["bias_n"])} if "bias_n" in given else {}
+    return common.layer_of(
+        cls, order, given["weight_ih"].T, given["weight_hh"].T, given.get("bias"), **cn
+    )
 
 
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
@@ -149,17 +139,13 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     Raises:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "before".
     """
-    match layer:
-        case GRUParams() | ResetBeforeGRUParams():
-            common.check_reset_gate(layer, "after", "equinox.nn.GRUCell")
-            p, make, order = common.complement_z(common.single_bias(layer)), eqx.nn.GRUCell, "rzn"
-        case LSTMParams():
-            p, make, order = layer, eqx.nn.LSTMCell, "ifgo"
-        case _:
-            raise common.refusal(layer, "Equinox has a GRUCell and an LSTMCell")
-    (E, H), dtype = sizes(layer), common.dtype_of_biases(layer)
+    cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
+    has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
+    make, order = common.found(layer, cells, has)
+    (E, H), dtype = sizes(layer), layer.b.dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
-    W, U, b = (common.joined(p, side, order) for side in "WUb")
+    p = common.complement_z(common.single_bias(layer))
+    W, U, b = common.sides(p, order)
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
     if isinstance(p, GRUParams):
         arrays["bias_n"] = p.cn

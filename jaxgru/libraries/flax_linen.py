@@ -10,7 +10,7 @@ https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,14 +20,21 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
-from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.flax_rnn import check_cell, check_names, chosen, names, rnn, step_shape
+from jaxgru.libraries import InteropError, common, flax_rnn
+from jaxgru.libraries.flax_rnn import Parts
 
-CELLS = (nn.GRUCell, nn.LSTMCell, nn.OptimizedLSTMCell, nn.SimpleCell)
+_RZN = ["ir", "iz", "in"], ["hr", "hz", "hn"]
+_IFGO = ["ii", "if", "ig", "io"], ["hi", "hf", "hg", "ho"]
+_LSTM = Parts(LSTMParams, "ifgo", *_IFGO, biased=_IFGO[1])
+CELLS: dict[type, Parts] = {
+    nn.GRUCell: Parts(GRUParams, "rzn", *_RZN, biased=_RZN[0], inner="hn"),
+    nn.LSTMCell: _LSTM,
+    nn.OptimizedLSTMCell: _LSTM,
+    nn.SimpleCell: Parts(RNNParams, "h", ["i"], ["h"], ["i"]),
+}
 
 
 class RNN(nn.RNN):
@@ -61,31 +68,18 @@ class RNN(nn.RNN):
             `reverse`, after it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
-        Returns:
-          The outputs, or (carry, outputs) with `return_carry`.
-
         Raises:
           InteropError: the cell is of another class, has other functions than sigmoid and tanh, or
             is residual; or an argument has another shape.
-          ValueError: as `jaxgru.unroll`.
         """
-        options = chosen(
-            self,
-            time_major=time_major,
-            reverse=reverse,
-            keep_order=keep_order,
-            return_carry=return_carry,
-        )
-        check_cell(self.cell, CELLS, "flax.linen")
-        one_step = step_shape(inputs, options["time_major"])
+        options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
+        flax_rnn.check_cell(self.cell, CELLS)
         key = jax.random.key(0) if init_key is None else init_key
-        start = self.cell.initialize_carry(key, one_step)
-        if initial_carry is not None:
-            initial_carry = _checked("initial_carry", initial_carry, self.cell, start, one_step)
+        start = self.cell.initialize_carry(key, flax_rnn.step_shape(inputs, options["time_major"]))
         if "params" not in self.cell.variables:
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
-        return rnn(
+        return flax_rnn.rnn(
             _layer_of(self.cell),
             inputs,
             start if initial_carry is None else initial_carry,
@@ -123,7 +117,7 @@ class ScannedRNN(nn.Module):
         *,
         implementation: str = "auto",
     ) -> tuple[Any, Float[Array, "T B H"]]:
-        """Run over a sequence.
+        """Run over a sequence; return the carry after the last step, and the outputs.
 
         Args:
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
@@ -131,31 +125,20 @@ class ScannedRNN(nn.Module):
             set to the cell's initial carry before the step.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
-        Returns:
-          The carry after the last step, and the outputs.
-
         Raises:
-          InteropError: the cell is none that `RNN` takes, or the carry or the resets have another
-            shape.
-          ValueError: as `jaxgru.unroll`.
+          InteropError: the cell is none that `RNN` takes, or an argument has another shape.
         """
-        if isinstance(self.cell, nn.Module):
-            raise InteropError(
-                f"the cell of a ScannedRNN is already {a_type(self.cell)}; it must be the "
-                "class, because the carry gives the size."
-            )
-        inputs, resets = common.with_steps("inputs", x[0], time_major=True), x[1]
+        inputs, resets = common.with_steps("inputs", x[0]), x[1]
         h = carry[0] if isinstance(carry, tuple | list) else carry
         cell = self.cell(features=as_array("the carry", h).shape[-1], parent=None)
-        check_cell(cell, CELLS, "flax.linen")
+        flax_rnn.check_cell(cell, CELLS)
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
         cell = cell.clone(parent=self, name=name)
         start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
-        carry = _checked("the carry", carry, cell, start, inputs.shape[1:])
         if "params" not in cell.variables:
-            cell(carry, inputs[0])  # initializes them
-        return rnn(
+            cell(start, inputs[0])  # initializes them
+        return flax_rnn.rnn(
             _layer_of(cell),
             inputs,
             carry,
@@ -195,9 +178,9 @@ class Layer(nn.Module):
     def setup(self) -> None:
         """Draw or find the parameters."""
         like = meta.unbox(jax.eval_shape(self.make, jax.random.key(0)))
-        paths = names(like)
+        paths = flax_rnn.names(like)
         if self.has_variable("params", "layers"):
-            check_names(self.get_variable("params", "layers"), paths)
+            flax_rnn.check_names(self.get_variable("params", "layers"), paths)
 
         def draw(key: Array) -> dict[str, Any]:
             boxed = lambda part: isinstance(part, meta.AxisMetadata)
@@ -231,26 +214,21 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: their names or shapes are not those of such a cell.
     """
-    if (kind := frozenset(params)) not in _LAYERS:
+    given = set(params)
+    parts = next((p for p in CELLS.values() if given == {*p.inputs, *p.states}), None)
+    if parts is None:
         raise InteropError(
-            f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
+            f"the parameters {', '.join(sorted(map(str, given)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
-    layer, gates, biased = _LAYERS[kind]
-    weights = flatten_dict(meta.unbox(params), sep="/")
-    weights = {name: as_array(name, weight) for name, weight in weights.items()}
-    have = {name: weight.shape for name, weight in weights.items()}
-    E, H = (*have.get(f"i{gates[0]}/kernel", ()), 0, 0)[:2]
-    want = {f"{name}/kernel": (E if name[0] == "i" else H, H) for name in kind}
-    check_shapes("a cell's parameters", have, want | {f"{name}/bias": (H,) for name in biased})
-    side = lambda names: jnp.concatenate([jnp.asarray(weights[name]) for name in names], axis=-1)
-    p = layer(
-        W=side(f"i{gate}/kernel" for gate in gates),
-        U=side(f"h{gate}/kernel" for gate in gates),
-        b=side(f"{name}/bias" for name in biased if name != "hn"),
-        **({"cn": weights["hn/bias"]} if "hn" in biased else {}),
+    return _read("a cell's parameters", parts, params)
+
+
+def _read(where: str, parts: Parts, params: Mapping[str, Any]) -> CellParams:
+    arrays = flatten_dict(meta.unbox(params), sep=".")
+    return flax_rnn.from_parts(
+        where, parts, {name: as_array(name, w) for name, w in arrays.items()}
     )
-    return common.complement_z(p) if isinstance(p, GRUParams) else p
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -261,58 +239,14 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
-    match p := layer:
-        case GRUParams() | ResetBeforeGRUParams():
-            common.check_reset_gate(layer, "after", "flax.linen.GRUCell")
-            p = common.complement_z(common.single_bias(layer))
-        case LSTMParams() | RNNParams():
-            pass
-        case _:
-            raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
-    side, gates = "h" if isinstance(p, LSTMParams) else "i", _gates(type(p))
-    split = lambda weights: jnp.split(common.joined(p, weights, p.gates), len(gates), axis=-1)
-    cell: dict[str, dict[str, Array]] = {}
-    for gate, W, U, b in zip(gates, *map(split, "WUb"), strict=True):
-        cell |= {f"i{gate}": {"kernel": W}, f"h{gate}": {"kernel": U}}
-        cell[f"{side}{gate}"]["bias"] = b
-    if isinstance(p, GRUParams):
-        cell["hn"]["bias"] = p.cn
-    return cell
-
-
-def _gates(cls: Any) -> Sequence[str]:
-    """Return the gates in the names of a cell's parts, which a SimpleCell lacks."""
-    return [""] if cls is RNNParams else cls.gates
-
-
-_LAYERS: dict[frozenset[str], tuple[Callable[..., CellParams], Sequence[str], Sequence[str]]] = {
-    frozenset(side + gate for side in "ih" for gate in _gates(cls)): (cls, _gates(cls), biased)
-    for cls, biased in (
-        (GRUParams, ("iz", "ir", "in", "hn")),
-        (LSTMParams, ("hf", "hi", "ho", "hg")),
-        (RNNParams, ("i",)),
+    return flax_rnn.to_parts(
+        layer, common.found(layer, {p.cls: p for p in CELLS.values()}, flax_rnn.HAS)
     )
-}
-"""By the names of a cell's parts: the layer, its gates, and the parts with a bias."""
 
 
 def _layer_of(cell: Any) -> CellParams:
-    """Return the layer with a bound cell's parameters, which must be those of its kind and size."""
-    layer = from_linen(cell.variables["params"])
-    kind, H = type(cell), sizes(layer)[1]
-    wanted = {nn.GRUCell: GRUParams, nn.SimpleCell: RNNParams}.get(kind, LSTMParams)
-    if type(layer) is not wanted or cell.features != H:
-        raise InteropError(
-            f"the parameters are {type(layer).__name__} of {H} features; the cell is a "
-            f"{kind.__name__} of {cell.features}."
-        )
-    return layer
-
-
-def _checked(name: str, carry: Any, cell: Any, start: Any, one_step: tuple[int, ...]) -> Any:
-    """Return a carry as an array or a pair, before Flax computes with it."""
-    shape = (*one_step[:-1], cell.features)
-    return common.as_state(name, carry, isinstance(start, tuple), shape)
+    where = f"the parameters of this {type(cell).__name__}"
+    return _read(where, CELLS[type(cell)], cell.variables["params"])
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

@@ -18,25 +18,21 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import a_type, shown
-from jaxgru.layers.arguments import as_stack, is_pair
+from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
-from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.flax_rnn import check_cell, check_names, chosen, names, rnn, step_shape
+from jaxgru.libraries import InteropError, common, flax_rnn
+from jaxgru.libraries.flax_rnn import Parts
 
-_LAYOUTS: dict[type, tuple[type, str, list[str], list[str], str]] = {
-    nnx.GRUCell: (GRUParams, "rzn", ["dense_i"], ["dense_h"], "W"),
-    nnx.LSTMCell: (
-        LSTMParams, "ifgo", ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"], "U",
-    ),
-    nnx.OptimizedLSTMCell: (LSTMParams, "ifgo", ["dense_i"], ["dense_h"], "U"),
-    nnx.SimpleCell: (RNNParams, "h", ["dense_i"], ["dense_h"], "W"),
-}  # fmt: skip
-"""The layer, the order of a cell's gates, its modules with W and with U; which have the biases."""
-
-CELLS = tuple(_LAYOUTS)
+_IN, _STATE = ["dense_i"], ["dense_h"]
+_II, _HH = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"]
+CELLS: dict[type, Parts] = {
+    nnx.GRUCell: Parts(GRUParams, "rzn", _IN, _STATE, _IN),
+    nnx.LSTMCell: Parts(LSTMParams, "ifgo", _II, _HH, _HH),
+    nnx.OptimizedLSTMCell: Parts(LSTMParams, "ifgo", _IN, _STATE, _STATE),
+    nnx.SimpleCell: Parts(RNNParams, "h", _IN, _STATE, _IN),
+}
 
 
 class RNN(nnx.RNN):
@@ -46,16 +42,8 @@ class RNN(nnx.RNN):
     `nnx.Param`s, so optimizers and checkpoints see no difference. `unroll` has no effect.
 
     Raises:
-      InteropError: the cell is of another class, has other functions than sigmoid and tanh, or is
-        residual; or `state_axes` is given, which none of these cells needs.
+      InteropError: when it is called, as `from_nnx`.
     """
-
-    def __init__(self, cell: nnx.RNNCellBase, **options: Any) -> None:
-        """Take the arguments of `nnx.RNN`."""
-        _check_cell(cell)
-        if options.get("state_axes") is not None:
-            raise InteropError("state_axes is given, but the cell's parameters are one per layer.")
-        super().__init__(cell, **options)
 
     def __call__(
         self,
@@ -80,28 +68,15 @@ class RNN(nnx.RNN):
             in time: the carry is set to the cell's initial carry before that step or, with
             `reverse`, after it.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
-
-        Returns:
-          The outputs, or (carry, outputs) with `return_carry`.
-
-        Raises:
-          InteropError: an argument has another shape.
-          ValueError: as `jaxgru.unroll`.
         """
         cell: Any = self.cell
-        options = chosen(
-            self,
-            time_major=time_major,
-            reverse=reverse,
-            keep_order=keep_order,
-            return_carry=return_carry,
-        )
+        options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
         rngs = self.rngs if rngs is None else rngs
         rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
-            start = cell.initialize_carry(step_shape(inputs, options["time_major"]), rngs)
-        return rnn(
+            start = cell.initialize_carry(flax_rnn.step_shape(inputs, options["time_major"]), rngs)
+        return flax_rnn.rnn(
             from_nnx(cell),
             inputs,
             start if initial_carry is None else initial_carry,
@@ -123,15 +98,8 @@ class Layer(nnx.Module):
     """
 
     def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
-        """Take one layer's parameters, a list or `ResidualStack`, or a pair of these lists.
-
-        Raises:
-          ValueError: there is no layer, or something is not the parameters of a layer.
-        """
-        stacks: Any = layers if is_pair(layers) else [layers]
-        for stack in stacks:
-            as_stack("layers", stack)
-        self.names, self.structure = names(layers), jax.tree.structure(layers)
+        """Take one layer's parameters, a list or `ResidualStack`, or a pair of these lists."""
+        self.names, self.structure = flax_rnn.names(layers), jax.tree.structure(layers)
         params = map(nnx.Param, jax.tree.leaves(layers))
         self.layers = nnx.data(unflatten_dict(dict(zip(self.names, params, strict=True))))
 
@@ -143,7 +111,7 @@ class Layer(nnx.Module):
         Raises:
           InteropError: `nnx.update` gave it the parameters of layers of another kind.
         """
-        check_names(self.layers, self.names)
+        flax_rnn.check_names(self.layers, self.names)
         params: Any = flatten_dict(self.layers)
         return jax.tree.unflatten(self.structure, [params[path][...] for path in self.names])
 
@@ -162,24 +130,11 @@ def from_nnx(cell: Any) -> CellParams:
       InteropError: the cell is of another class, has other functions than sigmoid and tanh, is
         residual, or has weights of other names or shapes.
     """
-    _check_cell(cell)
-    cls, order, inputs, states, biased = _LAYOUTS[type(cell)]
-    biased = {"W": inputs, "U": states}[biased]
-    F, H = cell.in_features, cell.hidden_features
-    width = len(order) * H // len(inputs)
-    arrays: dict[str, Any] = {
-        ".".join(map(str, path)): v[...]
-        for path, v in nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
-    }
-    want = {f"{part}.kernel": (F, width) for part in inputs}
-    want |= {f"{part}.kernel": (H, width) for part in states}
-    want |= {f"{part}.bias": (width,) for part in biased}
-    check_shapes(a_type(cell), {name: array.shape for name, array in arrays.items()}, want)
-    side = lambda parts, what: jnp.concatenate([arrays[f"{n}.{what}"] for n in parts], axis=-1)
-    W, U, b = side(inputs, "kernel"), side(states, "kernel"), side(biased, "bias")
-    if cls is not GRUParams:
-        return common.layer_of(cls, order, W=W, U=U, b=b)
-    return common.complement_z(common.layer_of(cls, order, W=W, U=U, b=b, cn=jnp.zeros(H, U.dtype)))
+    hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
+    flax_rnn.check_cell(cell, CELLS, hint)
+    state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
+    arrays = {".".join(map(str, path)): variable[...] for path, variable in state}
+    return flax_rnn.from_parts(a_type(cell), CELLS[type(cell)], arrays)
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
@@ -192,51 +147,22 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
 
     Raises:
-      InteropError: the layer is none of these, or `lstm` is another class; or a GRU's `reset_gate`
-        is "before", or its cn is not zeros, or not known, as under `jit`.
+      InteropError: the layer is none of these; or a GRU's `reset_gate` is "before", or its cn is
+        not zeros, or not known, as under `jit`.
     """
-    if lstm not in (nnx.OptimizedLSTMCell, nnx.LSTMCell):
-        raise InteropError(
-            f"lstm is {shown(lstm)}; it must be nnx.OptimizedLSTMCell or nnx.LSTMCell."
-        )
-    match p := layer:
-        case GRUParams() | ResetBeforeGRUParams():
-            common.check_reset_gate(layer, "after", "flax.nnx.GRUCell")
-            hint = "; it runs as it is in jaxgru.libraries.flax_nnx.Layer"
-            common.check_inner_bias(layer, "flax.nnx.GRUCell", hint)
-            p, make = common.complement_z(common.single_bias(layer)), nnx.GRUCell
-        case LSTMParams():
-            make = lstm
-        case RNNParams():
-            make = nnx.SimpleCell
-        case _:
-            raise common.refusal(layer, "Flax has a GRUCell, LSTM cells and a SimpleCell")
-    _, order, inputs, states, biased = _LAYOUTS[make]
-    biased = {"W": inputs, "U": states}[biased]
-    weights: dict[str, Any] = {part: {} for part in (*inputs, *states)}
-    for parts, side, what in (
-        (inputs, "W", "kernel"),
-        (states, "U", "kernel"),
-        (biased, "b", "bias"),
-    ):
-        arrays = jnp.split(common.joined(p, side, order), len(parts), axis=-1)
-        for part, array in zip(parts, arrays, strict=True):
-            weights[part][what] = array
-    (E, H), dtype = sizes(layer), common.dtype_of_biases(layer)
+    cells = {GRUParams: nnx.GRUCell, LSTMParams: lstm, RNNParams: nnx.SimpleCell}
+    make = common.found(layer, cells, flax_rnn.HAS)
+    if isinstance(layer, GRUParams):
+        common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
+        if jnp.any(layer.cn != 0):
+            raise InteropError(
+                "flax.nnx.GRUCell has no bias like cn, so a GRU whose cn is not zero cannot be "
+                "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
+            )
+    (E, H), dtype = sizes(layer), layer.b.dtype
     options: dict[str, Any] = dict(param_dtype=dtype)
     if make is nnx.SimpleCell:
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'
     cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
-    nnx.update(cell, weights)
+    nnx.update(cell, flax_rnn.to_parts(layer, CELLS[make]))
     return cell
-
-
-def _check_cell(cell: Any) -> None:
-    hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
-    check_cell(cell, CELLS, "flax.nnx", hint)
-    for name, part in vars(cell).items():
-        if isinstance(part, nnx.Module) and type(part) is not nnx.Linear:
-            raise InteropError(
-                f"{name} of this {type(cell).__name__} is {a_type(part)}; only an nnx.Linear is "
-                "known to be a product with its kernel."
-            )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import (
-    CELLS,
-    CellParams,
-    LSTMParams,
-    LSTMState,
-    ResetBeforeGRUParams,
-    sizes,
-)
+from jaxgru.cells import CELLS, CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
@@ -87,32 +80,76 @@ def check_names(params: Any, wanted: Sequence[tuple[str, ...]]) -> None:
     check_shapes("a Layer's parameters", *paths)
 
 
-def check_cell(cell: Any, known: Sequence[type], library: str, hint: str = "") -> None:
+class Parts(NamedTuple):
+    """How a cell of Flax's stores its weights: a layer's class, and the parts of the cell.
+
+    order: of the gates, which are side by side in a part, or have one each.
+    inputs, states: the parts that multiply x, and h. biased: those with a bias that is in b.
+    inner: the part whose bias is a GRU's cn.
+    """
+
+    cls: type
+    order: str
+    inputs: Sequence[str]
+    states: Sequence[str]
+    biased: Sequence[str]
+    inner: str = ""
+
+
+def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any]) -> CellParams:
+    """Return the layer with a cell's arrays, by names such as "hn.kernel"."""
+    cls, order, inputs, states, biased, inner = parts
+    shapes = {name: array.shape for name, array in arrays.items()}
+    F = max(shapes.get(f"{inputs[0]}.kernel", ())[:1], default=0)
+    width = max(shapes.get(f"{states[0]}.kernel", ())[-1:], default=0)
+    H = width * len(states) // len(order)
+    want: dict[str, tuple[int, ...]] = {f"{part}.kernel": (F, width) for part in inputs}
+    want |= {f"{part}.kernel": (H, width) for part in states}
+    want |= {f"{part}.bias": (width,) for part in (*biased, inner) if part}
+    check_shapes(where, shapes, want)
+    side = lambda parts, what: jnp.concatenate([arrays[f"{n}.{what}"] for n in parts], axis=-1)
+    W, U, b = side(inputs, "kernel"), side(states, "kernel"), side(biased, "bias")
+    cn: dict[str, Any] = {"cn": jnp.asarray(arrays[f"{inner}.bias"])} if inner else {}
+    return common.layer_of(cls, order, W, U, b, **cn)
+
+
+def to_parts(layer: CellParams, parts: Parts) -> dict[str, dict[str, Array]]:
+    """Return a layer's weights by a cell's parts, "kernel" and "bias"; c is added to b."""
+    _, order, inputs, states, biased, inner = parts
+    p: Any = common.complement_z(common.single_bias(layer))
+    W, U, b = common.sides(p, order)
+    weights: dict[str, dict[str, Array]] = {part: {} for part in (*inputs, *states)}
+    for names, side, what in ((inputs, W, "kernel"), (states, U, "kernel"), (biased, b, "bias")):
+        for name, array in zip(names, jnp.split(side, len(names), axis=-1), strict=True):
+            weights[name][what] = array
+    if inner:
+        weights[inner]["bias"] = p.cn
+    return weights
+
+
+HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts after the product"
+
+
+def check_cell(cell: Any, known: Iterable[type], hint: str = "") -> None:
     """Raise InteropError if a cell is of no known class or computes with other functions."""
-    name = type(cell).__name__
-    if type(cell) not in known:
+    if type(cell) not in (known := tuple(known)):
         names = ", ".join(cls.__name__ for cls in known)
-        subclass = " itself, not a subclass" if isinstance(cell, tuple(known)) else ""
         raise InteropError(
-            f"the cell is {a_type(cell)}; it must be a {library} {names}{subclass}{hint}."
+            f"the cell is {a_type(cell)}; it must be one of Flax's {names}, not a subclass{hint}."
         )
-    gate_fn, only = getattr(cell, "gate_fn", jax.nn.sigmoid), "itself, the only one that jaxgru has"
-    if not common.computes(gate_fn, common.SIGMOID):
-        raise InteropError(f"the gate_fn of this {name} is not sigmoid {only}.")
-    if not common.computes(cell.activation_fn, common.TANH):
-        raise InteropError(f"the activation_fn of this {name} is not tanh {only}.")
-    if getattr(cell, "residual", False):
-        raise InteropError(f"this {name} is residual; jaxgru's RNN does not add h to its products.")
+    options = dict(gate_fn=common.SIGMOID, activation_fn=common.TANH, residual=[False])
+    common.check_options(f"this {type(cell).__name__}", cell, **options)
 
 
-def chosen(module: Any, **options: Any) -> dict[str, Any]:
+def chosen(module: Any, *given: bool | None) -> dict[str, bool]:
     """Return the options of a call: where one is None, the module's own of that name."""
-    return {name: getattr(module, name) if v is None else v for name, v in options.items()}
+    names = ("time_major", "reverse", "keep_order", "return_carry")
+    return {n: getattr(module, n) if v is None else v for n, v in zip(names, given, strict=True)}
 
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
-    shape = common.with_steps("inputs", inputs, time_major).shape
+    shape = common.with_steps("inputs", inputs).shape
     return shape[1:] if time_major else (*shape[:-2], shape[-1])
 
 
@@ -131,28 +168,16 @@ def rnn(
     return_carry: bool = True,
     implementation: str = "auto",
 ) -> Any:
-    """Compute a layer over time as Flax's RNN does.
+    """Compute a layer over time as Flax's RNN does: the outputs, or (carry, outputs).
 
     Args:
-      layer: the parameters of the cell.
-      inputs: (*batch, T, F), or (T, *batch, F) with `time_major`.
+      inputs: (*batch, T, F), or (T, *batch, F) with `time_major`; `reset` likewise.
       carry: before the first step: (*batch, H), or a pair (c, h) of these.
       dtype: of the products, like a cell's `dtype`; None: that of inputs and parameters.
-      reset: (*batch, T) or (T, *batch); True at the first step of an episode, as for
-        `jaxgru.unroll`.
       initial: the carry that a reset sets; None: zeros.
       lengths: (*batch); the carry returned is then that after so many steps.
-      reverse: read from the last real step to the first.
-      keep_order: with `reverse`, return the outputs in the order of the inputs.
-      implementation: as for `jaxgru.unroll`.
-
-    Returns:
-      The outputs (*batch, T, H) or (T, *batch, H); with `return_carry`, (carry, outputs).
-
-    Raises:
-      ValueError: an argument has another shape.
     """
-    axis, inputs = 0 if time_major else 1, common.with_steps("inputs", inputs, time_major)
+    axis, inputs = 0 if time_major else 1, common.with_steps("inputs", inputs)
     leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
     B, H = math.prod(batch), sizes(layer)[1]
     steps = (leading[0], B) if time_major else (B, leading[-1])

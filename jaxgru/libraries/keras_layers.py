@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.layers.arguments import as_array, check_stack
+from jaxgru.libraries import InteropError, common
 
 try:
     import keras
@@ -56,19 +55,14 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
       InteropError: the layer is of another class, has no weights yet, or has other activations than
         tanh and sigmoid; a Bidirectional merges other than by "concat" or reads backwards first;
         some layers of a Sequential have one direction and some two, or one goes backwards; or the
-        weights have other shapes than the layer's, or are neither float32 nor, if JAX has 64 bits
-        enabled, float64.
+        weights are neither float32 nor, if JAX has 64 bits enabled, float64.
     """
     if type(layer) is keras.Sequential:
         return _from_sequential(layer, weights)
     if type(layer) is keras.layers.Bidirectional:
         first, second = layer.forward_layer, layer.backward_layer
-        if layer.merge_mode != "concat" or first.go_backwards:
-            raise InteropError(
-                f"merge_mode is {layer.merge_mode!r} and the forward layer's go_backwards is "
-                f"{first.go_backwards}; jaxgru.bidirectional concatenates, forward outputs first "
-                "(convert forward_layer and backward_layer one by one to merge otherwise)."
-            )
+        common.check_options("this Bidirectional", layer, merge_mode=["concat"])
+        common.check_options("its forward layer", first, go_backwards=[False])
         weights = list(layer.get_weights() if weights is None else weights)
         ahead = len(first.weights)
         return (from_keras(first, weights[:ahead]),), (from_keras(second, weights[ahead:]),)
@@ -77,35 +71,22 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
             f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional or "
             "Sequential of these can."
         )
+    name = type(layer).__name__
     if not layer.built:
-        raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
-    gates = getattr(layer, "recurrent_activation", SIGMOID[0])
-    if layer.activation not in TANH or gates not in SIGMOID:
-        raise InteropError(
-            f"the activations of this {type(layer).__name__} are not tanh and sigmoid, the only "
-            "ones that jaxgru has."
-        )
-    given: list[Any] = layer.get_weights() if weights is None else list(weights)
-    if len(given) != (count := 3 if layer.use_bias else 2):
-        raise InteropError(
-            f"the number of weights is {len(given)}; this {type(layer).__name__} has {count}."
-        )
-    arrays = {w.name: as_array("a weight", g) for w, g in zip(layer.weights, given, strict=True)}
-    for array in arrays.values():
+        raise InteropError(f"the {name} has no weights yet; build it first.")
+    common.check_options(f"this {name}", layer, activation=TANH, recurrent_activation=SIGMOID)
+    given = layer.get_weights() if weights is None else weights
+    arrays = [as_array("a weight", w) for _, w in zip(layer.weights, given, strict=True)]
+    for array in arrays:
         common.check_dtype("the weights", str(array.dtype))
-    check_shapes(
-        f"the weights of this {type(layer).__name__}",
-        {name: array.shape for name, array in arrays.items()},
-        {weight.name: tuple(weight.shape) for weight in layer.weights},
-    )
-    W, U, b = [*arrays.values(), None][:3]
+    W, U, b = [*arrays, None][:3]
     if isinstance(layer, keras.layers.LSTM):
         return common.layer_of(LSTMParams, "ifgo", W, U, b)
     if isinstance(layer, keras.layers.SimpleRNN):
         return common.layer_of(RNNParams, "h", W, U, b)
     cls = GRUParams if layer.reset_after else ResetBeforeGRUParams
     b, c = b if layer.reset_after and b is not None else (b, None)
-    return common.layer_of_both_biases(cls, "zrn", W, U, b, c)
+    return common.layer_of(cls, "zrn", W, U, b, c)
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
@@ -139,78 +120,52 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
         computes.
 
     Raises:
-      InteropError: there is no layer; the two directions differ in kind, size or number of layers;
-        a layer takes another size than the one below it gives, or Keras has none of its kind; the
-        weights are neither float32 nor float64, or are not known, as under `jit`; or the layers
-        determine an option.
+      InteropError: there is no layer; there are not as many of both directions; Keras has none of
+        their kind; the weights are not known, as under `jit`; or the layers determine an option.
+      ValueError: the layers do not fit together.
     """
     common.check_known((layers, backward), "a Keras layer")
     ahead, back = common.in_directions(layers, backward)
-    depth = len(ahead)
-    determined = DETERMINED | ({"go_backwards"} if back or depth > 1 else set())
+    determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
+    determined |= {"go_backwards"} if back or len(ahead) > 1 else set()
     if taken := sorted(options.keys() & determined):
         raise InteropError(
             f"to_keras does not take {', '.join(taken)}, which the layers determine."
         )
-    first = features = sizes(_as_in_keras(ahead[0]))[0]
-    made = []
+    made, features = [], sizes(ahead[0])[0]
     for i, p in enumerate(ahead):
-        q = back[i] if back else None
-        (E, _), last = sizes(_as_in_keras(p)), i == depth - 1
-        if features != E:
-            raise InteropError(f"layer {i} takes {E} features, but receives {features}.")
-        inner = options if last else options | {"return_sequences": True}
-        made.append(_bidirectional(p, q, inner) if q else _made(p, inner))
-        features = sizes(p)[1] * (2 if q else 1)
-    if depth == 1:
+        inner = options if i == len(ahead) - 1 else options | {"return_sequences": True}
+        layer = _made(p, inner)
+        if back:
+            both = keras.layers.Bidirectional(layer, dtype=layer.dtype)
+            both.build((None, None, sizes(p)[0]))
+            both.set_weights(layer.get_weights() + _made(back[i], inner).get_weights())
+            layer = both
+        made.append(layer)
+    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
+    if len(made) == 1:
         return made[0]
     model = keras.Sequential(made)
-    model.build((None, None, first))
+    model.build((None, None, features))
     return model
 
 
-def _bidirectional(p: CellParams, q: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
-    shapes = [jax.tree.map(jnp.shape, _as_in_keras(layer)) for layer in (p, q)]
-    if shapes[0] != shapes[1]:
-        raise InteropError("the two layers of a Bidirectional must be of one kind and size.")
-    first, second = _made(p, options), _made(q, options)
-    both = keras.layers.Bidirectional(first, dtype=str(common.dtype_of_biases(p)))
-    both.build((None, None, sizes(p)[0]))
-    both.set_weights(first.get_weights() + second.get_weights())
-    return both
-
-
-def _made(layer: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
-    p = _as_in_keras(layer)
-    (E, H), dtype = sizes(p), common.dtype_of_biases(p)
-    common.check_dtype("the layer's weights", str(dtype))
-    match p:
-        case GRUParams() | ResetBeforeGRUParams():
-            after = isinstance(p, GRUParams)
-            make, order = partial(keras.layers.GRU, reset_after=after), "zrn"
-        case LSTMParams():
-            make, order = keras.layers.LSTM, "ifgo"
-        case _:
-            make, order = keras.layers.SimpleRNN, "h"
-    W, U, b = (common.joined(p, side, order) for side in "WUb")
+def _made(p: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
+    kinds = {
+        GRUParams: (keras.layers.GRU, "zrn"),
+        ResetBeforeGRUParams: (partial(keras.layers.GRU, reset_after=False), "zrn"),
+        LSTMParams: (keras.layers.LSTM, "ifgo"),
+        RNNParams: (keras.layers.SimpleRNN, "h"),
+    }
+    make, order = common.found(p, kinds, "Keras has a GRU, an LSTM and a SimpleRNN")
+    (E, H), dtype = sizes(p), str(p.b.dtype)
+    common.check_dtype("the layer's weights", dtype)
     if isinstance(p, GRUParams):
-        c = jnp.zeros_like(p.b[: -len(p.cn)]) if p.c is None else p.c
-        b = jnp.stack([b, jnp.concatenate([c, p.cn])])
-    made = make(H, dtype=str(dtype), **options)
+        W, U, *biases = common.stacked(p, order)
+        W, U, b = W.T, U.T, np.stack(biases)
+    else:
+        W, U, b = common.sides(common.complement_z(common.single_bias(p)), order)
+    made = make(H, dtype=dtype, **options)
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])
     return made
-
-
-DETERMINED = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
-"""Options of Keras's layers that say what they compute."""
-
-
-def _as_in_keras(layer: CellParams) -> CellParams:
-    """Return the layer with Keras's z, and with exactly the biases that Keras has."""
-    if not isinstance(layer, (AnyGRU, LSTMParams, RNNParams)):
-        raise common.refusal(layer, "Keras has a GRU, an LSTM and a SimpleRNN")
-    if not isinstance(layer, AnyGRU):
-        return layer
-    p = common.complement_z(layer)
-    return p if isinstance(p, GRUParams) else common.single_bias(p)

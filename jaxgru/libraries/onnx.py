@@ -19,8 +19,9 @@ https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise LSTM and RNN.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -35,9 +36,9 @@ from jaxgru.cells import (
     RNNParams,
     cell_of,
     sizes,
-)
-from jaxgru.cells.gru import AnyGRU
+)  # fmt: skip
 from jaxgru.errors import needs, shown
+from jaxgru.layers.arguments import check_stack
 from jaxgru.libraries import InteropError, check_shapes, common
 
 with needs("onnx"):
@@ -81,10 +82,10 @@ def to_onnx(
       reverse: read from the last step to the first.
 
     Raises:
-      InteropError: there is no layer; ONNX has no operator for one of them; one's output has
-        another size than the next one's input; those of two directions are not as many, or a pair
-        is not of one kind and size; the weights are not all of one such dtype, or not known, as
+      InteropError: there is no layer; ONNX has no operator for one of them; those of two directions
+        differ in number, kind or size; the weights are not all of one such dtype, or not known, as
         under `jit`; or an MLP is to read backward or to take lengths.
+      ValueError: one's output has another size than the next one's input.
     """
     common.check_known((layers, backward), "an ONNX graph")
     ahead, back = common.in_directions(layers, backward)
@@ -96,11 +97,12 @@ def to_onnx(
         )
     check_layers(ahead, back)
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
+    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
     graph = Graph((ahead, back))
     graph.output("y", "B", "T", H * (2 if back else 1))
     x = graph.transpose(graph.input("x", "B", "T", features), 1, 0, 2)
     steps = graph.input("lengths", "B", type=TensorProto.INT32) if lengths else ""
-    x = graph.layers(ahead, x, features, back, steps, reverse)
+    x = graph.layers(ahead, x, back, steps, reverse)
     graph.transpose(x, 1, 0, 2, output="y")
     return graph.model()
 
@@ -183,12 +185,8 @@ class Graph:
 
     def __init__(self, weights: Any) -> None:
         """Raise InteropError if the weights are neither all float32 nor all float64."""
-        dtypes = sorted({leaf.dtype.name for leaf in jax.tree.leaves(weights)})
-        if len(dtypes) > 1:
-            raise InteropError(
-                f"the weights are {' and '.join(dtypes)}; they must be all float32 or all float64."
-            )
-        common.check_dtype("the weights", *dtypes)
+        dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(weights)}
+        common.check_dtype("the weights", " and ".join(sorted(dtypes)))
         self.type = helper.np_dtype_to_tensor_dtype(np.dtype(*dtypes))
         self.nodes, self.constants, self.inputs, self.outputs = [], {}, [], []
 
@@ -218,16 +216,11 @@ class Graph:
         self,
         ahead: Sequence[CellParams],
         x: str,
-        features: int,
         back: Sequence[CellParams] | None = None,
         lengths: str = "",
         reverse: bool = False,
     ) -> str:
-        """Add layers and their carries: x (T, B, E) → (T, B, H), or (T, B, 2·H) of two directions.
-
-        Raises:
-          InteropError: one layer's output, or x, has another size than the next one's input.
-        """
+        """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H)."""
         D = 2 if back else 1
         for d, stack in enumerate((ahead, back)[:D]):
             for i, p in enumerate(stack or ()):
@@ -235,12 +228,9 @@ class Graph:
                     self.input(f"carry.{_path(i, d, D)}.{part}", "B", *shape)
                     self.output(f"carry_out.{_path(i, d, D)}.{part}", "B", *shape)
         for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
-            E, H = sizes(pair[0])
-            if E != features:
-                raise InteropError(f"layer {i} takes {E} features, but receives {features}.")
             pair = jax.tree.map(np.asarray, pair)
             add = _add_mlp if isinstance(pair[0], MLPParams) else _add_recurrent
-            x, features = add(self, i, pair, x, lengths, reverse), H * D
+            x = add(self, i, pair, x, lengths, reverse)
         return x
 
     def model(self) -> onnx.ModelProto:
@@ -255,10 +245,10 @@ class Graph:
 
 def check_layers(ahead: Sequence[CellParams], back: Sequence[CellParams] | None = None) -> None:
     """Raise InteropError if ONNX lacks a layer, or two directions of one differ."""
+    known = dict.fromkeys((GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams, MLPParams))
+    has = "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP"
     for p in (*ahead, *(back or ())):
-        if not isinstance(p, (AnyGRU, LSTMParams, RNNParams, MLPParams)):
-            has = "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP"
-            raise common.refusal(p, has)
+        common.found(p, known, has)
         if not isinstance(p, MLPParams) and p.U.ndim == 3:
             raise InteropError(
                 "ONNX has no block-diagonal weights, as num_blocks makes them; "
@@ -363,10 +353,7 @@ class _Nodes:
             )
         node = self.makers[name]
         given = {n: self.value(what, n) for n in node.input if n}
-        inputs, output = (
-            [onnx.ValueInfoProto(name=n) for n in given],
-            onnx.ValueInfoProto(name=name),
-        )
+        *inputs, output = (onnx.ValueInfoProto(name=n) for n in (*given, name))
         graph = helper.make_graph([node], "weights", inputs, [output])
         model = helper.make_model(graph, opset_imports=self.opsets)
         outputs: Any = ReferenceEvaluator(model).run([name], given)  # annotated as a dict
@@ -394,7 +381,10 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
     direction = given.get("direction", b"forward").decode()
     D = 2 if direction == "bidirectional" else 1
-    _check_attributes(at, cell, given, D)
+    given["activations"] = [name.decode().lower() for name in given.get("activations", [])]
+    activations = [_FUNCTIONS[cell] * D, []]
+    options = SimpleNamespace(**given)
+    common.check_options(at, options, activations=activations, clip=[None], input_forget=[0])
     values = {
         what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
     }
@@ -410,26 +400,14 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
     cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
-    layers = [layer_of(cls, W[d], R[d], B[d]) for d in range(D)]
-    reads = graph.below(inputs.get("X", ""))
-    return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None, reads)
-
-
-def _check_attributes(at: str, cell: str, given: Mapping[str, Any], directions: int) -> None:
-    """Raise InteropError if a node computes something else than a layer."""
-    functions = [name.decode().lower() for name in given.get("activations", [])]
-    if functions not in ([], _FUNCTIONS[cell] * directions):
-        raise InteropError(
-            f"{at} has the activations {', '.join(functions)}; jaxgru's are "
-            f"{', '.join(_FUNCTIONS[cell])}."
-        )
-    if "clip" in given:
-        raise InteropError(f"{at} clips what enters its activations (clip), which jaxgru does not.")
-    if given.get("input_forget"):
-        raise InteropError(f"{at} couples its gates (input_forget), which jaxgru's LSTM does not.")
+    layers = [*(layer_of(cls, W[d], R[d], B[d]) for d in range(D)), None]
+    return RecurrentNode(
+        _name(node), direction, layers[0], layers[1], graph.below(inputs.get("X", ""))
+    )
 
 
 def layer_of(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
     order = ORDER[{LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")]
-    return common.layer_of_both_biases(cls, order, W.T, R.T, *np.split(B, 2))
+    b, c = np.split(B, 2)
+    return common.layer_of(cls, order, W.T, R.T, b, c)

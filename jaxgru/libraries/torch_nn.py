@@ -23,14 +23,15 @@ from jaxgru.cells import (
     GRUParams,
     LSTMParams,
     ProjectedLSTMParams,
-    ResetBeforeGRUParams,
     RNNParams,
-)
+    sizes,
+)  # fmt: skip
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
 GATES = {"gru": 3, "lstm": 4, "rnn": 1}
+ORDERS = {GRUParams: "rzn", LSTMParams: "ifgo", ProjectedLSTMParams: "ifgo", RNNParams: "h"}
 
 
 def from_torch(module: Any, *, cell: str | None = None) -> Any:
@@ -56,19 +57,14 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
-        something may change what it computes: hooks, parametrized weights, parameters of its own;
-        it has a nonlinearity other than tanh; its dtype is neither float32 nor, if JAX has 64 bits
-        enabled, float64; a `state_dict` has other names or shapes than those of one such module; or
-        `cell` contradicts them, or comes with a module.
+        something may change what it computes (hooks, parametrized weights, parameters of its own,
+        a nonlinearity other than tanh); it is neither float32 nor, if JAX has 64 bits enabled,
+        float64; or a `state_dict` is not that of one such module, or not of this `cell`.
     """
     if isinstance(module, Mapping):
         return _layers("the state_dict", module, cell)
-    if cell is not None:
-        raise InteropError(
-            f"cell is {shown(cell)}; leave it out, because only a state_dict needs it."
-        )
     kind = _check_module(import_torch(), module)
-    return _layers(f"this {type(module).__name__}", module.state_dict(), kind)
+    return _layers(f"this {type(module).__name__}", module.state_dict(), cell or kind)
 
 
 def to_torch(
@@ -87,79 +83,51 @@ def to_torch(
       backward: the layers of the backward direction; None: the module has one direction.
 
     Raises:
-      InteropError: PyTorch is not installed, or has no such layer; there is no layer; the layers
-        are not of one kind, all float32 or all float64; a GRU's `reset_gate` is "before"; a
-        projection is not smaller than c; or the weights are not known, as under `jit`.
-      RuntimeError: a layer has other sizes than PyTorch's module, whose first is like ours.
+      InteropError: PyTorch is not installed, or has no such layer; there is no layer; a GRU's
+        `reset_gate` is "before"; or the weights are not known, as under `jit`.
+      RuntimeError: a layer is of another kind or size than PyTorch's module, whose first is like
+        ours.
+      ValueError: a projection is not smaller than c.
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")
     layers, backward = common.in_directions(layers, backward)
-    directions = 1 if backward is None else 2
+    D = 1 if backward is None else 2
     if backward is not None:
         layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
-    kinds = {
-        GRUParams: torch.nn.GRU,
-        LSTMParams: torch.nn.LSTM,
-        ProjectedLSTMParams: torch.nn.LSTM,
-        RNNParams: torch.nn.RNN,
-    }
-    tensors = [_tensors(layer) for layer in layers]
-    E, H = tensors[0][0].shape[1], tensors[0][1].shape[1]
-    dtypes = {str(tensor.dtype) for layer in tensors for tensor in layer}
-    if len({type(layer) for layer in layers}) > 1 or dtypes not in ({"float32"}, {"float64"}):
-        raise InteropError(
-            "the layers of a PyTorch module must be of one kind and all float32 or all float64."
-        )
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     state = {
-        f"{name}_l{i // directions}{'_reverse' * (i % directions)}": torch.from_numpy(tensor)
-        for i, layer in enumerate(tensors)
-        for name, tensor in zip(names, layer, strict=False)
+        f"{name}_l{i // D}{'_reverse' * (i % D)}": torch.from_numpy(tensor)
+        for i, layer in enumerate(layers)
+        for name, tensor in zip(names, _tensors(layer), strict=False)
     }
-    units, options = H, {}
-    if isinstance(layers[0], ProjectedLSTMParams):
-        units, options = len(layers[0].P), {"proj_size": H}
-        if H >= units:
-            raise InteropError(
-                f"the projection has {H} units; in PyTorch it must have fewer than the LSTM's "
-                f"{units}."
-            )
+    first = layers[0]
+    (E, H), options = sizes(first), dict(num_layers=len(layers) // D, bidirectional=D == 2)
+    if isinstance(first, ProjectedLSTMParams):
+        H, options["proj_size"] = len(first.P), H
+    make = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}.get(type(first), torch.nn.LSTM)
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
-        module = kinds[type(layers[0])](
-            E, units, num_layers=len(layers) // directions, bidirectional=directions == 2, **options
-        )
+        module = make(E, H, **options)
     module.load_state_dict(state, assign=True)
     return module
 
 
 def _check_module(torch: ModuleType, module: Any) -> str:
     """Return the name of the module's cell. Raises InteropError if it may compute another."""
-    name = type(module).__name__
-    kinds = (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN)
-    kinds += (torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell)
-    if not isinstance(module, kinds):
-        raise InteropError(
-            f"{a_type(module)} cannot be converted; a torch.nn.GRU, LSTM or RNN, a cell of these, "
-            "or the state_dict of one can."
-        )
+    nn, name = torch.nn, type(module).__name__
     if (
-        type(module) not in kinds
+        type(module) not in (nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell)
         or module._forward_pre_hooks
         or module._forward_hooks
-        or torch.nn.utils.parametrize.is_parametrized(module)
+        or nn.utils.parametrize.is_parametrized(module)
     ):
-        theirs = next(kind.__name__ for kind in kinds if isinstance(module, kind))
         raise InteropError(
-            f"{a_type(module)} with hooks, parametrized weights or methods of its own may compute "
-            f"something other than a torch.nn.{theirs}; remove them first (by remove_weight_norm, "
-            "remove_spectral_norm, prune.remove or parametrize.remove_parametrizations in "
-            "torch.nn.utils) or, if they change nothing, convert its state_dict."
+            f"{a_type(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or a "
+            "cell of these, without hooks, parametrized weights or methods of its own (remove them "
+            "first by remove_weight_norm, remove_spectral_norm, prune.remove or "
+            "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
-    if getattr(module, "nonlinearity", "tanh") != "tanh":
-        raise InteropError(
-            f"the nonlinearity is {module.nonlinearity}; only an RNN with tanh can be converted."
-        )
+    common.check_options(f"this {name}", module, nonlinearity=["tanh"])
     return name.removesuffix("Cell").lower()
 
 
@@ -169,49 +137,45 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
     first = "" if "weight_ih" in shapes else "_l0"
     W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
-    if len(W) != 2 or len(U) != 2:
-        inner = next((n for n in shapes if n.endswith((f".weight_ih{first}", ".weight_ih"))), None)
-        hint = f", but {shown(inner)} is there; pass that module's own state_dict" if inner else ""
-        raise InteropError(
-            f"{where}: the matrices weight_ih{first} and weight_hh{first} are missing{hint}."
-        )
-    rows, E, H, units = *W, U[1], P[-1] if len(P) == 2 else U[1]
-    found = next((name for name, gates in GATES.items() if rows == gates * units > 0), None)
+    H = U[1] if len(U) == 2 else 0
+    units = P[1] if len(P) == 2 else H
+    found = next((name for name, G in GATES.items() if len(W) == 2 and W[0] == G * units > 0), None)
     if found is None or cell not in (None, found):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
-            f"{where}: weight_ih{first} {W} and weight_hh{first} {U} do not fit {kinds}."
+            f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
+            f"{U}; of a larger model, pass the state_dict of the recurrent module alone."
         )
     if found == "rnn" and cell is None:
         raise InteropError(
             f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
             'cell="rnn".'
         )
-    directions = ("", "_reverse") if "weight_ih_l0_reverse" in shapes else ("",)
+    rows, E = W
+    D = 2 if "weight_ih_l0_reverse" in shapes else 1
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
-    suffixes = [f"_l{i}{d}" for i in range(depth) for d in directions] if first else [""]
-    biases = ("bias_ih", "bias_hh") if f"bias_ih{first}" in shapes else ()
+    suffixes = [f"_l{i}{d}" for i in range(depth) for d in ("", "_reverse")[:D]] if first else [""]
+    names = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
+    biased, projected = f"bias_ih{first}" in shapes, bool(P) and found == "lstm"
+    names = {n: names[n] for n in ("WU" + "bc" * biased + "P" * projected)}
     want: dict[str, tuple[int, ...]] = {}
     for i, suffix in enumerate(suffixes):
-        takes = E if i < len(directions) else H * len(directions)
-        want |= {f"weight_ih{suffix}": (rows, takes), f"weight_hh{suffix}": (rows, H)}
-        want |= {f"{bias}{suffix}": (rows,) for bias in biases}
-        want |= {f"weight_hr{suffix}": (H, units)} if P else {}
+        takes = E if i < D else H * D
+        of = {"W": (rows, takes), "U": (rows, H), "b": (rows,), "c": (rows,), "P": (H, units)}
+        want |= {name + suffix: of[ours] for ours, name in names.items()}
     check_shapes(where, shapes, want)
-    if P and found != "lstm":
-        raise InteropError(
-            f"{where}: weight_hr{first} is an LSTM's, but the other tensors are of {found}."
-        )
-
-    names = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
-    present = {ours: name for ours, name in names.items() if name + first in shapes}
-    layers = tuple(
-        _layer(found, **{ours: _array(state[name + suffix]) for ours, name in present.items()})
-        for suffix in suffixes
-    )
+    cls: type = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}[found]
+    cls = ProjectedLSTMParams if projected else cls
+    layers = []
+    for suffix in suffixes:
+        arrays: dict[str, Any] = {
+            ours: _array(state[name + suffix]).T for ours, name in names.items()
+        }
+        arrays |= {"P": jnp.asarray(arrays["P"])} if projected else {}
+        layers.append(common.layer_of(cls, ORDERS[cls], **arrays))
     if not first:
         return layers[0]
-    return (layers[::2], layers[1::2]) if len(directions) == 2 else layers
+    return (tuple(layers[::2]), tuple(layers[1::2])) if D == 2 else tuple(layers)
 
 
 def _array(weight: Any) -> np.ndarray:
@@ -222,23 +186,10 @@ def _array(weight: Any) -> np.ndarray:
     return np.array(as_array("a weight", weight))  # JAX may share the memory, PyTorch write to it
 
 
-def _layer(cell: str, W, U, b=None, c=None, P=None) -> CellParams:
-    others = {} if P is None else {"P": jnp.asarray(P.T)}
-    cls = LSTMParams if P is None else ProjectedLSTMParams
-    cls, order = {"gru": (GRUParams, "rzn"), "lstm": (cls, "ifgo"), "rnn": (RNNParams, "h")}[cell]
-    return common.layer_of_both_biases(cls, order, W.T, U.T, b, c, **others)
-
-
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
-    match p:
-        case GRUParams() | ResetBeforeGRUParams():
-            common.check_reset_gate(p, "after", "torch.nn.GRU")
-            return common.stacked(p, "rzn")
-        case LSTMParams():
-            return common.stacked(p, "ifgo")
-        case ProjectedLSTMParams():
-            return *common.stacked(p, "ifgo"), np.array(np.asarray(p.P).T, order="C")
-        case RNNParams():
-            return common.stacked(p, "h")
-    raise common.refusal(p, "PyTorch has a GRU, an LSTM and an RNN")
+    has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
+    weights = common.stacked(p, common.found(p, ORDERS, has))
+    if isinstance(p, ProjectedLSTMParams):
+        return *weights, np.array(np.asarray(p.P).T, order="C")
+    return weights

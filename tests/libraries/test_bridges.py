@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from against import (
     alike_under_strict_promotion,
     carry_of,
@@ -178,10 +177,11 @@ ONE_EACH = pytest.mark.parametrize(
     ],
 )
 def test_the_same_call_gives_the_same_numbers(calls, kind, dtype, sizes):
-    """Outputs, carries, and the gradients of parameters, inputs and carries."""
+    """Outputs, carries, and the gradients of parameters, inputs and carries: ours by hand."""
     with precision(dtype):
         ours, theirs, args = calls(kind, dtype, *sizes)
         same_numbers(ours, theirs, *args)
+        assert "custom_vjp_call" in str(jax.make_jaxpr(ours)(*args))
 
 
 @ONE_EACH
@@ -196,13 +196,6 @@ def test_forward_mode_of_the_plain_implementation(calls, kind):
     along = lambda f: jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
     results = along(partial(ours, implementation="autodiff")), along(theirs)
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
-
-
-@ONE_EACH
-def test_the_gradient_is_written_by_hand(calls, kind):
-    ours, theirs, args = calls(kind, np.float32, 5, 3, 4, 6)
-    written = ["custom_vjp_call" in str(jax.make_jaxpr(f)(*args)) for f in (ours, theirs)]
-    assert written == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"])
@@ -241,16 +234,6 @@ def haiku_params(core):
     return randomized(params)
 
 
-def torch_module(kind):
-    module = getattr(torch.nn, kind)(4, 6)
-    weights = [torch.from_numpy(normal(*w.shape, dtype=np.float32)) for w in module.parameters()]
-    W, U, b, c = weights
-    module.load_state_dict(
-        dict(zip(module.state_dict(), [W, U, b, c if kind == "GRU" else c * 0 + 0], strict=True))
-    )
-    return module
-
-
 def keras_layer(kind, **options):
     made = getattr(keras.layers, kind)(6, **options)
     made.build((None, None, 4))
@@ -265,14 +248,11 @@ def torch_layer(module):
 
 
 nnx_lstm = partial(flax_nnx.to_nnx, lstm=nnx.LSTMCell)
-of_torch = lambda module: {n: w.numpy() for n, w in module.state_dict().items()}
 of_keras = lambda layer: layer.get_weights()
 of_nnx = lambda cell: nnx.split(cell)[1]
 itself = lambda params: params
 FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
 THERE_AND_BACK = [
-    *((partial(torch_module, k), torch_layer, torch_nn.to_torch, of_torch)
-      for k in ("GRU", "LSTM", "RNN")),
     *((partial(nnx_cell, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
        of_nnx) for k in FLAX),
     *((partial(linen_params, k), flax_linen.from_linen, flax_linen.to_linen, itself) for k in FLAX),
@@ -325,21 +305,6 @@ def test_absent_second_biases_become_zeros(convert, back):
     assert same_bits(convert(back(p)), p.replace(c=jnp.concatenate([-zeros, zeros])))
 
 
-@pytest.mark.parametrize("two", [False, True])
-@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
-def test_from_torch_to_nnx_and_back_bit_for_bit(kind, two):
-    """Two layers, in one direction or in both; b_hh is zero, as nnx has one bias per gate."""
-    module = getattr(torch.nn, kind)(3, 5, num_layers=2, bidirectional=two)
-    for name, weight in module.named_parameters():
-        random = normal(*weight.shape, dtype=np.float32)
-        random.flat[0] = -0.0
-        weight.data = torch.from_numpy(random * 0 + 0 if "bias_hh" in name else random)
-    through = lambda layers: [flax_nnx.from_nnx(flax_nnx.to_nnx(layer)) for layer in layers]
-    layers = torch_nn.from_torch(module)
-    again = torch_nn.to_torch(*map(through, layers)) if two else torch_nn.to_torch(through(layers))
-    assert same_bits(of_torch(again), of_torch(module))
-
-
 # --- Modules of our own layers, and what no library has
 
 
@@ -376,17 +341,14 @@ GRU, AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
 @pytest.mark.parametrize(
     "convert, weights, says",
     [
-        (torch_nn.to_torch, GRU, "torch.nn.GRU applies the reset gate after the product, this"),
-        (flax_nnx.to_nnx, GRU, "flax.nnx.GRUCell applies the reset gate after the product, this"),
-        (flax_linen.to_linen, GRU, "linen.GRUCell applies the reset gate after the product, this"),
-        (equinox_nn.to_equinox, GRU, "equinox.nn.GRUCell applies the reset gate after the product"),
-        (dm_haiku.to_haiku, AFTER, "hk.GRU applies the reset gate before the product, this GRU af"),
-        (torch_nn.to_torch, [{}], "a dict cannot be converted: PyTorch has a GRU"),
-        (flax_nnx.to_nnx, {}, "a dict cannot be converted: Flax has"),
-        (flax_nnx.to_nnx, [AFTER], "a list cannot be converted: convert its layers one by one"),
-        (flax_linen.to_linen, {}, "a dict cannot be converted: Flax has"),
-        (equinox_nn.to_equinox, RNN, "an RNNParams cannot be converted: Equinox has a GRU"),
-        (dm_haiku.to_haiku, RNN, "an RNNParams cannot .* a VanillaRNN with ReLU"),
+        (torch_nn.to_torch, GRU, "PyTorch has .* a GRU whose reset gate acts after the product"),
+        (flax_nnx.to_nnx, GRU, "Flax has .* a GRUCell whose reset gate acts after the product"),
+        (flax_linen.to_linen, GRU, "a GRUCell whose reset gate acts after the product"),
+        (equinox_nn.to_equinox, GRU, "a GRUCell whose reset gate acts after the product"),
+        (dm_haiku.to_haiku, AFTER, "a GRU whose reset gate acts before the product"),
+        (flax_nnx.to_nnx, [AFTER], "a list cannot be converted: Flax has"),
+        (equinox_nn.to_equinox, RNN, "an RNNParams cannot be converted: Equinox has an LSTMCell"),
+        (dm_haiku.to_haiku, RNN, "an RNNParams cannot be converted: Haiku .* an RNN with ReLU"),
         (keras_layers.to_keras, {}, "a dict cannot be converted: Keras has"),
         (jax.jit(torch_nn.to_torch), AFTER, "a PyTorch module needs the values of the weights"),
         (jax.jit(keras_layers.to_keras), AFTER, "a Keras layer needs the values of the weights"),

@@ -18,7 +18,7 @@ from random_models import same_bits
 
 import jaxgru
 from jaxgru.libraries import InteropError
-from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx, to_nnx
+from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_copy_of_a_module(copied):
     rnn, x = RNN(nnx_cell("GRUCell")), normal(3, 5, 4, dtype=np.float32)
     assert same_bits(copied(rnn)(x), rnn(x))
     hard = nnx_cell("GRUCell", gate_fn=jax.jit(jax.nn.hard_sigmoid))
-    with pytest.raises(InteropError, match="the gate_fn of this GRUCell is not sigmoid"):
+    with pytest.raises(InteropError, match="this GRUCell has gate_fn=.*; it must be sigmoid"):
         from_nnx(copied(hard))
 
 
@@ -179,10 +179,10 @@ def of_another_kind():
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: rnn(gate_fn=jax.nn.hard_sigmoid), "gate_fn of this GRUCell is not sigmoid"),
-        (lambda: rnn("LSTMCell", activation_fn=jax.nn.relu), "activation_fn of this LSTMCell is"),
-        (lambda: rnn("SimpleCell", residual=True), "this SimpleCell is residual"),
-        (lambda: RNN(nnx.Linear(2, 3, rngs=nnx.Rngs(0))), "the cell is a Linear; it must be a fla"),
+        (
+            lambda: rnn("LSTMCell", activation_fn=jax.nn.relu),
+            "LSTMCell has activation_fn=relu",
+        ),
         (lambda: RNN(type("Own", (gru,), {})(2, 3, rngs=nnx.Rngs(0))), "an Own; .* not a subclass"),
         (lambda: RNN(layer("gru")), "a ResetBeforeGRUParams; .* in jaxgru.libraries.flax_nnx.Lay"),
         (lambda: RNN(nnx_cell("GRUCell"), state_axes={nnx.Param: 0}), "state_axes is given"),
@@ -190,37 +190,19 @@ def of_another_kind():
         (lambda: rnn()(X, seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be"),
         (
             lambda: rnn()(X, seq_lengths=np.ones(3)),
-            "seq_lengths are float32; they must be integers",
+            "seq_lengths are float32; they must be int",
         ),
-        (lambda: rnn()(X, initial_carry=0.0), r"initial_carry has shape \(\); it must be \(3, 6\)"),
-        (lambda: rnn()(X, initial_carry=(X, X)), r"shape \(2, 3, 5, 4\); it must be \(3, 6\)"),
         (lambda: rnn()(X, initial_carry="zeros"), "initial_carry is a str; it must be an array"),
-        *(
-            (lambda c=c: rnn("LSTMCell")(X, initial_carry=c), r"carry must be a pair of arrays")
-            for c in (np.zeros((3, 6)), [np.zeros((3, 6))] * 3, {}, 0.0)
-        ),
+        (lambda: rnn("LSTMCell")(X, initial_carry=X[:, 0]), "carry must be a pair of arrays"),
         (lambda: rnn()(X[0, 0]), r"inputs has shape \(4,\); it must have steps"),
-        (
-            altered("GRUCell", "dense_i", "kernel", ones(4, 16)),
-            r"dense_i.kernel .*; it must be \(4, 18\)",
-        ),
-        (
-            altered("GRUCell", "dense_i", "bias", ones(15)),
-            r"a GRUCell: .* dense_i.bias has shape \(15,\)",
-        ),
+        (altered("GRUCell", "dense_i", "kernel", ones(4, 16)), r"dense_i.kernel .* be \(4, 18\)"),
+        (altered("GRUCell", "dense_i", "bias", ones(15)), r"a GRUCell: .* has shape \(15,\)"),
         (altered("LSTMCell", "hf", "kernel", ones(4, 6)), r"hf.kernel .*; it must be \(6, 6\)"),
-        (altered("GRUCell", "dense_h", "bias", ones(18)), "dense_h.bias does not belong there"),
         (altered("GRUCell", "dense_i", "bias", None), "dense_i.bias is missing"),
         # As a hidden bias of the GRU, which google/flax PR 5595 proposes
         (altered("GRUCell", None, "bias_hn", ones(6)), "the tensor bias_hn does not belong there"),
-        (
-            altered("GRUCell", None, "dense_i", lora),
-            "dense_i of this GRUCell is a LoRALinear",
-        ),
-        (lambda: Layer({}), "no cell has parameters of type dict"),
-        (lambda: Layer([]), "layers contains no layers"),
+        (altered("GRUCell", None, "dense_i", lora), "tensor dense_i.lora.lora_a does not belong"),
         (of_another_kind, "Params.* does not belong there"),
-        (lambda: to_nnx(layer("lstm"), lstm=gru), "lstm is .*GRUCell.*; it must be nnx.Optimized"),
     ],
 )
 def test_refusals(call, says):

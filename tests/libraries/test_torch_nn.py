@@ -171,15 +171,11 @@ def test_nothing_is_shared():
     generator = torch.random.get_rng_state()
     made = to_torch(layers)
     assert torch.equal(torch.random.get_rng_state(), generator)
+    made(torch.randn(4, 1, 16, dtype=torch.float64))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in made.parameters())
     with torch.no_grad():
         made.weight_hh_l0.zero_()
     assert same_bits(layers, before)
-
-
-def test_the_module_can_be_trained():
-    made = to_torch(from_torch(module("gru", 2, 3, 2)))
-    made(torch.randn(4, 1, 2, dtype=torch.float64))[0].sum().backward()
-    assert all(parameter.grad is not None for parameter in made.parameters())
 
 
 @pytest.mark.parametrize(
@@ -234,23 +230,6 @@ def test_strict_promotion():
     )
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_normalized_and_pruned_weights_once_they_are_fixed():
-    """As the sentence says; their own values changed before, which only `remove` sees."""
-    normed, pruned, parametrized = (torch.nn.LSTM(2, 3) for _ in range(3))
-    torch.nn.utils.weight_norm(normed, "weight_hh_l0").weight_hh_l0_g.data.mul_(2)
-    torch.nn.utils.remove_weight_norm(normed, "weight_hh_l0")
-    prune.l1_unstructured(pruned, "weight_hh_l0", 0.5).weight_hh_l0_orig.data.mul_(2)
-    prune.remove(pruned, "weight_hh_l0")
-    torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
-    parametrized.parametrizations.weight_hh_l0.original0.data.mul_(2)
-    torch.nn.utils.parametrize.remove_parametrizations(parametrized, "weight_hh_l0")
-    x = torch.randn(4, 1, 2)
-    for lstm in (normed, pruned, parametrized):
-        ours, _ = unroll(from_torch(lstm), x.numpy(), time_major=True)
-        np.testing.assert_allclose(ours, lstm(x)[0].detach(), atol=1e-6)
-
-
 def state(cell=None, **changes):
     """The conversion of a GRU's state dict with some tensors changed; None: without it."""
     tensors = module("gru", 3, 4, 1).state_dict() | changes
@@ -288,54 +267,47 @@ def both():
 
 
 utils, ones = torch.nn.utils, torch.ones
-OTHERWISE = "with hooks, parametrized weights or methods of its own may compute something other th"
+EXTRA = torch.nn.Parameter(ones(3))
 
 
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: from_torch(torch.nn.RNN(2, 3, nonlinearity="relu")), "nonlinearity is relu"),
-        (lambda: from_torch(torch.nn.RNNCell(2, 3, nonlinearity="relu")), "nonlinearity is relu"),
+        (
+            lambda: from_torch(torch.nn.RNN(2, 3, nonlinearity="relu")),
+            "nonlinearity='relu'; it",
+        ),
         (lambda: from_torch(torch.nn.Linear(2, 3)), "a Linear cannot be converted"),
         (lambda: from_torch(torch.nn.GRU(2, 3, dtype=torch.bfloat16)), "are bfloat16"),
-        (lambda: from_torch(Doubled(2, 3)), f"a Doubled {OTHERWISE}.* a torch.nn.LSTM"),
+        (lambda: from_torch(Doubled(2, 3)), "a Doubled .* without hooks, .* methods of its own"),
         *(
-            (changed(change), f"LSTM {OTHERWISE}.* remove_weight_norm")
+            (changed(change), r"LSTM .* without hooks, parametrized weights .*remove_weight_norm")
             for change in (
                 lambda m: utils.weight_norm(m, "weight_hh_l0"),
-                lambda m: utils.spectral_norm(m, "weight_hh_l0"),
                 lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5),
                 lambda m: m.register_forward_hook(lambda m, x, y: y),
                 lambda m: utils.parametrizations.weight_norm(m, "weight_hh_l0"),
             )
         ),
-        (
-            changed(lambda m: m.register_parameter("bias_n", torch.nn.Parameter(ones(3)))),
-            "this LSTM: the tensor bias_n does not belong there",
-        ),
-        (
-            changed(lambda m: m.add_module("lora", torch.nn.Linear(1, 1))),
-            "the tensor lora.bias does",
-        ),
+        (changed(lambda m: m.register_parameter("bias_n", EXTRA)), "bias_n does not belong there"),
         (in_float32, "JAX_ENABLE_X64"),
-        (state(weight_hh_l0=None), "weight_ih_l0 and weight_hh_l0 are missing.$"),
-        (state(bias_hh_l0=None), "the tensor bias_hh_l0 is missing"),
-        (state(scale=ones(3)), "the tensor scale does not belong"),
-        (state(weight_hr_l0=ones(12, 4)), "weight_hr_l0 has shape"),
-        (state(weight_hr_l0=ones(4, 4)), "weight_hr_l0 is an LSTM's, but the other"),
-        (state("lstm"), r"\(12, 3\) and weight_hh_l0 \(12, 4\) do not fit cell='lstm'"),
-        (state(weight_hh_l0=ones(12, 1)), "do not fit a GRU, an LSTM o"),
         (
-            state(**{"weight_ih_l0": None, "rnn.weight_ih_l0": ones(12, 3)}),
-            "weight_hh_l0 are missing, but 'rnn.weight_ih_l0' is there; pass that",
+            state(weight_hh_l0=None),
+            r"weight_ih_l0 has shape \(12, 3\), weight_hh_l0 \(\); of",
+        ),
+        (state(bias_hh_l0=None), "the tensor bias_hh_l0 is missing"),
+        (state(weight_hr_l0=ones(4, 4)), "the tensor weight_hr_l0 does not belong"),
+        (
+            state("lstm"),
+            r"not that of cell='lstm': weight_ih_l0 has shape \(12, 3\), weight_h",
         ),
         (lambda: from_torch(module("rnn", 3, 4, 1).state_dict()), 'if it is tanh, pass cell="rnn"'),
-        (lambda: from_torch(module("gru", 3, 4, 1), cell="gru"), "cell is 'gru'; leave it out, be"),
-        (lambda: to_torch(both()[0], both()[1][:1]), "there are 2 forward and 1 backward layers"),
-        (lambda: to_torch(*[layers(num_layers=2)] * 2), "size mismatch for weight_ih_l1"),
+        (lambda: from_torch(module("gru", 3, 4, 1), cell="lstm"), "GRU is not that of cell='lstm'"),
         (lambda: to_torch([*layers(num_layers=1)] * 2), "size mismatch for weight_ih_l1"),
-        (lambda: to_torch([*layers(cell="rnn"), *layers(cell="lstm")]), "of one kind"),
-        (lambda: to_torch(jax.tree.map(jnp.bfloat16, layers())), "all float32 or all float64"),
+        (
+            lambda: to_torch([*layers(cell="rnn"), *layers(cell="lstm")]),
+            "size mismatch",
+        ),
         # What `from_torch` returns of two directions looks like a stack
         (lambda: unroll(both(), ones((2, 5, 3)).numpy()), r"layers is a pair, .* call jaxgru.bid"),
         (lambda: step(both(), ones((2, 3)).numpy(), ()), r"layers is a pair, .* call jaxgru.bidir"),

@@ -129,7 +129,7 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     graph.output("logits", "B", "T", V)
     tokens = graph.transpose(graph.input("tokens", "B", "T", type=TensorProto.INT32), 1, 0)
     x = graph.node("Gather", graph.constant("embedding", params.embedding), tokens)
-    x = graph.transpose(graph.layers(params.layers, x, E), 1, 0, 2)
+    x = graph.transpose(graph.layers(params.layers, x), 1, 0, 2)
     if params.norm is not None:
         norm = [graph.constant(f"norm.{name}", w) for name, w in vars(params.norm).items()]
         x = graph.node("LayerNormalization", x, *norm, axis=-1, epsilon=1e-5)
