@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
-from jaxgru.lm.files import resolved, write_bytes
+from jaxgru.lm.files import write_bytes
 
 
 def make_parser() -> Parser:
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = make_parser().parse_args()
     corpus = load_corpus(arguments.corpus, path=arguments.path)
     if arguments.output is not None:
-        write_text(arguments.output, corpus.text, arguments.force)
+        _write(arguments.output, corpus.text.encode(), arguments.force)
     print(f"source      {corpus.source}")
     print(f"characters  {len(corpus.text)}")
     lines = corpus.text.count("\n") + (not corpus.text.endswith("\n"))  # the last may lack an end
@@ -43,20 +43,13 @@ def main() -> None:
         print(f"written to  {arguments.output}")
 
 
-def write_text(path: Path, text: str, force: bool = False) -> None:
-    """Write `text` as UTF-8, whole or not at all.
-
-    Raises:
-      CorpusError: `path` is not a regular file, has other content and `force` is false, or cannot
-        be written.
-    """
-    data = text.encode("utf-8")
+def _write(path: Path, data: bytes, force: bool) -> None:
+    """Write a file, whole or not at all. Raises CorpusError if it cannot or must not be written."""
     try:
         if path.exists() and not path.is_file():
             raise CorpusError(f"{path} is not a regular file; give --output another name.")
         if path.exists() and not force and path.read_bytes() != data:
             raise CorpusError(f"{path} has other content; to replace it, add --force.")
-        # Resolved, because renaming would replace a link instead of its target.
-        write_bytes(resolved(path), data)
+        write_bytes(path.resolve(), data)  # a link stays
     except OSError as error:
         raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None

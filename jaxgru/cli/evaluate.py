@@ -28,7 +28,7 @@ from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import NLL, Scores, in_units, perplexity, score, stream_nll, window_loss
-from jaxgru.lm.files import check_writable, reason, resolved, write_text
+from jaxgru.lm.files import check_writable, reason, write_text
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
@@ -194,7 +194,7 @@ def write_table(path: Path, scores: Scores) -> None:
     for position, (piece, nats) in enumerate(zip(scores.pieces, scores.nats, strict=True), 1):
         rows.writerow([position, piece, float(f"{nats:.7g}")])
     with _written(path):
-        write_text(resolved(path), table.getvalue())
+        write_text(path.resolve(), table.getvalue())
 
 
 @contextlib.contextmanager

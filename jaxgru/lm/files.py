@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
-
-
-def resolved(path: Path) -> Path:
-    """Return a path without links. Links in a circle stay: whoever opens the path is told of them.
-
-    Raises OSError where the path is relative, and the working folder was deleted.
-    """
-    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
 
 
 def reason(error: OSError) -> str:
@@ -58,38 +48,10 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def files_below(folder: Path) -> dict[str, int]:
-    """Return the size of every file below a folder, by relative path with "/" between names.
-
-    Anything but files and folders is refused: a link may lead outside, a pipe may never return.
-
-    Raises:
-      OSError: a folder cannot be read, or holds a link, a pipe or a device.
-    """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    sizes = {}
-    for at, folders, files in os.walk(folder, onerror=fail):
-        for name in (*folders, *files):
-            path = Path(at, name)
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                sizes[path.relative_to(folder).as_posix()] = status.st_size
-            elif not stat.S_ISDIR(status.st_mode):
-                what = f"{path.relative_to(folder).as_posix()} is a link, a pipe or a device"
-                raise OSError(errno.EINVAL, what)
-    return sizes
-
-
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, named as in `files_below`.
-
-    Raises:
-      OSError: a file cannot be read, or there is a link, a pipe or a device.
-    """
-    return {name: file_hash(folder / name) for name in sorted(files_below(folder))}
+    """Return the SHA-256 of every file below a folder, by relative path with "/" between names."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
 
 
 def file_hash(path: Path) -> str:

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import tomli_w
 
-from jaxgru.errors import UserError, command
+from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import check_writable, locked, reason, resolved, write_text
+from jaxgru.lm.files import check_writable, locked, reason, write_text
 from jaxgru.parallel.processes import is_first
 
 EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
@@ -100,7 +100,7 @@ def load_info(run: Path) -> RunInfo:
 
 def _check_path(run: Path) -> None:
     """Raise RunError where Orbax takes a part of the path for a glob pattern or a bucket."""
-    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/)", str(resolved(run))):
+    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/)", str(run.resolve())):
         raise RunError(
             f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
             "one without * ? [ ] \\ and 'gs:', or rename the folder."
@@ -193,7 +193,7 @@ def find_run(path: str | Path) -> Path:
     path = Path(path)
     for run in (path, *versions(path)):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
-            return resolved(run)
+            return run.resolve()
     if os.path.isfile(path):
         raise RunError(f"{path} is a file; a run is a folder.")
     raise RunError(
@@ -259,7 +259,7 @@ def claim(run: Path) -> Iterator[None]:
         if steps := saved_steps(run):
             left = (
                 f"the checkpoint of step {steps[-1]} is intact; once that is solved, resume with: "
-                f"{command('train')} --resume {run}"
+                f"jaxgru train --resume {run}"
             )
         raise RunError(f"the run {run} cannot be written: {reason(of_system)}; {left}") from error
 

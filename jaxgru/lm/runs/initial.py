@@ -19,7 +19,6 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.files import resolved
 from jaxgru.lm.formats.safetensors import load_safetensors_config
 from jaxgru.lm.load import Found, find_model, load
 from jaxgru.lm.model import HeadParams, Params, flatten
@@ -150,7 +149,7 @@ def _source(model: str) -> str:
     path, format = _find(model)
     if model in pretrained_names():
         return model
-    return str(resolved(path.parent) / path.name if format else resolved(path))
+    return str(path.parent.resolve() / path.name if format else path.resolve())
 
 
 def _find(model: str) -> Found:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxgru.errors import needs
-from jaxgru.lm.files import file_hash, hashes, resolved, write_text
+from jaxgru.lm.files import file_hash, hashes, write_text
 from jaxgru.lm.model import flatten, unflatten
 from jaxgru.lm.runs.folders import RunError
 from jaxgru.parallel.processes import is_first
@@ -81,7 +81,7 @@ def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
     with contextlib.ExitStack() as stack:
         stack.callback(silence_orbax())
         manager = ocp.CheckpointManager(
-            resolved(run / "checkpoints"),
+            (run / "checkpoints").resolve(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEPT,
                 enable_async_checkpointing=False,
