@@ -2,13 +2,10 @@
 
 import contextlib
 import difflib
-import os
 import re
 import reprlib
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 MAX_LENGTH = 1000  # of a message, in characters
@@ -49,18 +46,6 @@ def needs(extra: str) -> Iterator[None]:
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra, and where to run it: jaxgru is not on PyPI."""
     return f'run pip install -e ".[{extra}]" in a checkout of jaxgru'
-
-
-def command(name: str) -> str:
-    """Return how the user starts a command: `jaxgru train`, or `python scripts/train.py`.
-
-    It is the second if a file in `scripts/` started this process, with the path that was typed.
-    """
-    folder, program = os.path.split(sys.argv[0])
-    scripts = Path(__file__).resolve().parents[1] / "scripts"
-    if program.endswith(".py") and Path(folder).resolve() == scripts:
-        return f"python {shlex.quote(os.path.join(folder, name))}.py"
-    return f"jaxgru {name}"
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -104,10 +89,7 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 def shown(value: Any) -> str:
     """Return `repr(value)` for a message, shortened, with arrays as their dtypes and shapes."""
-    try:
-        return _REPR.repr(value)
-    except ValueError:  # Python refuses to convert a number of so many digits
-        return "a number of thousands of digits"
+    return _REPR.repr(value)
 
 
 def a_type(value: Any) -> str:

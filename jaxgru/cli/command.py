@@ -12,7 +12,6 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
-from jaxgru.errors import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
@@ -37,10 +36,6 @@ def main() -> NoReturn:
 
 def _without_command() -> None:
     parser = make_parser()
-    name = sys.argv[1] if len(sys.argv) > 1 else "-"
-    if not name.startswith("-"):
-        meant = nearest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
-        parser.error(f"there is no command {name!r}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.print_help()

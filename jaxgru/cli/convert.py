@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from pathlib import Path
 
 from jaxgru.cli.options import Parser
@@ -54,10 +52,9 @@ def main() -> None:
         params, config, tokenizer = model.load(arguments.epoch)
     else:
         params, config, tokenizer = load_pth(model.path, find_tokenizer(given))
-    place = Path(os.path.realpath(target)) if os.path.islink(target) else target  # keep the link
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no part
+    save, place = FORMATS[target.suffix].save, target.resolve()  # a link stays
     try:
-        FORMATS[target.suffix].save(place, params, config, tokenizer, model.text_sha256())
+        save(place, params, config, tokenizer, model.text_sha256())
     except OSError as error:
         raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
     print(f"{config.name} written to {target}")
@@ -72,8 +69,6 @@ def check(model: Found, target: Path, force: bool) -> None:
     if os.path.exists(target):
         if os.path.exists(model.path) and model.path.samefile(target):
             raise InteropError(f"{target} is the same file as {model}.")
-        if os.path.isdir(target):
-            raise InteropError(f"{target} is a folder; OUT must be a file.")
         if not force:
             raise InteropError(f"{target} exists; to replace it, add --force.")
     FORMATS[target.suffix].module()  # raises MissingPackage

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 
 from jaxgru.cli.options import Parser
-from jaxgru.errors import command
 from jaxgru.lm.config import about, config_names, load_config
 from jaxgru.lm.model import init, num_params
 from jaxgru.lm.pretrained import measured_losses, pretrained_names
@@ -34,5 +33,5 @@ def main() -> None:
     print(
         "\nloss: nats per character on the validation text, with the state never reset;\n"
         "reset: the same with a reset before each token; –: not in the package.\n"
-        f"{command('train')} NAME trains one."
+        "jaxgru train NAME trains one."
     )

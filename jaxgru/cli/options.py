@@ -7,31 +7,39 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import itertools
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import jax
 
-from jaxgru.errors import UserError, command, nearest
+from jaxgru.errors import UserError, nearest
 from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
-from jaxgru.parallel.hardware import no_device
+
+try:  # in colour on a terminal
+    from rich_argparse import RichHelpFormatter as Formatter
+except ModuleNotFoundError:
+    Formatter = argparse.HelpFormatter
+else:
+    Formatter.styles["argparse.groups"] = "bold"
 
 MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 
 
-class _Types(argparse.HelpFormatter):
+class _Types(Formatter):
     """Shows what kind of value an option takes."""
+
+    group_name_formatter = str  # of rich-argparse: not str.title
+    help_markup = text_markup = False
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
@@ -58,11 +66,11 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_Types,
             allow_abbrev=False,
         )
-        self.examples = [example.partition(" ") for example in examples]
+        self.examples = examples
 
     def format_help(self) -> str:
-        """Return the help, with the examples in the form of the command that was started."""
-        lines = [f"  {command(name)}{space}{rest}\n" for name, space, rest in self.examples]
+        """Return the help, with the examples at its end."""
+        lines = [f"  jaxgru {example}\n" for example in self.examples]
         return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
@@ -70,26 +78,18 @@ class Parser(argparse.ArgumentParser):
         _end(message)
 
     def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
-        """Parse the arguments; an unknown one is an error that names what was probably meant."""
-        args = [self._as_declared(a) for a in (sys.argv[1:] if args is None else args)]
-        for argument in itertools.takewhile(lambda a: a != "--", args):
-            name = argument.partition("=")[0]  # first: its value would be taken for MODEL
-            if re.fullmatch(r"--?[A-Za-z]\S*", name) and name not in self._option_string_actions:
-                known = self._option_string_actions
-                meant = nearest(name, known, "--help lists the options")
+        """Parse the arguments; an unknown option is an error that names what was probably meant."""
+        args = list(sys.argv[1:] if args is None else args)
+        declared = {option.replace("_", "-"): option for option in self._option_string_actions}
+        for i, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
+            if not re.fullmatch(r"--?[A-Za-z]\S*", name):
+                continue
+            if (dashed := name.replace("_", "-")) not in declared:
+                meant = nearest(name, declared.values(), "--help lists the options")
                 self.error(f"there is no option {name}; {meant}.")
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"{unknown[0]!r} belongs to no option; --help lists the options.")
-        return known
-
-    def _as_declared(self, argument: str) -> str:
-        """Return the argument, an option with the dashes and underscores of its declaration."""
-        name, equals, value = argument.partition("=")
-        if name.startswith("--"):
-            declared = {o.replace("_", "-"): o for o in self._option_string_actions}
-            name = declared.get(name.replace("_", "-"), name)
-        return name + equals + value
+            args[i] = declared[dashed] + equals + value
+        return super().parse_args(args, namespace)
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
@@ -123,21 +123,21 @@ class Parser(argparse.ArgumentParser):
 
         of: what the titles say of these values.
         """
-        for section in SECTIONS:
+        for section, cls in SECTIONS.items():
             group = self.add_argument_group(f"{section} (fields of the config{of})")
-            values, types = getattr(config, section), field_types(SECTIONS[section])
+            values, types = getattr(config, section), field_types(cls)
             for field in dataclasses.fields(values):
                 default = shlex.quote(typed(getattr(values, field.name)))
-                help, metavar = field.metadata["help"], KINDS.get(types[field.name], "TEXT")
-                if known := field_choices(section, field.name):
-                    metavar = f"{{{','.join(known)}}}"
-                    if len(metavar) > MOST:
-                        help, metavar = f"{help}: {', '.join(known)}", "TEXT"
+                help, known = field.metadata["help"], field_choices(section, field.name)
+                metavar = f"{{{','.join(known)}}}" if known else None
+                if metavar and len(metavar) > MOST:
+                    help, metavar = f"{help}: {', '.join(known)}", None
                 help = f"{help} (default: {default})".replace("%", "%%")
                 hidden = f"{section}.{field.name}" == "training.init"  # it is --init
                 group.add_argument(
                     f"--{section}.{field.name}",
                     metavar=metavar,
+                    type=TYPES.get(types[field.name], str),
                     help=argparse.SUPPRESS if hidden else help,
                 )
 
@@ -154,7 +154,12 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
     return one
 
 
-KINDS = {int: "INT", float: "FLOAT", str: "TEXT"}
+def true_or_false(text: str) -> bool:
+    """Return the bool that is typed. Raises ValueError, which argparse reports."""
+    return bool(["false", "true"].index(text.lower()))
+
+
+TYPES = {int: int, float: float, bool: true_or_false}
 
 
 def field_choices(section: str, name: str) -> list[str]:
@@ -165,27 +170,8 @@ def field_choices(section: str, name: str) -> list[str]:
 
 
 def typed(value: object) -> str:
-    """Return a field's value as text; `parse_fields` is the inverse."""
+    """Return a field's value as it is typed on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def parse_fields(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return values of config fields, by dotted name, from what is typed on a command line.
-
-    A text that is no value of the field's type stays a text, which the config refuses.
-    """
-    types = {f"{section}.{field}": type_ for section, cls in SECTIONS.items()
-             for field, type_ in field_types(cls).items()}  # fmt: skip
-
-    def parse(text: str, type_: Any) -> Any:
-        if type_ is bool:
-            return {"true": True, "false": False}.get(text.lower(), text)
-        try:
-            return type_(text) if type_ in (int, float) else text
-        except ValueError:
-            return text
-
-    return {name: parse(text, types.get(name)) for name, text in texts.items()}
 
 
 def trained_model(arguments: argparse.Namespace, default: str | None = None) -> Found:
@@ -205,7 +191,7 @@ def trained_model(arguments: argparse.Namespace, default: str | None = None) -> 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the config fields given on the command line, by dotted name."""
     given = vars(arguments)
-    return parse_fields({n: given[n] for n in dotted_names() if given.get(n) is not None})
+    return {n: given[n] for n in dotted_names() if given.get(n) is not None}
 
 
 def run_command(name: str) -> NoReturn:
@@ -246,16 +232,20 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
         code = 1
     except Exception as error:
-        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
-        if isinstance(error, MemoryError) or (of_jax and OUT_OF_MEMORY in str(error)):
-            why = str(error).removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[:1] or ["MemoryError"]
+        if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+            why = (str(error) or "MemoryError").removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[0]
             _end(
-                f"out of memory ({why[0].rstrip('.')}); to train in less, raise "
+                f"out of memory ({why.rstrip('.')}); to train in less, raise "
                 "--training.gradient_accumulation and lower --training.batch_size by as much, or "
                 "set --training.remat true."
             )
-        if problem := no_device():
-            _end(problem)
+        try:
+            jax.devices()
+        except Exception:  # without CUDA, an AssertionError with no message
+            _end(
+                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS')!r}, but JAX has no such device "
+                "here; unset it, and JAX uses what is available."
+            )
         raise
     finally:
         signal.signal(signal.SIGINT, before)

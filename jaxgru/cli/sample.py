@@ -7,7 +7,7 @@ import re
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model
-from jaxgru.errors import UserError, needs
+from jaxgru.errors import needs
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
@@ -47,17 +47,13 @@ def make_parser() -> Parser:
         help=f"text to continue (default: {PROMPT!r}; for models of other texts a newline or word)",
     )
     add(
-        "--num-tokens",
-        type=int,
-        default=400,
+        "--num-tokens", type=int, default=400,
         help="number of tokens to generate (default: %(default)s)",
-    )
+    )  # fmt: skip
     add(
-        "--temperature",
-        type=float,
-        default=0.8,
+        "--temperature", type=float, default=0.8,
         help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)",
-    )
+    )  # fmt: skip
     add("--top-k", type=int, help="sample from this many of the likeliest tokens (default: all)")
     add(
         "--top-p",
@@ -136,8 +132,6 @@ def print_samples(
     num_samples: int = 1,
 ) -> None:
     """Print samples in turn, each while it is generated. Raises what `stream_text` raises."""
-    if num_samples < 1:
-        raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
     for sample in range(num_samples):
         text = stream_text(model, tokenizer, prompt, options, sample)
         if num_samples > 1:

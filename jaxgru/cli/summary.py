@@ -18,6 +18,8 @@ with needs("train"):
     from rich.console import Console
     from rich.table import Table
 
+MEBI = 2**20 / 4  # float32 numbers in a MiB
+
 
 def as_trained(config: Config, text_sha256: str = "") -> Config:
     """Return the config with the sizes that training gives it, some of which depend on the text.
@@ -55,20 +57,11 @@ def print_summary(config: Config, full: bool = False) -> None:
     table.add_column("parameter" if full else "layer", "total")
     table.add_column("shape" if full else "shapes")
     table.add_column("count", f"{total:,}", justify="right")
-    table.add_column("MiB", f"{_mebibytes(total):.2f}", justify="right")
-    for name, members in shapes.items():
-        count = sum(map(math.prod, members))
-        table.add_row(name, _shown(members, full), f"{count:,}", f"{_mebibytes(count):.3f}")
-    Console().print(table)
-
-
-def _shown(shapes: list[tuple[int, ...]], full: bool) -> str:
-    """Return each shape once, with the number of arrays of that shape where there are several."""
+    table.add_column("MiB", f"{total / MEBI:.2f}", justify="right")
     times = " × " if full else "×"  # a layer's shapes have to share a line
-    return ", ".join(
-        f"{n} of " * (n > 1) + times.join(map(str, shape)) for shape, n in Counter(shapes).items()
-    )
-
-
-def _mebibytes(count: int) -> float:
-    return 4 * count / 2**20
+    for name, members in shapes.items():
+        each = [(n, times.join(map(str, shape))) for shape, n in Counter(members).items()]
+        shown = ", ".join(f"{n} of {shape}" if n > 1 else shape for n, shape in each)
+        count = sum(map(math.prod, members))
+        table.add_row(name, shown, f"{count:,}", f"{count / MEBI:.3f}")
+    Console().print(table)

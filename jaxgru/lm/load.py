@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxgru.errors import UserError, command, nearest
+from jaxgru.errors import UserError, nearest
 from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config, config_names
 from jaxgru.lm.data.tokenizers import Tokenizer
@@ -65,7 +65,7 @@ def find_model(model: str | Path) -> Found:
         others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
         meant = nearest(str(model), known, f"it must be {others}")
         if model in config_names():
-            meant = f"it is a config, which {command('train')} {model} trains"
+            meant = f"it is a config, which jaxgru train {model} trains"
         raise UserError(f"there is no model {str(model)!r}; {meant}.")
     if os.path.isfile(model):
         raise UserError(f"{model} is neither a run's folder nor a {NAMES} file.")

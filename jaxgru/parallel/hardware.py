@@ -35,19 +35,6 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def no_device() -> str | None:
-    """Return a sentence that says why JAX has no device to compute on; None if it has one."""
-    asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]: JAX adds it
-    try:
-        jax.devices()
-    except Exception:  # without CUDA, an AssertionError with no message
-        return (
-            f"JAX_PLATFORMS is {asked!r}, but JAX has no such device here; unset it, and JAX uses "
-            "what is available."
-        )
-    return None
-
-
 def share_cpu(batch_size: int) -> None:
     """Make a CPU's cores several devices, so that each takes its share of a batch's rows.
 

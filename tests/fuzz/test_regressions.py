@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import jaxgru
 from jaxgru.analysis.state_cost import Chain, Cycle
 from jaxgru.cli import evaluate
 from jaxgru.errors import UserError
@@ -25,10 +24,6 @@ def test_the_middle_of_a_long_message_is_left_out():
     message = str(UserError(f"name is {'x' * 10**6}; it must be short."))
     assert len(message) < 1000 and message.startswith("name is x")
     assert message.endswith("x; it must be short.")
-
-
-def test_an_endless_number_is_shown_without_its_digits():
-    assert jaxgru.errors.shown(1 << 99_999) == "a number of thousands of digits"
 
 
 def test_a_name_that_no_folder_takes():

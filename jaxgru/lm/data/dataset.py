@@ -20,7 +20,6 @@ from jaxgru.lm.data.tokenizers import (
     learn_tokenizer,
     read_tokenizer,
 )
-from jaxgru.lm.files import resolved
 
 
 class ChangedText(UserError):
@@ -140,4 +139,4 @@ def _corpora(
 
 def _place(given: str) -> str:
     """Return the absolute path; a name that is no path stays."""
-    return given if given in ("", STDIN, TINY_SHAKESPEARE) else str(resolved(Path(given)))
+    return given if given in ("", STDIN, TINY_SHAKESPEARE) else str(Path(given).resolve())

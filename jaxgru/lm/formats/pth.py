@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxgru.cells import CellParams
 from jaxgru.cells.gru import AnyGRU
-from jaxgru.errors import a_type, command, counted, shown, warn
+from jaxgru.errors import a_type, counted, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -126,7 +126,7 @@ def load_pth(
                 f"{path} holds no tokenizer, and none is known for "
                 f"{counted(model.vocab_size, 'token')}; "
                 "give the one used in training "
-                f"({command('convert')} {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
+                f"(jaxgru convert {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxgru.errors import command, counted
+from jaxgru.errors import counted
 from jaxgru.lm.config import Config, TrainingConfig, dotted_names, override
 from jaxgru.lm.data.dataset import ChangedText, Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
@@ -258,7 +258,7 @@ class _Run:
         self._save(state, best, progress)
         console.print(
             f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-            f"  {command('train')} --resume {self.folder}"
+            f"  jaxgru train --resume {self.folder}"
         )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
@@ -294,7 +294,7 @@ class _Run:
         for label, line in zip(("text", ""), first_lines(text), strict=False):
             print_labelled(label, line)
         print_labelled("figure", str(self.folder / "loss.png"))
-        print_labelled("sample", f"{command('sample')} {self.folder}")
+        print_labelled("sample", f"jaxgru sample {self.folder}")
 
 
 Start = tuple[Path, Config, folders.RunInfo, Dataset, InitialModel | None]
@@ -380,7 +380,7 @@ def _started_anew(path: str | Path, overrides: Mapping[str, Any]) -> str:
     as_typed = lambda value: str(value).lower() if isinstance(value, bool) else str(value)
     values = {"init": path, **overrides}
     options = [f"--{name} {shlex.quote(as_typed(value))}" for name, value in values.items()]
-    return f"start a new run from its weights: {command('train')} {' '.join(options)}"
+    return f"start a new run from its weights: jaxgru train {' '.join(options)}"
 
 
 def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> tuple[Config, Config]:
