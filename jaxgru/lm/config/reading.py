@@ -6,11 +6,11 @@ import dataclasses
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import nearest, shown
+from jaxgru.errors import nearest
 from jaxgru.lm.config.fields import ConfigError
 from jaxgru.lm.config.sections import MAX_NAME, SECTIONS, Config, DataConfig, dotted_names
 
@@ -47,8 +47,6 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         path = config_dir() / f"{name_or_path}.toml"
     try:
         table = parse_toml(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
@@ -65,8 +63,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return the config with these values changed, named as by `load_config`.
 
     Raises:
-      ConfigError: a field is unknown, or a value cannot be used; or a fraction to validate on is
-        given beside a text to validate on.
+      ConfigError: a field is unknown, or a value cannot be used.
     """
     return _overridden(_by_dotted_name(to_dict(config)), overrides)
 
@@ -76,11 +73,6 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> Config:
     if overrides.get("data.tokenizer_file"):  # it says its kind, whatever the config's was
         values = values | {"data.tokenizer": DataConfig.tokenizer}
     values = values | dict(overrides)
-    if values.get("data.validation") and overrides.get("data.validation_fraction"):
-        raise ConfigError(
-            "with data.validation, all of the corpus is for training; leave out "
-            "data.validation_fraction."
-        )
     config = _from_values(values)
     if "name" in overrides or config.data.corpus == corpus:
         return config
@@ -115,15 +107,11 @@ def from_dict(table: Mapping[str, Any]) -> Config:
 
 def _by_dotted_name(table: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
-    for section, fields in table.items():
-        if section == "name":
-            values["name"] = fields
-        elif section not in SECTIONS:
-            raise ConfigError(_unknown("section", section, SECTIONS))
-        elif not isinstance(fields, Mapping):
-            raise ConfigError(f"{section} is {shown(fields)}; it must be a table ([{section}]).")
-        else:
-            values |= {f"{section}.{field}": value for field, value in fields.items()}
+    for name, value in table.items():
+        if name in SECTIONS and isinstance(value, Mapping):
+            values |= {f"{name}.{field}": of_field for field, of_field in value.items()}
+        else:  # the config's name, or one that is unknown
+            values[name] = value
     return values
 
 
@@ -134,17 +122,12 @@ def _from_values(values: Mapping[str, Any]) -> Config:
         if dotted == "name":
             continue
         if dotted not in known:
-            raise ConfigError(_unknown("field", dotted, known))
+            meant = nearest(dotted, known, f"the fields are {', '.join(known)}")
+            raise ConfigError(f"a config has no field {dotted!r}; {meant}.")
         section, _, field = dotted.partition(".")
         fields[section][field] = value
     sections: dict[str, Any] = {name: cls(**fields[name]) for name, cls in SECTIONS.items()}
     return Config(values.get("name", Config.name), **sections)
-
-
-def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    meant = nearest(name, known, f"the {kind}s are {', '.join(known)}")
-    return f"a config has no {kind} {name!r}; {meant}."
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -76,8 +76,8 @@ class ModelConfig(Section):
             value = getattr(self, field.name)
             if owners and self.cell not in owners and value != field.default:
                 raise ConfigError(
-                    f"model.{field.name} is {value}; it must be {field.default}, because "
-                    f"this cell is {self.cell}; the option is only for {', '.join(owners)}."
+                    f"model.{field.name} is {value}, but this cell is {self.cell}; the option is "
+                    f"only for {', '.join(owners)}."
                 )
         for name in ("context_length", "proj_size"):
             if name in CELLS[self.cell].options and getattr(self, name) == 0:
@@ -138,8 +138,8 @@ class DataConfig(Section):
         codec = encodings.search_function(self.encoding.lower())  # one of Python's own
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(
-                f"data.encoding is {shown(self.encoding)}; it must be one that Python knows, such "
-                "as utf-8, utf-16, latin-1, cp1252, gb18030 or shift_jis."
+                f"data.encoding is {shown(self.encoding)}; it must be one of Python's, such as "
+                "utf-8 or latin-1."
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
@@ -258,22 +258,16 @@ class Config:
                 f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
-        model, batches = self.model, self.data.batches
-        one_layer, streams = model.num_layers == 1, batches == "streams"
-        of_streams = f"only streams use it, and data.batches is {batches}"
-        for name, unused, reason in (
-            ("between_dropout", one_layer, "with one layer, nothing is between layers"),
-            ("weight_drop", not recurrent_matrices(model.cell),
-             f"the cell {model.cell} has no recurrent matrices"),
-            ("random_offset", not streams, of_streams),
-            ("reset_probability", not streams, of_streams),
-        ):  # fmt: skip
-            value, default = getattr(self.training, name), getattr(TrainingConfig, name)
-            if unused and value != default:
-                value, default = (str(x).lower() for x in (value, default))  # true, as TOML has it
-                raise ConfigError(
-                    f"training.{name} is {value}; it must be {default}, because {reason}."
-                )
+        model, streams = self.model, self.data.batches == "streams"
+        for name, useful, of in (
+            ("between_dropout", model.num_layers > 1, "more than one layer"),
+            ("weight_drop", recurrent_matrices(model.cell), "cells with recurrent matrices"),
+            ("random_offset", streams, "streams (data.batches)"),
+            ("reset_probability", streams, "streams (data.batches)"),
+        ):
+            value = getattr(self.training, name)
+            if not useful and value != getattr(TrainingConfig, name):
+                raise ConfigError(f"training.{name} is {value}, but it is only for {of}.")
 
 
 def recurrent_matrices(cell: str) -> list[str]:

@@ -161,10 +161,6 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     assert decode(dataset.train) == tiny_text.read_text()
     assert decode(dataset.validation) == "Zounds! light\n"
     assert dataset.num_characters == len("Zounds! light\n") - 1
-    for of_text in ({"data.validation": str(other)}, {}):  # given, or in the config
-        both = of_text | {"data.validation_fraction": 0.2}
-        with pytest.raises(UserError, match="with data.validation, .* leave out data.validation_f"):
-            override(config_of(tiny_text) if of_text else config, both)
     inherited = override(
         config_of(tiny_text, validation_fraction=0.2), {"data.validation": str(other)}
     )
