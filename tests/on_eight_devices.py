@@ -34,7 +34,7 @@ from jaxgru.lm.training import (  # noqa: E402
     state_shardings,
     train_steps,
 )
-from jaxgru.parallel.sharding import ROWS, shard, shard_rows, shardings  # noqa: E402
+from jaxgru.parallel.sharding import ROWS, shard_rows, shardings  # noqa: E402
 
 MODEL = ModelConfig("gru", 64, 24, 16, 2)  # every axis divides by 8
 RECIPE = TrainingConfig(batch_size=8, sequence_length=11, steps_per_epoch=10, state_dropout=0.3)
@@ -200,7 +200,7 @@ def of_validation():
         nll, loss = (f(placed, TOKENS, 11, mesh) for f in (window_nll, window_loss))
         name = f"{devices}{' sharded' * sharded}"
         same[name] = bool(nll.tobytes() == one.tobytes() and loss == one.mean())
-    batches = shard(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
+    batches = jax.device_put(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
     program = evaluation._nll_on_mesh.lower(mesh, placed, batches, batches).compile().as_text()
     on_each = max(map(int, re.findall(r"s32\[(\d+),5,11\]", program)))
     return {"same": same, "predictions": len(one), "batches per device": on_each}

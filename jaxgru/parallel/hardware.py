@@ -57,10 +57,6 @@ def keep_freed_memory() -> None:
 
     By default, glibc returns large freed blocks to the system, which must supply each step's
     buffers again as zeroed pages: a step of astra_beta takes 1.1 times as long on 2 cores.
-
-    Each thread keeps a heap of its own. One for all (M_ARENA_MAX = 1) would keep blocks above
-    64 MB, too, but the threads would wait for its lock: a step of astra_alpha takes 1.17 times as
-    long.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
@@ -74,8 +70,8 @@ def peak_memory_mb() -> float | None:
 
     None: the operating system does not say.
     """
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    peak = statistics.get("peak_bytes_in_use") or peak_resident_bytes()
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    peak = peak or peak_resident_bytes()
     return round(peak / 1e6, 1) if peak else None
 
 
@@ -84,9 +80,9 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status")
     if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
         return 1024 * int(found[1])  # ru_maxrss is the parent's, if that is larger
-    try:
+    with contextlib.suppress(ImportError):  # Windows has no such module
         import resource
-    except ImportError:  # Windows has none
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
+    return 0

@@ -140,8 +140,7 @@ def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T
 def end_if_another_dies() -> Iterator[None]:
     """If another process dies inside this context, end this process at once, with a message.
 
-    An ordinary exit of Python would make JAX wait for the dead process and then abort. It is meant
-    for scripts, because it ends the process.
+    An ordinary exit of Python would make JAX wait for the dead process and then abort.
     """
     try:
         yield
@@ -149,11 +148,9 @@ def end_if_another_dies() -> Iterator[None]:
         if not is_distributed() or not re.match(BROKEN_COLLECTIVE, str(error)):
             raise
         reason = str(error).strip().splitlines()[0]
-        print(
+        warn(
             f"process {jax.process_index()}: another process of this run seems to have died "
-            f"({reason}). All processes end; resume from the last checkpoint with --resume RUN.",
-            file=sys.stderr,
+            f"({reason}). All processes end; resume from the last checkpoint with --resume RUN."
         )
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(1)

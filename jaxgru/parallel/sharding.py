@@ -18,16 +18,13 @@ def data_mesh(batch_size: int) -> Mesh:
     """Return a mesh of all devices of all processes, for the rows of a batch.
 
     Raises:
-      UserError: the rows do not divide by the devices; the message names the nearest sizes that do.
+      UserError: the rows do not divide by the devices.
     """
     devices = np.array(jax.devices())
-    n = len(devices)
-    if batch_size % n:
-        below = batch_size // n * n
-        nearest = f"{below} or {below + n}" if below else str(n)
+    if batch_size % len(devices):
         raise UserError(
-            f"the batch has {counted(batch_size, 'row')}, but there are {n} devices to share it; "
-            f"the nearest sizes that divide are {nearest}."
+            f"the batch has {counted(batch_size, 'row')}, but there are {len(devices)} devices to "
+            "share it; the rows must be a multiple of the devices."
         )
     return Mesh(devices, (ROWS,))
 
@@ -60,11 +57,6 @@ def shardings(tree: Any, mesh: Mesh, sharded: bool) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, sharded))
 
 
-def row_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Return the shardings of arrays whose first axis is rows: each device has its own rows."""
-    return jax.tree.map(lambda leaf: NamedSharding(mesh, P(ROWS)), tree)
-
-
 def shard_rows(tree: Any) -> Any:
     """Place a batch on all devices: each has its share of the rows, the first axis of every array.
 
@@ -72,17 +64,10 @@ def shard_rows(tree: Any) -> Any:
     computes each row on its device, and sums a gradient over the devices.
 
     Raises:
-      UserError: there is no array, or one without axes; the arrays have different numbers of rows;
-        or the rows do not divide by the devices: the message names the nearest sizes that do.
+      UserError: the rows do not divide by the devices.
     """
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-    if not (shapes and all(shapes)):
-        seen = "a single number" if shapes else "no array"
-        raise UserError(f"the batch has {seen}; it must be of arrays whose first axis is the rows.")
-    rows = {shape[0] for shape in shapes}
-    if len(rows) != 1:
-        raise UserError(f"the arrays have {sorted(rows)} rows; the numbers must be equal.")
-    return shard(tree, row_shardings(tree, data_mesh(rows.pop())))
+    rows = len(jax.tree.leaves(tree)[0])
+    return jax.device_put(tree, NamedSharding(data_mesh(rows), P(ROWS)))
 
 
 def shard(tree: Any, shardings: Any) -> Any:

@@ -34,7 +34,7 @@ from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.model import round_weights, token_nll
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
-from jaxgru.parallel.sharding import ROWS, data_mesh, row_shardings, shard
+from jaxgru.parallel.sharding import ROWS, data_mesh
 from pages.markdown import ROOT
 
 ONE_DEVICE = "-one-device"
@@ -120,7 +120,7 @@ def _jaxgru(
     # Split the rows over the cores where the weights are small: each core reads all of them
     if task.batch_size % jax.device_count() == 0 and model.hidden_dim <= 256:
         mesh = data_mesh(task.batch_size)
-        tokens = shard(tokens, row_shardings(tokens, mesh))
+        tokens = jax.device_put(tokens, NamedSharding(mesh, P(ROWS)))
         params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
     return Contestant(
         timing.calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxgru.errors import shown, warn
+from jaxgru.errors import needs, shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.files import reason
@@ -33,6 +33,9 @@ from jaxgru.lm.runs.orbax import (
 )
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
 from jaxgru.parallel.processes import is_first
+
+with needs("train"):
+    import msgspec
 
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
@@ -128,7 +131,7 @@ def save(
     values = {
         "params": state.evaluated,
         "optimizer": _without_evaluated(_storable(state)),
-        "progress": progress.to_dict(),
+        "progress": msgspec.to_builtins(progress),
         "made_with": recorded or {},
         "best": best,
     }
@@ -170,7 +173,7 @@ def restore(
         key = jax.random.wrap_key_data(found["optimizer"].key)
         state = found["optimizer"].replace(**{evaluated: found["params"]}, key=key)
         try:
-            progress = Progress.from_dict(found["progress"])
+            progress = msgspec.convert(found["progress"], Progress)
         except ValueError as error:  # another version of jaxgru wrote it
             raise BrokenCheckpoint(f"{checkpoint} cannot be read (progress: {error}).") from error
         return state, found.get("best"), progress

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -84,11 +83,8 @@ def fit(
     if mesh is not None:
         state = shard(state, state_shardings(state, mesh, training))
         tokens = shard(tokens, NamedSharding(mesh, P()))
-    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        run_steps = partial(train_steps, training, mesh=mesh)
-    else:  # before the clock starts, so that tokens per second exclude compilation
-        arguments = training, state, tokens, np.int32(1), mesh
-        run_steps = train_steps.lower(*arguments).compile()
+    # No step, so that tokens per second exclude compilation
+    state, *_ = train_steps(training, state, tokens, jnp.int32(0), mesh)
     progress.finished = progress.is_over(training)
     while not progress.finished:
         chunk = 1
@@ -98,7 +94,7 @@ def fit(
                 raise KeyboardInterrupt
             started = time.perf_counter()
             chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
-            state, losses, n = run_steps(state, tokens, jnp.int32(chunk))
+            state, losses, n = train_steps(training, state, tokens, jnp.int32(chunk), mesh)
             losses = np.asarray(losses)[: int(n)].tolist()
             seconds = time.perf_counter() - started
             if not math.isfinite(losses[-1]):

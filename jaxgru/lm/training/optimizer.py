@@ -23,31 +23,22 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
     "linear" is lr·(1 − s/S), and "constant" is lr. In the first W steps, the warm-up, each is
     multiplied by (s + 1)/W.
     """
-    decayed = _SCHEDULES[training.schedule](training)
+    rate, epochs, steps = training.learning_rate, training.epochs, training.steps_per_epoch
+
+    def cosine(step: Any) -> Array:
+        epoch = jnp.asarray(step // steps).astype(float)
+        return rate * (1 + jnp.cos(jnp.pi * epoch / epochs)) / 2
+
+    decayed = {
+        "cosine": cosine,
+        "cosine_per_step": optax.cosine_decay_schedule(rate, epochs * steps),
+        "linear": optax.linear_schedule(rate, 0.0, epochs * steps),
+        "constant": optax.constant_schedule(rate),
+    }[training.schedule]
     if not training.warmup_steps:
         return decayed
     warm = optax.linear_schedule(0.0, 1.0, training.warmup_steps)
     return lambda step: warm(step + 1) * decayed(step)
-
-
-def _cosine(training: TrainingConfig) -> optax.Schedule:
-    def schedule(step: Any) -> Array:
-        epoch = jnp.asarray(step // training.steps_per_epoch).astype(float)
-        return training.learning_rate * (1 + jnp.cos(jnp.pi * epoch / training.epochs)) / 2
-
-    return schedule
-
-
-_SCHEDULES = {
-    "cosine": _cosine,
-    "cosine_per_step": lambda training: optax.cosine_decay_schedule(
-        training.learning_rate, training.epochs * training.steps_per_epoch
-    ),
-    "linear": lambda training: optax.linear_schedule(
-        training.learning_rate, 0.0, training.epochs * training.steps_per_epoch
-    ),
-    "constant": lambda training: optax.constant_schedule(training.learning_rate),
-}
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from jaxgru.lm.config import TrainingConfig
@@ -47,12 +45,3 @@ class Progress(Struct, forbid_unknown_fields=True):
     def has_stopped_early(self, training: TrainingConfig) -> bool:
         """Return whether the validation loss has not improved for `patience` epochs."""
         return 0 < training.patience <= self.epoch - self.best_epoch
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; `from_dict` is the inverse."""
-        return msgspec.to_builtins(self)
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> Progress:
-        """Invert `to_dict`. Raises ValueError for anything else."""
-        return msgspec.convert(stored, cls)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -31,14 +31,7 @@ from jaxgru.lm.model import (
     weight_dropper,
 )
 from jaxgru.lm.training.optimizer import optimizer
-from jaxgru.parallel.sharding import (
-    ROWS,
-    gather,
-    row_shardings,
-    scatter_mean,
-    shardings,
-    specs,
-)
+from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
 
 with needs("train"):
     import optax
@@ -79,9 +72,9 @@ def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "cro
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
     carry = initial_carry(params, training.rows_per_step) if batches == "streams" else None
-    step = jnp.zeros((), jnp.int32)
-    opt_state = optimizer(training).init(cast(optax.Params, params))
-    return starting_from(params, TrainState(params, opt_state, key, step, carry), training)
+    opt_state = optimizer(training).init(params)  # pyright: ignore[reportArgumentType]
+    fresh = TrainState(params, opt_state, key, jnp.zeros((), jnp.int32), carry)
+    return starting_from(params, fresh, training)
 
 
 def starting_from(params: Params, fresh: TrainState, training: TrainingConfig) -> TrainState:
@@ -98,7 +91,8 @@ def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> 
     """Return the state's `shardings` on a mesh; of the carry, each device has its own rows."""
     rest = dataclasses.replace(state, carry=None)
     rest = shardings(rest, mesh, training.shard_parameters)
-    return dataclasses.replace(rest, carry=row_shardings(state.carry, mesh))
+    rows = jax.tree.map(lambda _: NamedSharding(mesh, P(ROWS)), state.carry)
+    return dataclasses.replace(rest, carry=rows)
 
 
 def loss_fn(
@@ -238,18 +232,17 @@ def _dropouts(
 
 
 def _update(
-    training: TrainingConfig, state: TrainState, grads: Params, carry: ModelCarry | None
+    training: TrainingConfig, state: TrainState, grads: Any, carry: ModelCarry | None
 ) -> TrainState:
-    gradients, params = cast(tuple[optax.Updates, optax.Params], (grads, state.params))
+    params: Any = state.params
+    ema: Any = state.ema
     with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
-        updates, opt_state = optimizer(training).update(gradients, state.opt_state, params)
+        updates, opt_state = optimizer(training).update(grads, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        ema = cast(optax.Params | None, state.ema)
         if ema is not None:
             t = state.step.astype(jnp.float32)
             decay = jnp.minimum(training.ema_decay, (1 + t) / (10 + t))
             ema = optax.incremental_update(params, ema, 1 - decay)
-    params, ema = cast(tuple[Params, Params | None], (params, ema))
     return TrainState(params, opt_state, state.key, state.step + 1, carry, ema)
 
 
@@ -259,19 +252,11 @@ def mean_of_micro_batches(
     rows: tuple[Any, ...],
     first_row: int | Int[Array, ""],
 ) -> tuple[Any, Any]:
-    """Compute `of_rows(*rows, first_row)` in equal micro-batches, with the memory of one.
+    """Return the means and the arrays of `of_rows(*rows, first_row)`, which it computes in parts.
 
-    They have the same size, so the mean of their means is the mean of the batch.
-
-    Args:
-      of_rows: returns means over its rows (the loss and the gradients), and arrays with an entry
-        per row (a carry).
-      number: of micro-batches.
-      rows: arrays, or trees of arrays, whose first axis is the rows of the batch.
-      first_row: the number of the first row.
-
-    Returns:
-      The means of the whole batch, and the arrays of all its rows.
+    There are `number` parts of equal size, so the mean of their means is the mean of the batch;
+    they are computed in turn, in the memory of one. The first axis of each array in `rows` is the
+    rows of the batch, which are numbered from `first_row`.
     """
     if number == 1:
         return of_rows(*rows, first_row)
