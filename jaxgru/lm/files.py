@@ -25,10 +25,7 @@ def reason(error: OSError) -> str:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a temporary file beside `path` and rename it: readers see the old file or the new one.
 
-    Of several processes that write one file, the last one wins.
-
-    Raises:
-      OSError: the folder cannot be written; the old file is untouched.
+    Raises OSError if the folder cannot be written; the old file is then untouched.
     """
     part = path.parent / f".jaxgru-{secrets.token_hex(8)}.part"  # short, unlike `path` perhaps
     try:
@@ -61,11 +58,7 @@ def file_hash(path: Path) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Create an unnamed file in a folder, since permission bits tell nothing of root and mounts.
-
-    Raises:
-      OSError: no file can be created there.
-    """
+    """Raise OSError if no file can be created in a folder, which permission bits do not tell."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -77,12 +70,9 @@ def check_writable(folder: Path) -> None:
 def locked(path: Path) -> Iterator[bool]:
     """Hold a lock on a file, created if missing; yield False where another process holds it.
 
-    It is an flock, so the kernel releases it when the process ends for any reason. It belongs to
+    It is an flock, which the kernel releases when the process ends for any reason. It belongs to
     the file and not to its name, so nobody may edit, rename or delete the file. Where there are no
     such locks (Windows, some network folders), every process gets it.
-
-    Raises:
-      OSError: the file cannot be created or opened.
     """
     if fcntl is None:
         yield True
@@ -90,12 +80,11 @@ def locked(path: Path) -> Iterator[bool]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # NFS locks for writers
     try:
         ours = True
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            ours = False
-        except OSError:  # a file system without locks
-            pass
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                ours = False
         yield ours
     finally:
         os.close(handle)

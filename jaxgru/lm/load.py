@@ -46,12 +46,7 @@ class Found(NamedTuple):
 
 
 def find_model(model: str | Path) -> Found:
-    """Return where the model is that the user named.
-
-    Args:
-      model: the name of a pretrained model, a run's folder (`runs/<config>/v<N>`, or
-        `runs/<config>` for its newest version), or a file of one of FORMATS. Write `./NAME` for a
-        file or folder that is called like a pretrained model.
+    """Return where the model is that the user named, as for `load`.
 
     Raises:
       UserError: there is no such model.
@@ -60,8 +55,8 @@ def find_model(model: str | Path) -> Found:
         return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
     if format := format_of(model):
         return Found(Path(model), format)
-    known = pretrained_names()
     if not os.path.lexists(model):
+        known = pretrained_names()
         others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
         meant = nearest(str(model), known, f"it must be {others}")
         if model in config_names():
@@ -81,8 +76,9 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
     For a .pth, which holds no tokenizer, see `formats.pth.load_pth`.
 
     Args:
-      model: a pretrained model's name ("astra_beta"), a run's folder ("runs/astra_alpha": its
-        newest version), or a .safetensors, .onnx or .pth file.
+      model: a pretrained model's name ("astra_beta"), a run's folder ("runs/astra_alpha/v1", or
+        "runs/astra_alpha" for its newest version), or a .safetensors, .onnx or .pth file. Write
+        "./NAME" for a file or folder that is called like a pretrained model.
       epoch: of a run, "best" or "last": the epoch with the lowest validation loss, or the newest
         parameters; None: its result.
 

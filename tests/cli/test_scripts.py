@@ -96,12 +96,20 @@ class TestTrain:
         text = done.out.removeprefix("--- sample 1 of 1, seed 0\n")
         assert len(text) > 300 and text in (tiny_run / "samples.txt").read_text()
 
-    def test_summary_writes_nothing(self, script, tmp_path):
-        for option, rows in [(["--summary"], 3), (["--summary", "full"], 7)]:
-            done = script("train", "--config", "astra_alpha", *option)
-            assert (done.code, done.err) == (0, "")
-            assert re.search(r"total\W+86,913\W+0\.33\b", done.out)
-            assert done.out.count("\n│") == rows + 1
+    @pytest.mark.parametrize(
+        "words, total, rows",
+        [
+            ("astra_alpha --summary", r"86,913\W+0\.33", 3),
+            ("astra_alpha --summary full", r"86,913\W+0\.33", 7),
+            # 65·64 + (64 + 128 + 1)·384 + 128 + 4·16·(64 + 128) + 128·65 + 65
+            ("elman_alpha --model.cell mogrifier_gru --model.num_rounds 4 --summary", "99,073", 3),
+        ],
+    )
+    def test_summary_writes_nothing(self, script, tmp_path, words, total, rows):
+        done = script("train", *words.split())
+        assert (done.code, done.err) == (0, "")
+        assert re.search(rf"total\W+{total}\b", done.out)
+        assert done.out.count("\n│") == rows + 1
         assert contents(tmp_path) == {}
 
     def test_summary_learns_the_tokenizer(self, script):

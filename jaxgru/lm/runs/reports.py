@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import needs, warn
-from jaxgru.lm.config import Config, config_dir, dotted_names, field_value, load_config
+from jaxgru.lm.config import (
+    Config,
+    config_dir,
+    dotted_names,
+    field_value,
+    load_config,
+    parse_toml,
+    to_dict,
+)
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes, write_text
@@ -82,11 +90,6 @@ def recipe(config: Config) -> dict[str, Any]:
     return {name: field_value(config, name) for name in names if name != "training.seed"}
 
 
-@functools.cache
-def _published_recipe(name: str) -> dict[str, Any]:
-    return recipe(load_config(name))
-
-
 def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
     """Return what the study reports of this text and recipe: `train_loss`, `val_loss`, by run.
 
@@ -95,7 +98,9 @@ def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
     if info.lengthened or config.data.corpus != TINY_SHAKESPEARE:
         return {}
     for path in (config_dir() / "published").glob("*.toml"):
-        if _published_recipe(path.stem) == recipe(config):
+        model = parse_toml((config_dir() / path.name).read_bytes())["model"]
+        alike = model.items() <= to_dict(config)["model"].items()  # read no other config
+        if alike and recipe(load_config(path.stem)) == recipe(config):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     return {}
 
