@@ -32,24 +32,20 @@ def main() -> None:
     """Parse the arguments, load the corpus, write it if asked, and print what it is."""
     arguments = make_parser().parse_args()
     corpus = load_corpus(arguments.corpus, path=arguments.path)
-    if arguments.output is not None:
-        _write(arguments.output, corpus.text.encode(), arguments.force)
+    if (path := arguments.output) is not None:
+        data = corpus.text.encode()
+        try:
+            if path.exists() and not path.is_file():
+                raise CorpusError(f"{path} is not a regular file; give --output another name.")
+            if path.exists() and not arguments.force and path.read_bytes() != data:
+                raise CorpusError(f"{path} has other content; to replace it, add --force.")
+            write_bytes(path.resolve(), data)  # a link stays
+        except OSError as error:
+            raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
     print(f"source      {corpus.source}")
     print(f"characters  {len(corpus.text)}")
     lines = corpus.text.count("\n") + (not corpus.text.endswith("\n"))  # the last may lack an end
     print(f"lines       {lines}")
     print(f"SHA-256     {corpus.sha256}")
-    if arguments.output is not None:
-        print(f"written to  {arguments.output}")
-
-
-def _write(path: Path, data: bytes, force: bool) -> None:
-    """Write a file, whole or not at all. Raises CorpusError if it cannot or must not be written."""
-    try:
-        if path.exists() and not path.is_file():
-            raise CorpusError(f"{path} is not a regular file; give --output another name.")
-        if path.exists() and not force and path.read_bytes() != data:
-            raise CorpusError(f"{path} has other content; to replace it, add --force.")
-        write_bytes(path.resolve(), data)  # a link stays
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
+    if path is not None:
+        print(f"written to  {path}")

@@ -11,7 +11,7 @@ from jaxgru.errors import needs
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.generation import PROMPT, NGramModel, Options, default_prompt, stream_text
+from jaxgru.lm.generation import PROMPT, Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 
@@ -120,22 +120,11 @@ def main() -> None:
         prompt = default_prompt(text_sha256, tokenizer)
     if arguments.compare and isinstance(model, Params):
         print_comparison(model, tokenizer, prompt, options)
-    else:
-        print_samples(model, tokenizer, prompt, options, arguments.num_samples)
-
-
-def print_samples(
-    model: Params | NGramModel,
-    tokenizer: Tokenizer,
-    prompt: str,
-    options: Options,
-    num_samples: int = 1,
-) -> None:
-    """Print samples in turn, each while it is generated. Raises what `stream_text` raises."""
-    for sample in range(num_samples):
+        return
+    for sample in range(arguments.num_samples):
         text = stream_text(model, tokenizer, prompt, options, sample)
-        if num_samples > 1:
-            print(f"--- sample {sample + 1} of {num_samples}, seed {options.seed}")
+        if arguments.num_samples > 1:
+            print(f"--- sample {sample + 1} of {arguments.num_samples}, seed {options.seed}")
         for piece in text:
             print(piece, end="", flush=True)
         print()

@@ -1,8 +1,7 @@
 """One run on several processes: how they connect, and what they must agree on.
 
 Every process runs the same program on the same numbers, so nearly all communication is collectives
-inside a step. This module handles the rest: a signal that one process received, a clock that
-differs, a folder that process 0 made. Nothing here schedules or starts processes: a launcher does.
+inside a step. The rest is here: a signal that one process received, a clock that differs.
 """
 
 from __future__ import annotations
@@ -118,11 +117,7 @@ def in_any_process(flag: bool) -> bool:
 
 
 def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T:
-    """Call `do` in all processes and return its result; if one raises a UserError, all do.
-
-    Raises:
-      UserError: `do` raised it here, or in another process, which the message names.
-    """
+    """Call `do` in all processes and return its result; if one raises a UserError, all do."""
     if not is_distributed():
         return do(*arguments, **named)
     try:
@@ -138,10 +133,7 @@ def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T
 
 @contextmanager
 def end_if_another_dies() -> Iterator[None]:
-    """If another process dies inside this context, end this process at once, with a message.
-
-    An ordinary exit of Python would make JAX wait for the dead process and then abort.
-    """
+    """If another process dies inside this context, end this process at once, with a message."""
     try:
         yield
     except (RuntimeError, ValueError) as error:  # JAX raises either if a collective fails
@@ -153,4 +145,4 @@ def end_if_another_dies() -> Iterator[None]:
             f"({reason}). All processes end; resume from the last checkpoint with --resume RUN."
         )
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(1)  # Python's exit would let JAX wait for the dead process, then abort

@@ -15,11 +15,7 @@ ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
 
 
 def data_mesh(batch_size: int) -> Mesh:
-    """Return a mesh of all devices of all processes, for the rows of a batch.
-
-    Raises:
-      UserError: the rows do not divide by the devices.
-    """
+    """Return a mesh of all devices for a batch's rows. Raises UserError if they do not divide."""
     devices = np.array(jax.devices())
     if batch_size % len(devices):
         raise UserError(

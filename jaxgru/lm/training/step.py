@@ -66,8 +66,7 @@ class TrainState:
 def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "crops") -> TrainState:
     """Return the initial state; the seed decides the weights and the key of batches and dropout.
 
-    Args:
-      batches: "crops" or "streams", as in `DataConfig`.
+    batches: "crops" or "streams", as in `DataConfig`.
     """
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
@@ -112,8 +111,7 @@ def loss_fn(
       carry: the state before the batch; None: zeros.
       implementation: how the layers are computed, `training.implementation` of a config.
 
-    Raises:
-      ValueError: the inputs, the carry or the dropout are wrong as in `apply`.
+    Raises as `apply`.
     """
     if not remat:
         logits, carry = apply(params, inputs, carry, dropout, implementation)
@@ -146,9 +144,6 @@ def train_step(
     a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
     Computation 2(4)). With `reset_probability`, some rows start from zeros instead.
 
-    Each site of dropout, if there are several, and each other draw of the recipe has a key of its
-    own, so that none of them changes the draws of another.
-
     With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
     equal those of the whole batch up to the rounding of one sum. The tokens are then on all
     devices, and the state is sharded by `state_shardings`. If the parameters are cut (ZeRO stage 3,
@@ -156,7 +151,7 @@ def train_step(
     piece of the mean gradient.
     """
     step_key = jax.random.fold_in(state.key, state.step)
-    crop_key, dropout_key = jax.random.split(step_key)
+    crop_key, dropout_key = jax.random.split(step_key)  # a key each: no draw changes another
     reset_key, weight_key, *site_keys = jax.random.split(jax.random.fold_in(step_key, 2), 5)
     keys = dropout_key, site_keys, weight_key
     sizes = training.rows_per_step, training.sequence_length

@@ -85,15 +85,10 @@ def assert_same(a, b):
     chex.assert_trees_all_equal(arrays(a), arrays(b))
 
 
-def test_learning_rate_is_stepped_once_an_epoch():
-    """lr·(1 + cos(πe/E))/2: 4, 3, 1 in the epochs of E = 3 and lr = 4."""
-    schedule = learning_rate(TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=4.0))
-    np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 4, 3, 3, 1, 1], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "options, rates",
     [
+        ({}, [6, 6, 4.5, 4.5, 1.5, 1.5]),  # lr·(1 + cos(πe/E))/2 in epoch e
         ({"schedule": "linear"}, [6, 5, 4, 3, 2, 1]),
         ({"schedule": "constant"}, [6, 6, 6, 6, 6, 6]),
         ({"schedule": "constant", "warmup_steps": 4}, [1.5, 3, 4.5, 6, 6, 6]),
@@ -103,7 +98,7 @@ def test_learning_rate_is_stepped_once_an_epoch():
         ({"schedule": "cosine_per_step"}, [6, 3 + 1.5 * 3**0.5, 4.5, 3, 1.5, 3 - 1.5 * 3**0.5]),
     ],
 )
-def test_other_schedules_by_hand(options, rates):
+def test_schedules_by_hand(options, rates):
     training = TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=6.0, **options)
     schedule = jax.jit(learning_rate(training))
     np.testing.assert_allclose([schedule(step) for step in range(6)], rates, rtol=1e-6)
@@ -224,29 +219,25 @@ def with_val_losses(monkeypatch, losses):
 
 
 @pytest.mark.parametrize(
-    "losses, epochs, best",
+    "losses, patience, epochs, best",
     [
-        ([3, 2, 2.5, 2.6, 1], 4, 2),  # patience 2: stops after two epochs that are not better
-        ([3, 2, 2, 2, 1], 4, 2),  # equal is not better
-        ([3, 4, 2, 4, 1], 5, 5),  # a better one starts the count again
-        ([1, 2, 3, 4, 5], 3, 1),
+        ([3, 2, 2.5, 2.6, 1], 2, 4, 2),  # stops after two epochs that are not better
+        ([3, 2, 2, 2, 1], 2, 4, 2),  # equal is not better
+        ([3, 4, 2, 4, 1], 2, 5, 5),  # a better one starts the count again
+        ([1, 2, 3, 4, 5], 2, 3, 1),
+        ([1, 2, 3, 4, 5], 0, 5, 1),  # without patience, the last weights are the result
     ],
 )
-def test_early_stopping_ends_with_the_best_epochs_weights(monkeypatch, losses, epochs, best):
+def test_early_stopping_ends_with_the_best_epochs_weights(
+    monkeypatch, losses, patience, epochs, best
+):
     with_val_losses(monkeypatch, losses)
-    recipe = dataclasses.replace(CONFIG.training, epochs=5, patience=2)
+    recipe = dataclasses.replace(CONFIG.training, epochs=5, patience=patience)
     after = []
     observer = Observer(on_epoch=lambda state, best, progress: after.append(arrays(state.params)))
     _, result, progress = run(dataclasses.replace(CONFIG, training=recipe), observer=observer)
     assert progress.epoch == epochs and progress.best_epoch == best
-    assert_same(result, after[best - 1])
-
-
-def test_without_patience_the_last_weights_are_the_result(monkeypatch):
-    with_val_losses(monkeypatch, [1, 2, 3])
-    state, result, progress = run()
-    assert progress.epoch == 3
-    assert_same(result, state.params)
+    assert_same(result, after[best - 1 if patience else -1])
 
 
 @pytest.mark.parametrize("bad_step", [7, *slow(0, 1)])
