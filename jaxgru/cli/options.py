@@ -24,11 +24,11 @@ from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
 
-try:  # in colour on a terminal
-    from rich_argparse import RichHelpFormatter as Formatter
-except ModuleNotFoundError:
-    Formatter = argparse.HelpFormatter
-else:
+Formatter: Any = argparse.HelpFormatter
+with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
+    import rich_argparse
+
+    Formatter = rich_argparse.RichHelpFormatter
     Formatter.styles["argparse.groups"] = "bold"
 
 MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             prog=os.path.basename(sys.argv[0]),
             usage=usage and f"%(prog)s {usage}",
             description=description,
-            formatter_class=_Types,
+            formatter_class=cast(Any, _Types),
             allow_abbrev=False,
         )
         self.examples = examples
